@@ -1,6 +1,6 @@
-"""Recipes as work: finds them, lists them, and makes the points of a sweep of one.
+"""Lookup of recipes, and the sweep points of a recipe.
 
-Runs nothing and imports no torch; how a recipe is run and judged is in `mptrain.recipe.reproduction`.
+This module runs nothing and must not import torch. `mptrain.recipe.reproduction` runs and judges recipes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ RECIPE_YAML = "recipe.yaml"
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with mptrain, by name; none is read."""
+    """Return the names of the recipes that come with mptrain, without reading them."""
     return sorted(path.parent.name for path in location.recipes().glob(f"*/{RECIPE_YAML}"))
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by its name, or by the path of its folder or file.
+    """Read a recipe, given its name or the path of its folder or file.
 
     Raises:
-        UsageError: There is none.
-        ConfigError: It is wrong; with all problems.
+        UsageError: If there is no such recipe.
+        ConfigError: If the recipe is invalid. The error lists all problems.
     """
     path = Path(name).expanduser()
     if "/" not in name and name in recipe_names():
@@ -42,24 +42,24 @@ def find_recipe(name: str) -> Recipe:
         if candidate.is_file():
             return read_recipe(candidate.absolute())
     if path.is_dir():
-        raise UsageError(f"{name} is a folder without a {RECIPE_YAML}", "name the folder of a recipe, or its file")
+        raise UsageError(f"{name} is a folder without a {RECIPE_YAML}", "give the folder of a recipe, or its file")
     guess = did_you_mean(name, recipe_names())
-    hint = f"did you mean {guess}?" if guess else "mptrain list recipes shows them; or give the path of your own"
+    hint = f"did you mean {guess}?" if guess else "list them with mptrain list recipes, or give the path of your own"
     raise UsageError(f"there is no recipe '{show(name)}'", hint)
 
 
 def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], str]:
-    """Return what the user changes in every run of a recipe, and where it is run.
+    """Check the user's overrides for all runs of a recipe.
 
     Args:
-        recipe: Of which.
-        words: Of the command line.
+        recipe: The recipe.
+        words: The overrides of the command line.
 
     Returns:
-        The words without ``run.root``, and its value; ``outputs`` where it is not among them.
+        The overrides without ``run.root``, and the value of ``run.root`` (default ``outputs``).
 
     Raises:
-        ConfigError: A word has several values, or sets what the recipe itself decides or varies.
+        ConfigError: If an override has several values, or sets a key that the recipe sets or varies.
     """
     kept: list[str] = []
     problems: list[Problem] = []
@@ -70,16 +70,17 @@ def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], st
         if override is None:
             problems.append(problem or Problem(f"'{show(word)}' cannot be read"))
         elif override.is_sweep_override():
-            problems.append(Problem(f"{show(word)}: several values for one key", "a recipe varies what its arms vary"))
+            hint = "give one value: only the arms of a recipe vary keys"
+            problems.append(Problem(f"{show(word)}: several values for one key", hint))
         elif override.key_or_group == "run.root":
             root = str(override.value())
         elif (key := override.key_or_group.split(".")[0]) in ("run", "seed", "hydra"):
-            hint = "choose run.root=DIR for another place" if key == "run" else "copy the recipe to change them"
+            hint = "set run.root=DIR for another folder" if key == "run" else "copy the recipe to change them"
             problems.append(Problem(f"'{show(word)}' has no effect here: {RESERVED[key]}", hint))
         elif override.key_or_group in varied:
             problems.append(
                 Problem(
-                    f"'{show(word)}': {override.key_or_group} is what {recipe.name} varies",
+                    f"'{show(word)}': {recipe.name} varies {override.key_or_group}",
                     "copy the recipe to change its arms",
                 )
             )
@@ -91,18 +92,18 @@ def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], st
 
 
 def _varied(recipe: Recipe) -> set[str]:
-    """The keys and groups that arms or groups of arms set."""
+    """Return the keys and config groups that the arms or groups of a recipe set."""
     words = [word for own in recipe.full_arms.values() for word in own]
     return {override.key_or_group for word in words if (override := parse(word)[0]) is not None}
 
 
 def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = False) -> list[Point]:
-    """Every run of a recipe: each arm of each group, seed by seed.
+    """Return a point for every run of a recipe: each arm of each group with each seed.
 
     Args:
-        recipe: Of which.
-        words: Further words of every run; they have the last word.
-        smoke: Short runs of one seed.
+        recipe: The recipe.
+        words: Further overrides of every run. They are applied last.
+        smoke: Whether to make short runs of one seed.
     """
     short = recipe.smoke if smoke else ()
     seeds = recipe.seeds[:1] if smoke else recipe.seeds
@@ -114,23 +115,23 @@ def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = Fa
 
 
 def require_same_arms(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Refuse to go on with runs of another version of a recipe, or of other words.
+    """Check that a folder's runs belong to the same version of a recipe with the same overrides.
 
     Args:
-        sweep: What the folder holds.
-        points: What is to be run there.
+        sweep: The sweep in the folder.
+        points: The points to run there.
 
     Raises:
-        ConfigError: Names the arms that are new, gone or changed.
+        ConfigError: If arms are new, removed or changed. The message names them.
     """
     before, now = _arms((job.arm, job.overrides) for job in sweep.jobs), _arms((p.arm, p.overrides) for p in points)
     changes = [f"{arm} is new" for arm in now if arm not in before]
-    changes += [f"{arm} is gone" for arm in before if arm not in now]
-    changes += [f"{arm} has other words or seeds" for arm in now if arm in before and before[arm] != now[arm]]
+    changes += [f"{arm} was removed" for arm in before if arm not in now]
+    changes += [f"{arm} has other overrides or seeds" for arm in now if arm in before and before[arm] != now[arm]]
     if changes:
         raise ConfigError(
-            f"{sweep.folder} holds runs of this recipe as it was, or with other words: {'; '.join(changes)}",
-            f"to start anew: remove or rename {sweep.folder}, or add run.root=DIR",
+            f"{sweep.folder} holds runs of another version of this recipe or other overrides: {'; '.join(changes)}",
+            f"to start over: remove or rename {sweep.folder}, or add run.root=DIR",
         )
 
 

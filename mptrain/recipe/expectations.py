@@ -1,9 +1,9 @@
-"""The judge of what a recipe expects, by the numbers of its runs: met, not met, or undecided.
+"""Judgement of a recipe's expectations from the numbers of its runs: met, not met or undecided.
 
-Statistics are those of `mptrain.comparison.statistics`. A run that failed numerically has no metric, but still a skip rate:
-it is left out, which leaves a statement about metrics undecided, unless all runs of the arm failed; then the arm is worse
-than anything. Metrics that count samples are rounded, which intervals take into account; what is ``within 0`` is asked of
-every seed as it is, and so are counts, scales and rates.
+The statistics are those of `mptrain.comparison.statistics`. A run that failed numerically has no metric, but it still
+has a skip rate. Such a run is left out, and a statement about metrics is then undecided. If all runs of an arm failed,
+the arm counts as worse than any other. Metrics that count samples are rounded, and intervals include this rounding.
+``within 0`` requires exact equality for every seed. Counts, scales and rates are used without rounding.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Outcome = Literal["met", "not met", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """An expectation and what the numbers say to it.
+    """The outcome of an expectation.
 
     Attributes:
         text: The statement.
-        outcome: ``met``; ``not met``: the numbers contradict it; ``undecided``: they do not settle it.
-        numbers: Which numbers, and how far they are off, in one sentence.
-        statistics: The same as numbers: ``mean``, ``low``, ``high``, ``n``, ``power`` ...; what there is.
+        outcome: ``met``, ``not met`` (the numbers contradict it) or ``undecided`` (the numbers do not decide it).
+        numbers: The numbers and the distance from the bound, in one sentence.
+        statistics: The available statistics as numbers: ``mean``, ``low``, ``high``, ``n``, ``power`` ...
     """
 
     text: str
@@ -41,12 +41,12 @@ class Finding:
 
 
 def judge(expectation: Expectation, runs: Runs, arithmetic: Arithmetic) -> Finding:
-    """Return whether one expectation is met.
+    """Judge one expectation.
 
     Args:
-        expectation: About arms and entries that are there; see `unknown_measures`.
-        runs: Full name of an arm to its runs, of the same seeds.
-        arithmetic: Entry to measure to value.
+        expectation: The expectation. Its arms and entries must exist; see `unknown_measures`.
+        runs: Full name of an arm to its runs. All arms have the same seeds.
+        arithmetic: Arithmetic entry to measure to value.
     """
     statement = expectation.statement
     left = sample(statement.left, runs, arithmetic)
@@ -57,13 +57,13 @@ def judge(expectation: Expectation, runs: Runs, arithmetic: Arithmetic) -> Findi
         or _of_numbers(statement, left, right)
     )
     if (left.failed or right.failed) and not (left.all_failed or right.all_failed):
-        remark = f"{_failures(left, right)}; without that: {found.numbers}"
+        remark = f"{_failures(left, right)}; without these seeds: {found.numbers}"
         found = Finding("", "undecided", remark, found.statistics)
     return Finding(expectation.text, found.outcome, found.numbers, found.statistics)
 
 
 def _direction(measure: str, runs: Runs) -> int:
-    """1 where higher is better, -1 where lower is, 0 where that is not known."""
+    """Return 1 if a higher value is better, -1 if a lower value is better, 0 if unknown."""
     for run in (run for some in runs.values() for run in some):
         if run.metric_name == measure and run.higher_is_better is not None:
             return 1 if run.higher_is_better else -1
@@ -71,7 +71,7 @@ def _direction(measure: str, runs: Runs) -> int:
 
 
 def _of_failures(statement: Statement, left: Sample, right: Sample, better: int) -> Finding | None:
-    """Return what follows where all runs of a side failed: nothing is worse than that."""
+    """Judge a statement if all runs of a side failed: that side counts as worse than any other."""
     if not (left.all_failed or right.all_failed):
         return None
     who, other = (left, right) if left.all_failed else (right, left)
@@ -80,14 +80,14 @@ def _of_failures(statement: Statement, left: Sample, right: Sample, better: int)
     if other.failed:
         return Finding("", "undecided", f"{says}; {_failures(other)}")
     if other.missing:
-        return Finding("", "undecided", f"{says}; {other.name} is not on record for {_seeds(other.missing)}")
+        return Finding("", "undecided", f"{says}; {other.name} is not recorded for {_seeds(other.missing)}")
     if who.measure in OF_WHOLE_RUNS:
-        return Finding("", "undecided", f"{says}, so what a whole run takes is not on record")
+        return Finding("", "undecided", f"{says}, so there is no {who.measure} of a complete run")
     if better == 0:
-        unknown = f"whether a higher {statement.left.measure} is better is not on record"
+        unknown = f"the records do not say whether a higher {statement.left.measure} is better"
         return Finding("", "undecided", f"{says}, and {unknown}")
     if statement.relation == "=":
-        return Finding("", "not met", f"{says}, those of {other.arm} did not" if other.values else says)
+        return Finding("", "not met", f"{says}, and those of {other.arm} did not" if other.values else says)
     left_is_lower = (better > 0) == left.all_failed
     return Finding("", "met" if left_is_lower == (statement.relation == "<") else "not met", says)
 
@@ -95,7 +95,7 @@ def _of_failures(statement: Statement, left: Sample, right: Sample, better: int)
 def _of_gaps(left: Sample, right: Sample) -> Finding | None:
     for side in (left, right):
         if side.missing:
-            return Finding("", "undecided", f"{side.name} is not on record for {_seeds(side.missing)}")
+            return Finding("", "undecided", f"{side.name} is not recorded for {_seeds(side.missing)}")
         if side.number is None and not side.values and not side.failed:
             return Finding("", "undecided", f"{side.name} has no runs")
     return None
@@ -109,7 +109,8 @@ def _of_numbers(statement: Statement, left: Sample, right: Sample) -> Finding:
         return Finding("", "undecided", f"no seed has both {left.name} and {right.name}")
     pairs = [(_at(left, seed), _at(right, seed)) for seed in seeds]
     if statement.is_ratio and any(value <= 0 for pair in pairs for value in pair):
-        return Finding("", "undecided", f"{left.name} has no ratio to {right.name}: not all values are positive")
+        what = f"the ratio of {left.name} to {right.name} is not defined: not all values are positive"
+        return Finding("", "undecided", what)
     differences = [math.log(a) - math.log(b) if statement.is_ratio else a - b for a, b in pairs]
     sides = [
         f"{side.name} {side.shown}" for side in (left, right) if not isinstance(statement.right, float) or side is left
@@ -121,14 +122,14 @@ def _of_numbers(statement: Statement, left: Sample, right: Sample) -> Finding:
 
 @dataclass(frozen=True)
 class _Differences:
-    """Left minus right, seed by seed; of logarithms where ratios are compared.
+    """Differences left minus right for each seed; differences of logarithms if ratios are compared.
 
     Attributes:
-        statement: What is claimed of them.
-        values: One for each seed.
-        seeds: In the same order.
+        statement: The statement about the differences.
+        values: One difference for each seed.
+        seeds: The seeds in the same order.
         sides: The means of both sides, for the sentence.
-        rounding: Standard deviation of the rounding of a value; of a logarithm, in proportion to the mean.
+        rounding: Standard deviation of the rounding error of a value; for logarithms, relative to the mean.
     """
 
     statement: Statement
@@ -139,22 +140,22 @@ class _Differences:
 
     @property
     def bound(self) -> float:
-        """The amount of the statement, on the scale of the values."""
+        """The amount of the statement in the unit of the values."""
         amount = self.statement.amount
         if self.statement.is_ratio:
             return math.log(amount or 1.0)
         return amount or 0.0
 
     def show(self, value: float) -> str:
-        """A difference, a ratio, or, where a number is compared with, the value itself."""
+        """Format a difference or a ratio, or the value itself if the right side is a number."""
         if self.statement.is_ratio:
             return f"{in_digits(math.exp(value))}x"
         if isinstance(self.statement.right, float):
             return in_digits(value + self.statement.right)
-        return f"{round(value, 12):+.4g}"  # what is left of equal decimals is no difference
+        return f"{round(value, 12):+.4g}"  # drops float error between equal decimals
 
     def sentence(self, interval: Interval) -> str:
-        """Sides, what is compared, and its interval."""
+        """Describe both sides, the compared quantity and its interval."""
         what = "mean" if isinstance(self.statement.right, float) and not self.statement.is_ratio else "difference"
         what = "ratio" if self.statement.is_ratio else what
         head = f"{self.sides}: {what} {self.show(interval.mean)}" if what != "mean" else self.sides
@@ -163,19 +164,19 @@ class _Differences:
         if interval.low == interval.high:
             return f"{head}, the same for all {interval.n} seeds"
         low, high = self.show(interval.low), self.show(interval.high)
-        return f"{head}, {100 * interval.level:.0f} % interval {low} to {high}, {interval.n} seeds"
+        return f"{head}, {100 * interval.level:.0f} % CI {low} to {high}, {interval.n} seeds"
 
     def statistics(self, interval: Interval) -> dict[str, float]:
-        """Of the values, on their own scale."""
+        """Return the statistics of the values in their own unit."""
         found = {"mean": interval.mean, "low": interval.low, "high": interval.high, "spread": interval.spread}
         return {"n": interval.n, "bound": self.bound, **{k: v for k, v in found.items() if math.isfinite(v)}}
 
 
-_ONE_SEED = "; how much seeds differ is unknown: it takes two at least"
+_ONE_SEED = "; the variation between seeds is unknown: at least two seeds are needed"
 
 
 def _beyond(of: _Differences) -> Finding:
-    """``<`` and ``>``: the interval of the mean lies wholly beyond the bound."""
+    """Judge ``<`` and ``>``: met if the whole interval of the mean lies beyond the bound."""
     sign = -1 if of.statement.relation == "<" else 1
     interval, bound = mean_interval(of.values, rounding=of.rounding), sign * of.bound
     says, numbers = of.sentence(interval), of.statistics(interval)
@@ -189,11 +190,11 @@ def _beyond(of: _Differences) -> Finding:
     if far <= of.bound:
         numbers["off"] = short
         return Finding("", "not met", f"{says}, not {side} {of.show(bound)}: off by {_off(of, short)}", numbers)
-    return Finding("", "undecided", f"{says}, which does not settle whether it is {side} {of.show(bound)}", numbers)
+    return Finding("", "undecided", f"{says}, which does not decide whether it is {side} {of.show(bound)}", numbers)
 
 
 def _same(of: _Differences) -> Finding:
-    """``=``: two one-sided tests against the amount; where the seeds agree, or nothing is allowed, exactly."""
+    """Judge ``=`` by two one-sided tests against the amount, or exactly if the seeds agree or the amount is 0."""
     interval, bound = mean_interval(of.values, rounding=of.rounding), of.bound
     says, numbers = of.sentence(interval), of.statistics(interval)
     margin = f"{in_digits(math.exp(bound))}x" if of.statement.is_ratio else in_digits(bound)
@@ -213,24 +214,24 @@ def _same(of: _Differences) -> Finding:
     tests = equivalence(of.values, bound, rounding=of.rounding)
     numbers |= {"p": tests.p, "power": tests.power, "low_90": tests.low, "high_90": tests.high}
     if tests.p < tests.alpha:
-        ends = f"90 % interval {of.show(tests.low)} to {of.show(tests.high)}"
+        ends = f"90 % CI {of.show(tests.low)} to {of.show(tests.high)}"
         return Finding("", "met", f"{says}; {ends} lies within {margin}", numbers)
     if tests.pairs_for_80 is not None:
         numbers["seeds_for_80"] = tests.pairs_for_80
     more = "not even 1,000 seeds" if tests.pairs_for_80 is None else f"{tests.pairs_for_80} seeds"
-    power = f"the power with {interval.n} seeds is {100 * tests.power:.0f} %, {more} would reach 80 %"
+    power = f"the power with {interval.n} seeds is {100 * tests.power:.0f} %; {more} would reach 80 %"
     return Finding("", "undecided", f"{says}, not shown to be within {margin}; {power}", numbers)
 
 
 def _exactly(statement: Statement, left: Sample, right: Sample) -> Finding:
-    """Two numbers without any chance in them."""
+    """Compare two deterministic numbers."""
     a, b = left.number or 0.0, right.number or 0.0
     named = f"{left.name} is {in_digits(a)}" + (
         f", {right.name} {in_digits(b)}" if isinstance(statement.right, Quantity) else ""
     )
     amount = statement.amount or 0.0
     if statement.is_ratio and not (a > 0 and b > 0 and math.isfinite(a) and math.isfinite(b)):
-        return Finding("", "not met", f"{named}: there is no ratio")
+        return Finding("", "not met", f"{named}: the ratio is not defined")
     if statement.is_ratio:
         difference, amount = math.log(a) - math.log(b), math.log(statement.amount or 1.0)
     else:
@@ -265,7 +266,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-#: Measures that a run has besides its metrics. None where it is not on record.
+#: Measures of a run besides its metrics. None if a measure is not recorded.
 MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
     "skip_rate": lambda run: run.skip_rate,
     "skipped": lambda run: run.skipped,
@@ -283,7 +284,7 @@ MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
     "failed": lambda run: float(failed(run)),
 }
 
-#: Those of them that say little about a run that ended early.
+#: Measures that are only meaningful for complete runs.
 OF_WHOLE_RUNS = ("train_seconds", "energy")
 
 #: Full name of an arm to its runs, and arithmetic entry to measure to value.
@@ -293,16 +294,15 @@ Arithmetic = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of one side.
+    """The values of one side of a statement.
 
     Attributes:
-        name: As in the statement.
+        name: The name in the statement.
         values: Seed to value; empty for a number.
-        number: The value that holds for every seed; None for an arm.
-        failed: Seeds whose runs failed numerically, where that takes their value away.
-        missing: Seeds whose runs do not say.
-        step: The smallest amount by which a value can change, where rounding to whole samples makes a metric coarse; 0 of
-            what is counted or measured as it is.
+        number: The value for every seed; None for an arm.
+        failed: Seeds without a value because their runs failed numerically.
+        missing: Seeds whose runs have no record of the value.
+        step: Resolution of a metric that counts whole samples; 0 for measures without such rounding.
     """
 
     name: str
@@ -314,37 +314,37 @@ class Sample:
 
     @property
     def all_failed(self) -> bool:
-        """Every run failed numerically, so that nothing is left to compare."""
+        """True if every run failed numerically, so that there is no value to compare."""
         return bool(self.failed) and not self.values and not self.missing
 
     @property
     def arm(self) -> str:
-        """The arm alone."""
+        """The arm of the name."""
         return self.name.rpartition(".")[0]
 
     @property
     def measure(self) -> str:
-        """The measure alone."""
+        """The measure of the name."""
         return self.name.rpartition(".")[2]
 
     @property
     def mean(self) -> float:
-        """Of its values; the number where it is one. There must be one."""
+        """The mean of the values, or the number. There must be at least one value."""
         return math.fsum(self.values.values()) / len(self.values) if self.number is None else self.number
 
     @property
     def shown(self) -> str:
-        """Its mean."""
+        """The mean as text."""
         return in_digits(self.mean) if self.values or self.number is not None else "nothing"
 
 
 def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample:
-    """The values of one side of a statement.
+    """Collect the values of one side of a statement.
 
     Args:
-        side: A measure of an arm or of an arithmetic entry that is there, or a number.
+        side: A measure of an existing arm or arithmetic entry, or a number.
         runs: Full name of an arm to its runs.
-        arithmetic: Entry to measure to value.
+        arithmetic: Arithmetic entry to measure to value.
     """
     if not isinstance(side, Quantity):
         return Sample(in_digits(side), number=side)
@@ -366,18 +366,18 @@ def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample
 
 
 def failed(run: RunMeasures) -> bool:
-    """Return whether a run ended in numerical failure, or with a metric that is not finite."""
+    """Return whether a run failed numerically or ended with a non-finite metric."""
     value = run.metrics.get(run.metric_name or "loss")
     return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
 
 def unknown_measures(expectations: Sequence[Expectation], runs: Runs, arithmetic: Arithmetic) -> list[Problem]:
-    """The measures that are named and that no run, or no arithmetic entry, has.
+    """Return a problem for each measure that no run, or no arithmetic entry, has.
 
     Args:
-        expectations: About them.
-        runs: Full name of an arm to its runs; where none has any metric, names of metrics are not known.
-        arithmetic: Entry to measure to value.
+        expectations: The expectations to check.
+        runs: Full name of an arm to its runs. If no run has a metric, measures of arms are not checked.
+        arithmetic: Arithmetic entry to measure to value.
     """
     metrics = {name for some in runs.values() for run in some for name in run.metrics}
     problems = []
@@ -385,11 +385,11 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs, arithmetic
         known = list(arithmetic[quantity.arm]) if quantity.arm in arithmetic else [*sorted(metrics), *MEASURES]
         if quantity.measure not in known and (quantity.arm in arithmetic or metrics):
             guess = did_you_mean(quantity.measure, known)
-            hint = f"did you mean {quantity.arm}.{guess}?" if guess else f"there is {', '.join(known)}"
+            hint = f"did you mean {quantity.arm}.{guess}?" if guess else f"known measures: {', '.join(known)}"
             problems.append(Problem(f"expect: {quantity.arm} has no measure '{quantity.measure}'", hint))
     return problems
 
 
 def in_digits(value: float) -> str:
-    """Four significant digits; whole numbers as they are."""
+    """Format a number with four significant digits, or a whole number exactly."""
     return f"{value:.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"

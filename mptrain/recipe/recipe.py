@@ -1,8 +1,8 @@
-"""The format of a recipe: what ``recipe.yaml`` may say, and everything that is wrong with one, at once.
+"""Format of ``recipe.yaml``, with a reader that reports all problems of a file at once.
 
-Reads a recipe without composing its words: imports no torch, calls nothing that a recipe names. A recipe may come from
-a stranger, so its words cannot say whose code may be called or where things are written, and its arithmetic is that of
-`mptrain.numerics.demonstrations`.
+The reader does not compose the overrides, must not import torch and calls nothing that a recipe names. A recipe is
+an untrusted file: its overrides cannot choose which code may be called or where files are written, and its arithmetic
+may only call functions of `mptrain.numerics.demonstrations`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Text = Annotated[str, MinLen(1)]
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of whoever runs a recipe.
+    """The resources that a recipe needs.
 
     Attributes:
-        gpu: ``required`` where it cannot be run without a CUDA device.
+        gpu: ``required`` if it cannot run without a CUDA device.
         minutes: Wall time on 2 CPU cores, or on the GPU that it requires.
-        data: Which data, where they do not come with mptrain; else ``none``.
+        data: The data that it needs beyond those that come with mptrain, or ``none``.
     """
 
     gpu: Literal["optional", "required"] = "optional"
@@ -46,11 +46,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A statement in one group.
+    """An expected statement for one group.
 
     Attributes:
-        text: The statement as it was written, with its group where it holds in each.
-        statement: What it says, about arms by their full names.
+        text: The statement as written, with its group if it applies to every group.
+        statement: The statement with full names of arms.
     """
 
     text: str
@@ -62,22 +62,22 @@ class Recipe:
     """A checked recipe.
 
     Attributes:
-        name: Of its folder.
+        name: The name of its folder.
         path: Its file.
-        title: One line.
-        claim: What is to be shown.
-        source: Paper and section.
-        base: Words of every run.
-        groups: Name to words; every arm is repeated in each. Empty where there are none.
-        arms: Name, without the group, to words.
-        reference: The arm that others are compared with, in each group; empty where there are no arms.
-        seeds: Of the runs of each arm.
-        margin: Of equivalence, in the metric's unit.
-        metric: What arms are compared by; None for the task's own.
-        expectations: What has to hold; empty where only the numbers are wanted.
+        title: A title of one line.
+        claim: The claim that it tests.
+        source: Paper and section of the claim.
+        base: Overrides of every run.
+        groups: Name to overrides. Every arm is repeated in each group. Empty if there are none.
+        arms: Name, without the group, to overrides.
+        reference: The arm that the others are compared with in each group; empty if there are no arms.
+        seeds: The seeds of the runs of each arm.
+        margin: The margin of equivalence, in the unit of the metric.
+        metric: The metric to compare; None for the task's metric.
+        expectations: The expected statements; empty if only the numbers are of interest.
         arithmetic: Name to the function that computes numbers without training.
-        needs: What it takes.
-        smoke: Words that make any of its runs a short one.
+        needs: The resources that it needs.
+        smoke: Overrides that shorten any of its runs.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Recipe:
 
     @property
     def full_arms(self) -> dict[str, tuple[str, ...]]:
-        """Name with the group, ``sgd/fp32``, to the words of group and arm."""
+        """Full name of each arm, such as ``sgd/fp32``, to the overrides of group and arm."""
         if not self.groups:
             return dict(self.arms)
         return {
@@ -109,23 +109,23 @@ class Recipe:
 
 Words = list[str]
 
-#: Keys that a recipe leaves to whoever runs it, and why.
+#: Keys that a recipe must not set, with the reason.
 RESERVED = {
-    "run": "a recipe has a folder of its own",
-    "log": "how much is shown is the user's choice",
-    "logger": "which tracker is shown the runs is the user's choice",
-    "extensions": "whose code may be called is the user's choice",
-    "hydra": "mptrain makes run directories",
-    "seed": "seeds are listed under seeds",
+    "run": "mptrain chooses the run directories of a recipe",
+    "log": "the amount of output is the user's choice",
+    "logger": "the experiment tracker is the user's choice",
+    "extensions": "only the user may allow further code to be called",
+    "hydra": "mptrain creates the run directories",
+    "seed": "a recipe lists its seeds under seeds",
 }
 
-#: Bytes of a recipe at most.
+#: Maximum size of a recipe in bytes.
 _LARGEST = 1_000_000
 
 
 @dataclass
 class _File:
-    """The keys of a recipe and what they hold; those without a default are required."""
+    """The keys of a recipe and their types. Keys without a default are required."""
 
     title: Text
     claim: Text
@@ -144,10 +144,10 @@ class _File:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a file.
+    """Read and check the recipe in a file.
 
     Raises:
-        ConfigError: With everything that is wrong with it.
+        ConfigError: If the recipe is invalid. The error lists all problems.
     """
     name = path.parent.name if path.name == "recipe.yaml" else path.stem
     tree = _tree(path)
@@ -159,13 +159,13 @@ def read_recipe(path: Path) -> Recipe:
     arithmetic = _arithmetic(_mapping(tree, "arithmetic"), problems)
     names = Names(tuple(groups), tuple(arms), tuple(arithmetic))
     for clash in sorted(set(arithmetic) & set(names.full)):
-        problems.append(Problem(f"arithmetic.{clash}: an arm has that name", "choose another"))
+        problems.append(Problem(f"arithmetic.{clash}: an arm has the same name", "choose another name"))
     if file is None:
         raise _wrong(path, problems)
     texts = {key: " ".join(getattr(file, key).split()) for key in ("title", "claim", "source")}
     for key, text in texts.items():
         if not text.isprintable():
-            problems.append(Problem(f"{key} has control characters", "leave them out"))
+            problems.append(Problem(f"{key} has control characters", "remove them"))
     for key in ("base", "smoke"):
         _check_words(getattr(file, key), key, problems)
     _check_plan(file, arms, arithmetic, problems)
@@ -191,9 +191,9 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _tree(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError):  # which is said below
+    with contextlib.suppress(OSError):  # reported by find_unreadable below
         if (size := path.stat().st_size) > _LARGEST:
-            raise ConfigError(f"{path} is no recipe: it has {size:,} bytes", "see mptrain list recipes")
+            raise ConfigError(f"{path} is not a recipe: it has {size:,} bytes", "see mptrain list recipes")
     if problem := find_unreadable([path]):
         raise ConfigError(problem)
     text = path.read_text(encoding="utf-8")
@@ -214,7 +214,7 @@ def _mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[Problem]) -> Any:
-    """A mapping as a dataclass; None where something is wrong with it."""
+    """Convert a mapping to a dataclass; None if it has problems."""
     hints, before = get_type_hints(schema, include_extras=True), len(problems)
     values: dict[str, Any] = {}
     for key, value in node.items():
@@ -223,12 +223,12 @@ def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[P
             problems.append(
                 Problem(
                     f"unknown key '{prefix}{show(key)}'",
-                    f"did you mean {prefix}{guess}?" if guess else f"there is {', '.join(hints)}",
+                    f"did you mean {prefix}{guess}?" if guess else f"known keys: {', '.join(hints)}",
                 )
             )
             continue
         if value is None and schema is _File and key not in ("reference", "margin", "metric"):
-            continue  # an empty key is as good as none
+            continue  # an empty key counts as missing
         try:
             values[key] = check_value(value, hints[key])
         except InvalidValueError as unfit:
@@ -241,20 +241,20 @@ def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[P
 
 
 def _brackets(key: str, value: Any, annotation: Any) -> str:
-    """Return what to write where a single value stands for a list."""
+    """Return a hint to write a list if a single value is given instead of one."""
     if isinstance(value, (str, int)) and annotation in (Words, list[NonNegativeInt]):
         return f"write {key}: [{show(value)}]"
     return ""
 
 
 def _named_words(node: Mapping[str, Any], key: str, problems: list[Problem]) -> dict[str, tuple[str, ...]]:
-    """Arms or groups."""
+    """Return the overrides of arms or groups by name."""
     found = {}
     for name, value in node.items():
         place = f"{key}.{show(name)}"
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
             problems.append(
-                Problem(f"{place}: a name is made of letters, digits, _ - and ^", "put it in quotes, or rename it")
+                Problem(f"{place}: a name may only have letters, digits, _ - and ^", "put it in quotes, or rename it")
             )
             continue
         try:
@@ -274,12 +274,12 @@ def _check_words(words: Words, place: str, problems: list[Problem]) -> None:
         if problem is not None:
             problems.append(Problem(f"{place}: {problem.what}", problem.hint))
         elif not word.isprintable():
-            problems.append(Problem(f"{place}: '{show(word)}' has control characters", "leave them out"))
+            problems.append(Problem(f"{place}: '{show(word)}' has control characters", "remove them"))
         elif key in RESERVED:
-            what = f"{place}: '{show(word)}' cannot stand in a recipe: {RESERVED[key]}"
-            problems.append(Problem(what, "leave it out"))
+            what = f"{place}: '{show(word)}' is not allowed in a recipe: {RESERVED[key]}"
+            problems.append(Problem(what, "remove it"))
         elif override is not None and override.is_sweep_override():
-            problems.append(Problem(f"{place}: {show(word)}: several values for one key", "make an arm of each"))
+            problems.append(Problem(f"{place}: {show(word)}: several values for one key", "make an arm for each value"))
 
 
 def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, Target]:
@@ -287,7 +287,7 @@ def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, T
     for name, value in node.items():
         place = f"arithmetic.{show(name)}"
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            problems.append(Problem(f"{place}: a name is made of letters, digits, _ - and ^", "rename it"))
+            problems.append(Problem(f"{place}: a name may only have letters, digits, _ - and ^", "rename it"))
             continue
         path = value.get("_target_") if isinstance(value, dict) else None
         found[name] = Target(str(path), {}, PACKAGES["arithmetic"])
@@ -297,14 +297,14 @@ def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, T
             continue
         if not is_allowed(path, PACKAGES["arithmetic"]):
             what = f"{place}: _target_ '{show(path)}' is not in {' or '.join(PACKAGES['arithmetic'])}"
-            problems.append(Problem(what, "a recipe may compute what stands there; the rest is for its runs"))
+            problems.append(Problem(what, "choose a function from there; other code can only run in the arms"))
         arguments = {str(key): item for key, item in value.items() if key != "_target_"}
         found[name] = Target(path, arguments, PACKAGES["arithmetic"])
     return found
 
 
 def _check_plan(file: _File, arms: Mapping[str, Any], arithmetic: Mapping[str, Any], problems: list[Problem]) -> None:
-    """Check that everything is there that arms need, and that there is something to run."""
+    """Check that there is something to run, and that all keys that arms need are set."""
     if not arms and not arithmetic:
         problems.append(
             Problem("there is nothing to run: no arms and no arithmetic", "add arms: {fp32: [precision=fp32], ...}")
@@ -312,21 +312,22 @@ def _check_plan(file: _File, arms: Mapping[str, Any], arithmetic: Mapping[str, A
     if not arms:
         return
     if len(file.arms) == 1:
-        problems.append(Problem("there is one arm only", "add what it is to be compared with"))
+        problems.append(Problem("there is only one arm", "add the arms to compare it with"))
     if file.reference is None:
         problems.append(Problem("reference is missing", f"name one of the arms: {', '.join(arms)}"))
     elif file.reference not in arms:
         guess = did_you_mean(file.reference, arms)
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(arms)}"
+        hint = f"did you mean {guess}?" if guess else f"known arms: {', '.join(arms)}"
         problems.append(Problem(f"reference: there is no arm '{show(file.reference)}'", hint))
     if not file.seeds:
-        problems.append(Problem("seeds are missing", "write for example seeds: [0, 1, 2]"))
+        problems.append(Problem("seeds are missing", "add for example seeds: [0, 1, 2]"))
     elif len(set(file.seeds)) < len(file.seeds):
-        problems.append(Problem(f"seeds: {show(file.seeds)} has one twice", "each seed counts once"))
+        problems.append(Problem(f"seeds: {show(file.seeds)} has a duplicate", "list each seed once"))
     if file.margin is None:
-        problems.append(Problem("margin is missing", "state the largest difference in the metric that counts as none"))
+        hint = "set it to the largest difference in the metric that counts as equivalent"
+        problems.append(Problem("margin is missing", hint))
     if not file.smoke:
-        problems.append(Problem("smoke is missing", "write for example smoke: [train.max_steps=20]"))
+        problems.append(Problem("smoke is missing", "add for example smoke: [train.max_steps=20]"))
 
 
 def _expectations(file: _File, names: Names, problems: list[Problem]) -> tuple[Expectation, ...]:
@@ -340,5 +341,5 @@ def _expectations(file: _File, names: Names, problems: list[Problem]) -> tuple[E
             problems.append(Problem(f"expect: '{show(text)}': {error}", error.hint))
             continue
         if statement.relation == "=" and statement.amount is None:
-            problems.append(Problem(f"expect: '{show(text)}': nothing is exactly the same", "add: within AMOUNT"))
+            problems.append(Problem(f"expect: '{show(text)}': '=' needs a tolerance", "add: within AMOUNT"))
     return tuple(found)

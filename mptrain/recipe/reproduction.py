@@ -1,6 +1,6 @@
-"""Running a recipe and judging what came out: its folder, its arithmetic, its runs, its verdict.
+"""Reproduction of a recipe: its folder, arithmetic, runs and verdict.
 
-How processes are had is the business of `mptrain.sweep.runner`; what is printed, of `mptrain.cli`.
+`mptrain.sweep.runner` starts the processes, and `mptrain.cli` prints the output.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from mptrain.sweep.executor import Program
     from mptrain.sweep.points import Point
 
-#: Entry of the recipe's arithmetic to measure to value.
+#: Arithmetic entry to measure to value.
 Numbers = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe that is about to be run.
+    """A recipe that is ready to run.
 
     Attributes:
-        recipe: Of which.
-        smoke: Only whether everything runs is to be found out.
-        words: What the user changes in every run.
-        folder: Where it is run.
-        points: Its runs.
-        composer: Over the folders of configuration that it uses.
-        config_dirs: Those of the user.
+        recipe: The recipe.
+        smoke: Whether to make short runs that only check that everything works.
+        words: The user's overrides for every run.
+        folder: The folder of the runs.
+        points: The points of the runs.
+        composer: The composer of the configurations.
+        config_dirs: The user's config folders.
     """
 
     recipe: Recipe
@@ -71,38 +71,38 @@ class RecipeVerdict:
 
     @property
     def word(self) -> Literal["REPRODUCED", "NOT REPRODUCED", ""]:
-        """Everything that is expected was found, or not; empty where nothing is expected."""
+        """``REPRODUCED`` if every expectation is met, else ``NOT REPRODUCED``; empty without expectations."""
         if not self.findings:
             return ""
         return "REPRODUCED" if all(one.outcome == "met" for one in self.findings) else "NOT REPRODUCED"
 
     def count(self, outcome: str) -> int:
-        """Expectations with that outcome."""
+        """Return the number of expectations with an outcome."""
         return sum(one.outcome == outcome for one in self.findings)
 
 
 def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Return where a recipe is run."""
+    """Return the folder of a recipe's runs."""
     return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
 
 
 def prepare(
     recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
-    """Checks everything that can be checked before the first run; writes nothing.
+    """Check everything that can be checked before the first run, without writing anything.
 
     Args:
-        recipe: What is to be run.
-        words: Further words of every run.
-        root: Where ``recipes/NAME`` is made.
-        program: What jobs will run.
-        smoke: Short runs of one seed.
-        config_dirs: Further folders of groups and options.
+        recipe: The recipe to run.
+        words: Further overrides of every run.
+        root: The folder in which ``recipes/NAME`` is created.
+        program: The program that the jobs run.
+        smoke: Whether to make short runs of one seed.
+        config_dirs: Further config folders.
 
     Raises:
-        ConfigError: A word, an arithmetic entry or a point is wrong, or the folder holds other runs.
-        EnvironmentRefused: A GPU is missing, or a point cannot be run here.
-        DataError: Data is missing.
+        ConfigError: If an override, an arithmetic entry or a point is invalid, or the folder holds other runs.
+        EnvironmentRefused: If a GPU is missing, or a point cannot run on this machine.
+        DataError: If data is missing.
     """
     _require_gpu(recipe, smoke=smoke)
     _check_arithmetic(recipe)
@@ -119,10 +119,10 @@ def prepare(
 
 
 def plan(reproduction: Reproduction, parallel: int) -> Sweep:
-    """Puts the sweep on record, and the recipe beside it; what was run before stays.
+    """Write the sweep and a copy of the recipe to the folder. Earlier runs are kept.
 
     Raises:
-        StorageError: The folder is something else, or cannot be written.
+        StorageError: If the folder holds something else or cannot be written to.
     """
     recipe, points = reproduction.recipe, reproduction.points
     claimed = claimed_by(points) if points else ()
@@ -143,30 +143,30 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
 
 
 def compute(recipe: Recipe) -> Numbers:
-    """The numbers of the recipe's arithmetic; imports torch.
+    """Compute the numbers of the recipe's arithmetic. This imports torch.
 
     Raises:
-        ConfigError: An entry refuses its arguments, or does not return numbers.
+        ConfigError: If an entry rejects its arguments or does not return numbers.
     """
     found: Numbers = {}
     for name, target in recipe.arithmetic.items():
         value = target.build()
         if not isinstance(value, dict) or not all(isinstance(item, (int, float)) for item in value.values()):
-            raise ConfigError(f"arithmetic.{name}: {target.path} returns no mapping of names to numbers")
+            raise ConfigError(f"arithmetic.{name}: {target.path} does not return a mapping of names to numbers")
         found[name] = {str(measure): float(item) for measure, item in value.items()}
     return found
 
 
 def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasures]], numbers: Numbers) -> None:
-    """Refuse expectations about measures that there are not.
+    """Check that every measure in the expectations exists.
 
     Args:
-        reproduction: Of the recipe.
-        runs: As `measured` gives them; empty where nothing has been run yet.
-        numbers: As `compute` gives them.
+        reproduction: The reproduction of the recipe.
+        runs: The runs of `measured`; empty before the first run.
+        numbers: The numbers of `compute`.
 
     Raises:
-        ConfigError: With all of them.
+        ConfigError: If measures are unknown. The error lists all of them.
     """
     problems = unknown_measures(reproduction.recipe.expectations, runs, numbers)
     if problems:
@@ -174,10 +174,10 @@ def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasure
 
 
 def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
-    """Full name of an arm to its runs.
+    """Return the measures of all runs by full name of the arm.
 
     Raises:
-        StorageError: The records of a run are gone or damaged.
+        StorageError: If the records of a run are missing or damaged.
     """
     found: dict[str, list[RunMeasures]] = {}
     for job in sweep.jobs:
@@ -191,13 +191,13 @@ def decide(
     numbers: Numbers,
     comparisons: Mapping[str, Comparison] | None = None,
 ) -> RecipeVerdict:
-    """Every expectation, judged; none is met by runs that cannot be compared fairly.
+    """Judge every expectation. All are undecided if a comparison is unfair.
 
     Args:
-        recipe: Of which.
+        recipe: The recipe.
         runs: Full name of an arm to its runs.
-        numbers: Of its arithmetic.
-        comparisons: Group to what was found of its arms.
+        numbers: The numbers of its arithmetic.
+        comparisons: Group to the comparison of its arms.
     """
     findings = [judge(expectation, runs, numbers) for expectation in recipe.expectations]
     unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
@@ -210,7 +210,7 @@ def decide(
 
 
 def other_circumstances(sweep: Sweep) -> list[str]:
-    """In what the runs that have ended before differ from those that would be made now, one sentence each."""
+    """Return a sentence for each way in which the versions of earlier runs differ from the current ones."""
     now = versions_now()
     found: dict[str, None] = {}
     for job in sweep.jobs:
@@ -219,15 +219,15 @@ def other_circumstances(sweep: Sweep) -> list[str]:
         then = read_run(sweep.paths.run(job.name)).state.versions
         changes = [f"{name} {then[name]} (now {now[name]})" for name in now if name in then and then[name] != now[name]]
         if changes:
-            found[f"runs of before are judged as they are, which were made with {', '.join(changes)}"] = None
+            found[f"earlier runs are judged as they are; they were made with {', '.join(changes)}"] = None
     return list(found)
 
 
 def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: Numbers) -> Path:
-    """Writes ``verdict.json``: strict JSON, with non-finite numbers as in every record (`mptrain.records.as_json`).
+    """Write ``verdict.json`` as strict JSON. `mptrain.records.as_json` encodes non-finite numbers.
 
     Raises:
-        StorageError: The disk refuses.
+        StorageError: If the file cannot be written.
     """
     recipe = reproduction.recipe
     fields = {
@@ -254,7 +254,7 @@ def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
     if not count_of("cuda"):
         raise EnvironmentRefused(
             f"{recipe.name} needs a GPU, and torch sees no CUDA device",
-            "the same command with --smoke shows that everything runs, here too",
+            "the same command with --smoke checks without a GPU that every run works",
         )
 
 
@@ -270,10 +270,10 @@ def _check_arithmetic(recipe: Recipe) -> None:
 
 
 def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
-    """Refuse to mix runs of different defaults: the words can be the same, and what they mean another.
+    """Check that the same overrides still give the configurations of the saved runs, as defaults may have changed.
 
     Raises:
-        ConfigError: Names the first arm, and the keys.
+        ConfigError: If a configuration differs. The message names the first arm and the keys.
     """
     if not is_sweep(folder):
         return
@@ -284,6 +284,6 @@ def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
         if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
             words = ", ".join(describe_change(*change) for change in changes[:3])
             raise ConfigError(
-                f"{folder} holds runs of arm {job.arm} from when its words meant something else: {words}",
-                f"to start anew: remove or rename {folder}, or add run.root=DIR",
+                f"{folder} holds runs of arm {job.arm} with other defaults: {words}",
+                f"to start over: remove or rename {folder}, or add run.root=DIR",
             )

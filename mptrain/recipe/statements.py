@@ -1,9 +1,9 @@
-"""Statements about arms, as recipes write them: ``s2^0.top1 < fp32.top1 by 0.5``.
+"""Parser of the statements about arms in recipes, such as ``s2^0.top1 < fp32.top1 by 0.5``.
 
-Reads them only; whether one holds is the business of `mptrain.recipe.expectations`.
+This module only parses. `mptrain.recipe.expectations` decides whether a statement holds.
 
-    STATEMENT := SIDE ("<" | ">") SIDE ["by" AMOUNT]      wholly below, or above, by more than that
-               | SIDE "=" SIDE ["within" AMOUNT]          the same, but for that much
+    STATEMENT := SIDE ("<" | ">") SIDE ["by" AMOUNT]      below or above by more than the amount
+               | SIDE "=" SIDE ["within" AMOUNT]          equal up to the amount
     SIDE      := ARM "." MEASURE | NUMBER
     AMOUNT    := NUMBER ["x"]                             1.5x: a ratio, not a difference
     NUMBER    := 0.5 | 1e-3 | 2^24 | inf
@@ -20,7 +20,7 @@ from mptrain.errors import did_you_mean
 
 Relation = Literal["<", ">", "="]
 
-#: What the name of an arm, a group or an arithmetic entry may be made of; ``/`` stands between group and arm.
+#: Pattern of the names of arms, groups and arithmetic entries. ``/`` separates group and arm.
 NAME = r"[A-Za-z0-9_^-]+"
 
 _NUMBER = r"[-+]?(?:\d+\^[-+]?\d+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)"
@@ -32,7 +32,7 @@ _SHAPE = "write it like: ARM.top1 < ARM.top1 by 0.5, ARM.top1 = ARM.top1 within 
 
 
 class StatementError(ValueError):
-    """Something is no statement; the text says what is wrong with it, ``hint`` what to write."""
+    """Raised for an invalid statement. The message says what is wrong; ``hint`` says what to write."""
 
     def __init__(self, message: str, hint: str = _SHAPE) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class StatementError(ValueError):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measure of an arm, of each of its runs: ``fp32.top1``; or a number of an arithmetic entry."""
+    """A measure of the runs of an arm, such as ``fp32.top1``, or a number of an arithmetic entry."""
 
     arm: str
     measure: str
@@ -55,13 +55,13 @@ class Statement:
     """A claim about one or two measures.
 
     Attributes:
-        text: As it was written.
-        left: What it is about.
+        text: The statement as written.
+        left: The left side.
         relation: ``<``, ``>`` or ``=``.
-        right: What that is compared with.
-        amount: How far beyond (``<``, ``>``) or apart (``=``) at most; None where it is not said. Not negative; of a
-            ratio at least 1.
-        is_ratio: The amount is a factor, and ratios are compared instead of differences.
+        right: The right side.
+        amount: The minimum difference (``<``, ``>``) or the tolerance (``=``); None if not given. Not negative, and
+            1 or more for a ratio.
+        is_ratio: Whether the amount is a factor and ratios are compared instead of differences.
     """
 
     text: str
@@ -73,13 +73,13 @@ class Statement:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """The measures that it names."""
+        """The measures that the statement names."""
         return (self.left, self.right) if isinstance(self.right, Quantity) else (self.left,)
 
 
 @dataclass(frozen=True)
 class Names:
-    """The arms, groups and entries that statements may be about."""
+    """The names of groups, arms and arithmetic entries that statements may use."""
 
     groups: tuple[str, ...]
     arms: tuple[str, ...]
@@ -87,51 +87,51 @@ class Names:
 
     @property
     def full(self) -> tuple[str, ...]:
-        """Arms as they are called in results."""
+        """The full names of the arms, as used in results."""
         return tuple(f"{group}/{arm}" for group in self.groups for arm in self.arms) if self.groups else self.arms
 
 
 def read_statement(text: str) -> Statement:
-    """The statement that a line makes; a number that stands on the left changes sides.
+    """Parse a statement. A number on the left is moved to the right side.
 
     Raises:
-        StatementError: It is none.
+        StatementError: If the text is not a valid statement.
     """
     text = " ".join(text.split())
     match = _STATEMENT.fullmatch(text)
     if match is None:
-        raise StatementError("it has no single <, > or = between two sides")
+        raise StatementError("it needs exactly one <, > or = between two sides")
     left, right = _side(match["left"]), _side(match["right"])
     relation = cast("Relation", match["relation"])
     if not isinstance(left, Quantity):
         left, right, relation = right, left, cast("Relation", {"<": ">", ">": "<", "=": "="}[relation])
     if not isinstance(left, Quantity):
-        raise StatementError("it compares a number with a number", "name an arm: ARM.MEASURE")
+        raise StatementError("it compares a number with a number", "use ARM.MEASURE on one side")
     if left == right:
-        raise StatementError("it compares something with itself", "name two different arms")
+        raise StatementError("it compares a measure with itself", "name two different arms")
     amount, is_ratio = _amount(match["word"], match["amount"], relation)
     if isinstance(right, float) and math.isinf(right) and is_ratio:
-        raise StatementError("nothing has a ratio to inf", "leave the x out")
+        raise StatementError("a ratio to inf is not defined", "remove the x")
     return Statement(text, left, relation, right, amount, is_ratio)
 
 
 def in_groups(statement: Statement, names: Names) -> list[tuple[str, Statement]]:
-    """The statement once for each group that it holds in, about arms by their full names.
+    """Expand a statement to one statement for each group, with full names of arms.
 
     Returns:
-        Group and statement; an empty group for a statement that names its arms in full, or none.
+        Pairs of group and statement. The group is empty if the statement uses full names or names no arm.
 
     Raises:
-        StatementError: It is about something that there is not.
+        StatementError: If the statement uses an unknown name.
     """
     kinds = {_kind(quantity, names) for quantity in statement.quantities} - {"arithmetic"}
     if isinstance(statement.right, float) and math.isinf(statement.right) and kinds:
         raise StatementError(
-            "runs are compared with finite numbers", "write ARM.failed = 0 within 0 for runs that must not fail"
+            "runs can only be compared with finite numbers", "write ARM.failed = 0 within 0 for runs that must not fail"
         )
     if kinds != {"short"}:
         if "short" in kinds:
-            raise StatementError("one arm is named with its group, the other without", "name both as GROUP/ARM")
+            raise StatementError("only one of the two arms is named with its group", "name both as GROUP/ARM")
         return [("", statement)]
     return [
         (
@@ -158,7 +158,7 @@ def _kind(quantity: Quantity, names: Names) -> str:
     known = [*names.full, *(names.arms if names.groups else ()), *names.arithmetic]
     guess = did_you_mean(quantity.arm, known)
     raise StatementError(
-        f"there is no arm '{quantity.arm}'", f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
+        f"there is no arm '{quantity.arm}'", f"did you mean {guess}?" if guess else f"known arms: {', '.join(known)}"
     )
 
 
@@ -173,7 +173,7 @@ def _side(text: str) -> Quantity | float:
     if match := _QUANTITY.fullmatch(text):
         return Quantity(match["arm"], match["measure"])
     if re.search(r"\s(?:by|within)(?:\s|$)", text):
-        raise StatementError(f"'{text}': an amount stands at the end, behind by or within")
+        raise StatementError(f"'{text}': an amount must follow by or within at the end of the statement")
     raise StatementError(f"'{text}' is neither ARM.MEASURE nor a number")
 
 
@@ -182,14 +182,16 @@ def _amount(word: str | None, text: str | None, relation: Relation) -> tuple[flo
         return None, False
     wanted = "within" if relation == "=" else "by"
     if word != wanted:
-        raise StatementError(f"'{relation}' goes with '{wanted}', not with '{word}'", f"write {wanted} {text.strip()}")
+        what = f"'{relation}' must be used with '{wanted}', not with '{word}'"
+        raise StatementError(what, f"write {wanted} {text.strip()}")
     match = re.fullmatch(rf"(?P<number>{_NUMBER})(?P<x>x?)", text.strip())
     if match is None:
-        raise StatementError(f"'{text.strip()}' is no amount", "write a number such as 0.03 or 2^10, or a factor: 1.5x")
+        hint = "write a number such as 0.03 or 2^10, or a factor such as 1.5x"
+        raise StatementError(f"'{text.strip()}' is not an amount", hint)
     amount, is_ratio = _number(match["number"]), bool(match["x"])
     if not math.isfinite(amount) or amount < (1 if is_ratio else 0):
-        least = "a factor is 1 or more" if is_ratio else "an amount is 0 or more"
-        raise StatementError(f"'{text.strip()}' is no amount", f"{least}, and finite")
+        least = "a factor must be 1 or more" if is_ratio else "an amount must be 0 or more"
+        raise StatementError(f"'{text.strip()}' is not an amount", f"{least}, and finite")
     return amount, is_ratio
 
 
@@ -198,5 +200,5 @@ def _number(text: str) -> float:
     try:
         value = math.copysign(1.0, float(base)) * float(abs(int(base))) ** int(exponent) if power else float(text)
     except (OverflowError, ZeroDivisionError, ValueError):
-        raise StatementError(f"'{text}' is no number that can be computed with") from None
+        raise StatementError(f"'{text}' cannot be represented as a float") from None
     return value

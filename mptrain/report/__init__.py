@@ -1,6 +1,6 @@
-"""Reports of runs, sweeps and comparisons: one self-contained HTML page, and the same in Markdown.
+"""Reports of runs, sweeps and comparisons: one self-contained HTML page and the same content in Markdown.
 
-Reads records only; never imports torch.
+Reports are made from records alone. This package must not import torch.
 """
 
 from mptrain.report.forecast_page import Recommendation, recommend

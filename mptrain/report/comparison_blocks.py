@@ -1,4 +1,4 @@
-"""The tables and figures of a comparison: the table that everybody reads first, verdicts, differences, curves, speed."""
+"""Tables and figures of a comparison: results, verdicts, differences, curves, speed and memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, shar
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
 from mptrain.runlog.atomic_files import readable_bytes
 
-#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+#: Minimum pairs for the interval of a ratio: the interval of two pairs spans orders of magnitude.
 _LEAST_FOR_RATIO: Final = 3
 
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A row for each arm: metric, difference, speed, memory, skipped share, verdict."""
+    """Return the main table: metric, difference, speed, memory, share of skipped steps and verdict of each arm."""
     term = next((run.term for result in comparison.arms for run in result.arm.runs), "samples")
     metric, reference, energy = comparison.metric, comparison.reference, _energy(comparison)
     measured = (f"{metric} ± 95 % CI", f"Δ vs {reference} [95 % CI]", f"{term}/s", "speed", "peak", energy, "skipped")
@@ -46,32 +46,32 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     direction = "higher" if comparison.higher_is_better else "lower"
     note = (
-        f"{metric} on {comparison.split} data, {direction} is better; a difference counts as none within "
-        f"±{comparison.margin:g}. Ratios are geometric means of pairs, with their 95 % intervals."
+        f"{metric} on {comparison.split} data, {direction} is better. Differences within ±{comparison.margin:g} count "
+        "as equivalent. Ratios are geometric means over pairs [95 % CI]."
     )
     return table(("arm", "runs", *measured, "verdict"), rows, numeric=range(1, 9), note=note)
 
 
 def _energy(comparison: Comparison) -> str | None:
-    """The head of a column of energies; None where no device says what it took."""
+    """Return the head of the energy column, or None if no arm has measured energy."""
     return "energy" if any(result.energy for result in comparison.arms) else None
 
 
 def ratios_table(comparison: Comparison) -> Table | None:
-    """Return what each arm takes, as ratios to the reference."""
+    """Return a table of speed, time, memory and energy as ratios to the reference; None with fewer than two arms."""
     if len(comparison.arms) < 2:
         return None
     rows = [
         [result.arm.name, *(_ratio(result, one) for one in (result.speed, result.time, result.memory, result.energy))]
         for result in comparison.arms
     ]
-    head = ("arm", "speed after warm-up", "training time, warm-up included", "peak memory", _energy(comparison))
-    note = f"Against {comparison.reference}, with 95 % intervals from {_LEAST_FOR_RATIO} pairs on."
+    head = ("arm", "speed after warm-up", "training time with warm-up", "peak memory", _energy(comparison))
+    note = f"Ratios to {comparison.reference}, with 95 % CI from {_LEAST_FOR_RATIO} pairs on."
     return table(head, rows, numeric=range(1, 5), note=note)
 
 
 def _runs(result: ArmResult) -> str:
-    """Return how many runs have a metric, so that a mean over some of them is not taken for one over all."""
+    """Return the number of runs with a metric, and the total if some runs have none."""
     total, lost = len(result.arm.runs), result.failed + result.missing
     return f"{total - lost} of {total}" if lost else f"{total}"
 
@@ -94,7 +94,7 @@ def _verdict(comparison: Comparison, result: ArmResult) -> str:
 
 
 def value_and_error(interval: Interval | None) -> str:
-    """``0.9184 ± 0.0021``; the value alone where there is one run."""
+    """Format a mean with its error, ``0.9184 ± 0.0021``, or the value alone if there is one run."""
     if interval is None:
         return UNKNOWN
     error = (interval.high - interval.low) / 2
@@ -104,7 +104,7 @@ def value_and_error(interval: Interval | None) -> str:
 
 
 def difference_and_interval(interval: Interval | None) -> str:
-    """``+0.0005 [+0.0001, +0.0009]``; the value alone where there is one pair."""
+    """Format a difference, ``+0.0005 [+0.0001, +0.0009]``, or the value alone if there is one pair."""
     if interval is None:
         return UNKNOWN
     error = (interval.high - interval.low) / 2
@@ -114,7 +114,7 @@ def difference_and_interval(interval: Interval | None) -> str:
 
 
 def verdict_list(comparison: Comparison) -> Bullets:
-    """Return why each arm has its verdict."""
+    """Return the reason for the verdict of each arm."""
     return Bullets(
         tuple(
             f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
@@ -125,7 +125,7 @@ def verdict_list(comparison: Comparison) -> Bullets:
 
 
 def remarks_table(comparison: Comparison) -> Table:
-    """Return why arms are not faster or smaller, and what else deserves a sentence."""
+    """Return a table of remarks, such as the reasons why an arm is not faster or smaller."""
     rows = [
         [result.arm.name if at == 0 else "", remark]
         for result in comparison.arms
@@ -135,7 +135,7 @@ def remarks_table(comparison: Comparison) -> Table:
 
 
 def aligned_table(comparison: Comparison) -> Table:
-    """Every arm and the reference after the same number of updates, and of samples."""
+    """Return a table of all arms after the same number of updates and the same number of samples."""
     rows = [
         [
             result.arm.name,
@@ -147,22 +147,22 @@ def aligned_table(comparison: Comparison) -> Table:
         for result in comparison.arms
         for aligned in result.aligned
     ]
-    note = "So that skipped updates can neither hide nor count twice."
+    note = "All arms are compared after the same number of updates or samples, so skipped updates do not distort them."
     head = ("arm", "after", "quantity", "value ± 95 % CI", f"Δ vs {comparison.reference} [95 % CI]")
     return table(head, rows, numeric=(3, 4), note=note)
 
 
 def objections_list(comparison: Comparison) -> Bullets:
-    """Return what makes the comparison less than fair."""
+    """Return the objections to the fairness of the comparison, with hints to fix them."""
     items = [
         f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
-        + (f" To mend it: {objection.hint.rstrip('.')}." if objection.hint else "")
+        + (f" To fix it: {objection.hint.rstrip('.')}." if objection.hint else "")
         for objection in comparison.objections
     ]
     return Bullets(tuple(items), "warn")
 
 
-#: Colour of each verdict; the word stands beside it.
+#: Colour of each verdict. The figure shows the word beside it.
 VERDICTS: Final = {
     "better": plotting.BLUE,
     "equivalent": plotting.GREEN,
@@ -170,16 +170,16 @@ VERDICTS: Final = {
     "undecided": plotting.GREY,
 }
 
-#: An arm whose interval reaches so many margins from zero is far away, if others are not.
+#: Distance from zero, in margins, beyond which an arm counts as far away if others are closer.
 _FAR: Final = 12
 
 Styles = Mapping[str, tuple[str, str]]
 
 
 def forest_plot(name: str, comparison: Comparison) -> Plot | None:
-    """Differences from the reference with their intervals, the band of the margin behind them.
+    """Plot the differences from the reference with their intervals and the band of the margin.
 
-    The axis is made for what lies near the margin; an arm far away from it is an arrow with its numbers.
+    The axis covers the arms near the margin. An arm far outside is drawn as an arrow with its numbers.
     """
     arms = [result for result in comparison.arms if result.verdict.word != "reference"]
     if len(comparison.arms) < 2:
@@ -194,18 +194,18 @@ def forest_plot(name: str, comparison: Comparison) -> Plot | None:
             _difference(axes, row, result, limit)
         _rows(axes, [result.arm.name for result in arms])
         _numbers(axes, f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
-        figure.label("95 % interval", color=plotting.GREY, linewidth=1.4)
-        figure.label("90 % interval (two one-sided tests)", color=plotting.GREY, linewidth=4.5)
+        figure.label("95 % CI", color=plotting.GREY, linewidth=1.4)
+        figure.label("90 % CI (two one-sided tests)", color=plotting.GREY, linewidth=4.5)
         figure.label(f"margin ±{plotting.tick(comparison.margin)}", Patch(color=plotting.SKY, alpha=0.3, linewidth=0))
     caption = (
-        "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
-        "better or worse where its thin one lies on one side of zero; see the verdicts for the rest."
+        "Differences from the reference, paired by seed. An arm is equivalent if its thick interval lies inside the "
+        "band, and better or worse if its thin interval excludes zero. See the verdicts for other cases."
     )
     return Plot(name, caption, figure.svg)
 
 
 def _reach(difference: Interval | None) -> float:
-    """Return how far from zero an interval, or a single difference, reaches; NaN where there is none."""
+    """Return the largest distance from zero of an interval or a single difference; NaN if there is none."""
     if difference is None:
         return math.nan
     ends = [abs(end) for end in (difference.low, difference.high) if math.isfinite(end)]
@@ -219,13 +219,13 @@ def _limit(margin: float, reaches: Sequence[float]) -> float:
 
 
 def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
-    """The intervals of one arm, its verdict beside them."""
+    """Draw the intervals of one arm with its verdict beside them."""
     colour = VERDICTS.get(result.verdict.word, plotting.GREY)
     found = result.difference
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
     axes.text(1.02, row, result.verdict.word, color=colour, **place)
     if found is None or not math.isfinite(found.mean):
-        axes.text(0.5, row, "no difference can be given", ha="center", color=plotting.GREY, **place)
+        axes.text(0.5, row, "no difference available", ha="center", color=plotting.GREY, **place)
         return
     if abs(found.mean) > limit:
         left = found.mean < 0
@@ -242,7 +242,7 @@ def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
 
 
 def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
-    """The metric of every run, those with the same seed joined."""
+    """Plot the metric of every run, with lines between runs of the same seed."""
     metric = comparison.metric
     values = {
         result.arm.name: {
@@ -273,17 +273,17 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
             figure.label("failed or diverged", **plotting.FAILED)
         axes.set_ylabel(elided(metric, 22))
         _arms_across(axes, list(values))
-    return Plot(name, f"{metric} of every run; a line joins the runs of a seed.", figure.svg)
+    return Plot(name, f"{metric} of every run. Lines join the runs of a seed.", figure.svg)
 
 
 def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve]], styles: Styles) -> Plot | None:
-    """A quantity over steps: for each arm the mean over its seeds, and a band from the lowest to the highest.
+    """Plot a quantity over steps: the mean over seeds of each arm, with a band from the lowest to the highest.
 
     Args:
-        name: Of the figure.
+        name: Name of the figure.
         unit: Label of the vertical axis.
-        what: The quantity, in the caption.
-        arms: By name, the curves of the arm's runs.
+        what: Name of the quantity in the caption.
+        arms: The curves of each arm's runs, by arm name.
         styles: Colour and line style of each arm.
     """
     merged = {arm: mean_over_runs(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
@@ -300,17 +300,17 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
         plotting.numeric_y_axis(axes, [value for _, means, *_ in merged.values() for value in means], 30)
         axes.set_ylabel(elided(unit, 22))
         plotting.step_axis(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
-    return Plot(name, f"{what}, means over seeds; the band reaches from the lowest to the highest.", figure.svg)
+    return Plot(name, f"{what}, means over seeds. The band spans the lowest to the highest seed.", figure.svg)
 
 
 def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
-    """A bar for the mean of each arm, a dot for each of its runs.
+    """Plot a bar for the mean of each arm and a dot for each of its runs.
 
     Args:
-        name: Of the figure.
+        name: Name of the figure.
         unit: Label of the axis.
-        what: The quantity, in the caption.
-        arms: By name, the values of the arm's runs; the first is the reference.
+        what: Name of the quantity in the caption.
+        arms: The values of each arm's runs, by arm name. The first arm is the reference.
     """
     with plotting.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
         (axes,) = figure.panels()
@@ -324,7 +324,7 @@ def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float
         _rows(axes, list(arms))
         axes.set_xlim(left=0)
         _numbers(axes, unit)
-    return Plot(name, f"{what}; dots are runs.", figure.svg)
+    return Plot(name, f"{what}. Dots are single runs.", figure.svg)
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
@@ -338,7 +338,7 @@ def _numbers(axes: Axes, label: str) -> None:
 
 
 def _arms_across(axes: Axes, names: Sequence[str]) -> None:
-    """Names of arms on the horizontal axis, turned where they have no room."""
+    """Label the horizontal axis with the names of arms, rotated if they do not fit."""
     plotting.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.grid(visible=False, axis="x")

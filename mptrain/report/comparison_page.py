@@ -1,6 +1,6 @@
-"""The report of a comparison or a recipe: who differs from the reference, by how much, and whether that was fair.
+"""Report of a comparison or a recipe: the differences from the reference and the fairness of the comparison.
 
-Of several groups each has figures of its own names.
+If there are several groups, the figure names of each group have a prefix of their own.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Read = Callable[[Path], OpenedRun | str]
 
 
 def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
-    """The report of a comparison's folder, with its verdicts or, before its jobs are done, without.
+    """Return the report of a comparison's folder. Verdicts are missing until the jobs are done.
 
     Args:
-        paths: Of the folder.
-        sweep: Its jobs; None where runs were compared that it did not start.
+        paths: The paths of the folder.
+        sweep: The jobs of the comparison; None if it compares existing runs.
 
     Raises:
-        StorageError: ``comparison.json`` cannot be read.
+        StorageError: If ``comparison.json`` cannot be read.
     """
     read: Read = lru_cache(maxsize=None)(lambda folder: open_or_reason(folder, BUCKETS))
     groups = read_comparisons(paths.comparison) if paths.comparison.exists() else {}
@@ -71,8 +71,8 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     smoke = bool(sweep is not None and sweep.plan.get("smoke"))
     title = verdict.title or recipe or (sweep_title(sweep) if sweep is not None and sweep.words else "")
     return Page(
-        over="mptrain, report of a recipe" if recipe else "mptrain, report of a comparison",
-        title=title or " against ".join(_arms(groups)),
+        over="mptrain recipe report" if recipe else "mptrain comparison report",
+        title=title or " vs ".join(_arms(groups)),
         status=verdict.verdict or (progress_cell(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
@@ -86,7 +86,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
 
 
 def _arms(groups: Mapping[str, Comparison]) -> list[str]:
-    """The names of all arms, the references last."""
+    """Return the names of all arms, references last."""
     names = [result.arm.name for comparison in groups.values() for result in comparison.arms[1:]]
     names += [comparison.reference for comparison in groups.values()]
     return list(dict.fromkeys(names))
@@ -103,23 +103,23 @@ def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: boo
         )
     fatal = sum(objection.fatal for comparison in groups.values() for objection in comparison.objections)
     if fatal:
-        sentences.append(f"What is compared is not fair ({counted(fatal, 'objection')} below).")
+        sentences.append(f"The comparison is not fair ({counted(fatal, 'objection')} below).")
     if smoke:
-        sentences.append("A smoke run shows that everything runs, in short; it judges nothing.")
+        sentences.append("A smoke run only checks that every run works; it gives no verdict.")
     elif waiting and not groups:
-        sentences.append("It is not judged yet.")
+        sentences.append("There is no verdict yet.")
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _waiting(points: Sequence[OpenedPoint], *, smoke: bool) -> tuple[Section, ...]:
     if not points:
         return ()
-    text = None if smoke else Text("There is no comparison.json yet: it is written once the runs have ended.", "warn")
+    text = None if smoke else Text("There is no comparison.json yet. It is written after all runs have ended.", "warn")
     return (section("Comparison", text, sweep_plot(points)),)
 
 
 def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[OpenedPoint]) -> list[Section]:
-    """The parts of the one comparison, or the tables of all groups and a section for each."""
+    """Return the sections of a single comparison, or for several groups all tables first and then the details."""
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
         return list(comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name))))
@@ -134,7 +134,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     for at, (name, comparison) in enumerate(groups.items(), 1):
         parts = comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name), f"g{at}-"))[1:]
         blocks: list[Block] = []
-        for part in parts:  # figures are seen at once, the rest on demand
+        for part in parts:  # figures are always visible, the rest is collapsed
             blocks += [block for block in part.blocks if isinstance(block, Plots)]
             rest = tuple(block for block in part.blocks if not isinstance(block, Plots))
             blocks += [Fold(part.title, rest)] if rest else []
@@ -143,7 +143,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
 
 
 def _of_group(points: Sequence[OpenedPoint], name: str) -> list[OpenedPoint]:
-    """The points whose arms are called ``GROUP/ARM``."""
+    """Return the points whose arms are named ``GROUP/ARM`` for the group ``name``."""
     return [point for point in points if point.job.arm.rpartition("/")[0] == name]
 
 
@@ -161,26 +161,26 @@ def _commands(
     return [Code(shlex.join(["mptrain", "reproduce", recipe, *more, *smoke]), "sh"), *command_blocks(sweep)]
 
 
-#: Arms with colours of their own; more of them become shades of one ramp.
+#: Number of arms from which shades of one colour ramp replace separate colours.
 _MOST_COLOURS: Final = 14
 
-#: Settings of a numeric key from which on the metric is drawn over it.
+#: Minimum number of settings of a numeric key for a plot of the metric over it.
 _LEAST_SETTINGS: Final = 3
 
-#: Bytes of one sample of an arm.
+#: Maximum size in bytes of one sample file of an arm.
 _MOST_BYTES: Final = 400_000
 
 
 @dataclass(frozen=True)
 class LoadedComparison:
-    """A comparison and where its records are.
+    """A comparison and the location of its records.
 
     Attributes:
-        comparison: What was found.
-        folder: What paths of runs are relative to.
-        read: Opens a run, or says why it cannot.
-        points: The jobs that belong to it; none where runs were compared that existed.
-        prefix: Of the names of its figures.
+        comparison: The result of the comparison.
+        folder: The folder that the paths of runs are relative to.
+        read: Function that opens a run or returns an error message.
+        points: The jobs of the comparison; empty if it compares existing runs.
+        prefix: Prefix of the names of its figures.
     """
 
     comparison: Comparison
@@ -191,7 +191,7 @@ class LoadedComparison:
 
 
 def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
-    """Table and verdicts first, then what they rest on."""
+    """Return the sections of a comparison: table and verdicts first, then the evidence."""
     comparison = compared.comparison
     arms = [_arm_runs(compared, result) for result in comparison.arms]
     others = len(arms) - 1
@@ -203,7 +203,7 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
             "Comparison", comparison_blocks.comparison_table(comparison), comparison_blocks.verdict_list(comparison)
         ),
         section("Differences", _differences(compared, styles)),
-        section("Is it fair?", *_fairness(comparison)),
+        section("Fairness", *_fairness(comparison)),
         section(
             "Speed and memory",
             comparison_blocks.ratios_table(comparison),
@@ -212,13 +212,13 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
         ),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
         section("Samples", *_samples(compared, arms)),
-        section("At equal work", comparison_blocks.aligned_table(comparison)),
+        section("At equal updates and samples", comparison_blocks.aligned_table(comparison)),
         section("Configuration", _differing_keys(comparison)),
     )
 
 
 def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]:
-    """Return what the first run of each arm exhibited."""
+    """Return the samples of the first run of each arm."""
     blocks: list[Block] = []
     for arm, result in zip(arms, compared.comparison.arms, strict=True):
         for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):
@@ -228,7 +228,7 @@ def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]
 
 
 def _arm_runs(compared: LoadedComparison, result: ArmResult) -> ArmRuns:
-    """The records of an arm's runs."""
+    """Open the runs of an arm."""
     found: list[OpenedRun] = []
     problems: list[str] = []
     for run in result.arm.runs:
@@ -257,9 +257,9 @@ def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -
 def _fairness(comparison: Comparison) -> list[Block | None]:
     return [
         comparison_blocks.objections_list(comparison),
-        Text("The same in all arms:") if comparison.checks else None,
+        Text("Identical in all arms:") if comparison.checks else None,
         Bullets(comparison.checks),
-        Text("To know when reading it:") if comparison.notes else None,
+        Text("Notes:") if comparison.notes else None,
         Bullets(comparison.notes),
     ]
 
@@ -276,7 +276,7 @@ def _speed(compared: LoadedComparison) -> Plots:
     bars = (
         ("throughput", f"{term} a second", "Throughput after warm-up", throughput),
         ("memory", bytes_unit, "Peak memory", memory),
-        ("energy", "J", "Energy of the device while training", energy),
+        ("energy", "J", "Energy of the device during training", energy),
     )
     return plots(
         *(
@@ -288,7 +288,7 @@ def _speed(compared: LoadedComparison) -> Plots:
 
 
 def _differing_keys(comparison: Comparison) -> Table:
-    """The keys in which any arm differs from the reference, with the values of all arms."""
+    """Return a table of the keys in which any arm differs from the reference, with the values of all arms."""
     reference = {key: result.differs[key][0] for result in comparison.arms for key in result.differs}
     rows = [
         [key, *(show(result.differs[key][1] if key in result.differs else own) for result in comparison.arms)]
@@ -297,29 +297,29 @@ def _differing_keys(comparison: Comparison) -> Table:
     return table(("key", *(result.arm.name for result in comparison.arms)), rows)
 
 
-#: Panels of one figure of loss scales.
+#: Maximum number of panels in the figure of loss scales.
 _MOST_PANELS: Final = 8
 
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The records of an arm: its opened runs, and what could not be read of them."""
+    """The records of an arm: its opened runs, and messages about runs that could not be read."""
 
     name: str
     runs: tuple[OpenedRun, ...]
     problems: tuple[str, ...]
 
     def learners(self) -> list[LearnerHistory]:
-        """The first learner of every run."""
+        """Return the first learner of every run."""
         return [next(iter(run.history.learners.values())) for run in self.runs if run.history.learners]
 
     def metric(self, name: str) -> list[Curve]:
-        """A metric on validation data over steps, of every run that has it."""
+        """Return the curves of a metric on validation data, one for each run that has it."""
         found = [run.history.evaluations.get("val", {}).get(name) for run in self.runs]
         return [curve for curve in found if curve is not None]
 
     def panel(self) -> Panel | None:
-        """Its loss scales with their overflows, where they moved or overflowed; None otherwise."""
+        """Return a panel of loss scales and overflows, or None if the loss scale never changed."""
         curves = [learner.loss_scale for learner in self.learners()]
         overflows: list[Overflows] = []
         for run in self.runs:
@@ -330,15 +330,15 @@ class ArmRuns:
 
 
 def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_blocks.Styles, prefix: str) -> Block:
-    """Losses and metrics with their bands, then the loss scales of the arms in which they move."""
+    """Return plots of losses and metrics with bands, and of the loss scales of arms in which they change."""
     losses = {arm.name: [learner.loss for learner in arm.learners()] for arm in arms}
     if not any(losses.values()):
-        return Text("The records of the runs are not where they were, so there are no curves.")
+        return Text("The run directories were moved or deleted, so there are no curves.")
     metric, metrics = comparison.metric, {arm.name: arm.metric(comparison.metric) for arm in arms}
     panels = [panel for arm in arms if (panel := arm.panel()) is not None]
     few = panels[:_MOST_PANELS]
-    left = f" Shown are the first {len(few)} of {len(panels)} such arms." if len(panels) > len(few) else ""
-    caption = f"Loss scales of all seeds of the arms in which they move, with overflows.{left}"
+    left = f" The first {len(few)} of {len(panels)} such arms are shown." if len(panels) > len(few) else ""
+    caption = f"Loss scales and overflows of all seeds, for the arms whose loss scale changes.{left}"
     known = any(curve.finite() for curves in metrics.values() for curve in curves)
     return plots(
         comparison_blocks.arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),

@@ -1,6 +1,6 @@
-"""Quantities over steps in bounded memory: a run of any length becomes at most some thousand points.
+"""Quantities over steps in bounded memory: a run of any length is reduced to a few thousand points at most.
 
-Extremes survive: what is drawn of a long run shows every spike. Reads nothing and draws nothing.
+Extremes are kept, so the curve of a long run still shows every spike. This module reads no files and draws nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-#: Buckets of a curve at most; each gives up to two points, its lowest and its highest.
+#: Buckets of a curve at most. Each gives up to two points: its lowest and its highest value.
 MOST_BUCKETS: Final = 1000
 
-#: No figure shows numbers beyond this one; they count as not finite.
+#: Largest magnitude that a figure shows. Larger values count as not finite.
 LARGEST: Final = 1e100
 
 _INDEX, _COUNT, _TOTAL, _LOW, _LOW_STEP, _HIGH, _HIGH_STEP, _LOST = range(8)
@@ -21,14 +21,14 @@ Points = tuple[list[float], list[float]]
 
 
 class Curve:
-    """Follows one quantity over steps that come in ascending order.
+    """One quantity over steps, which are added in ascending order.
 
-    Steps fall into buckets of equal width. Whenever there would be more than ``most`` of them, neighbours are merged and
-    the width doubles; so one pass over a record of unknown length is enough, and curves over the same steps have the
-    same buckets.
+    Steps fall into buckets of equal width. Once a step needs more than ``most`` buckets, neighbours are merged and the
+    width doubles. One pass over a record of unknown length is therefore enough, and curves over the same steps have
+    the same buckets.
 
     Args:
-        most: Buckets at most.
+        most: Maximum number of buckets.
     """
 
     def __init__(self, most: int = MOST_BUCKETS) -> None:
@@ -38,11 +38,11 @@ class Curve:
         self._buckets: list[list[float]] = []
 
     def __len__(self) -> int:
-        """Return how many buckets there are."""
+        """Return the number of buckets."""
         return len(self._buckets)
 
     def add(self, step: int, value: float) -> None:
-        """Take in the value of a step, counted from 1 (or 0); one that is not finite is counted and not drawn."""
+        """Add the value of a step, counted from 1 (or 0). A non-finite value is counted but not drawn."""
         index = max(step - 1, 0) // self.width
         buckets = self._buckets
         if not buckets or buckets[-1][_INDEX] != index:
@@ -64,12 +64,12 @@ class Curve:
         return None
 
     def means(self) -> Points:
-        """The middle of each bucket and the mean of its finite values; NaN, which breaks a line, where it has none."""
+        """Return the middle of each bucket and the mean of its finite values, or NaN, which breaks the line."""
         middles = [self._middle(bucket) for bucket in self._buckets]
         return middles, [b[_TOTAL] / b[_COUNT] if b[_COUNT] else math.nan for b in self._buckets]
 
     def extremes(self) -> Points:
-        """The lowest and the highest value of each bucket at their steps, in the order of steps."""
+        """Return the lowest and the highest value of each bucket with their steps, in ascending order of steps."""
         steps: list[float] = []
         values: list[float] = []
         for bucket in self._buckets:
@@ -80,27 +80,27 @@ class Curve:
         return steps, values
 
     def smooth(self, over: float = 0.02) -> Points:
-        """A centred moving mean of the bucket means over a share of the whole range."""
+        """Return a centred moving mean of the bucket means over a fraction ``over`` of the whole range."""
         steps, values = self.means()
         reach = max(round(len(values) * over / 2), 1)
         return steps, [_mean(values[max(at - reach, 0) : at + reach + 1]) for at in range(len(values))]
 
     def lost(self) -> list[float]:
-        """Return where values were not finite: the middles of those buckets."""
+        """Return the middles of the buckets that had non-finite values."""
         return [self._middle(bucket) for bucket in self._buckets if bucket[_LOST]]
 
     def finite(self) -> list[float]:
-        """The lowest and highest value of every bucket that has one."""
+        """Return the lowest and highest value of every bucket that has a finite value."""
         return [value for bucket in self._buckets if bucket[_COUNT] for value in (bucket[_LOW], bucket[_HIGH])]
 
     def last(self) -> tuple[float, float] | None:
-        """The last bucket with a finite value: its middle and its mean."""
+        """Return the middle and the mean of the last bucket with a finite value, or None."""
         steps, values = self.means()
         found = [(step, value) for step, value in zip(steps, values, strict=True) if not math.isnan(value)]
         return found[-1] if found else None
 
     def by_bucket(self, width: int) -> dict[int, float]:
-        """Bucket number to mean, after widening the buckets to ``width``, a multiple of the own width."""
+        """Return the mean by bucket index after widening the buckets to ``width``, a multiple of the current width."""
         if width > self.width:
             self._coarsen(width)
         return {int(b[_INDEX]): b[_TOTAL] / b[_COUNT] for b in self._buckets if b[_COUNT]}
@@ -122,9 +122,9 @@ class Curve:
 
 
 def mean_over_runs(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Several runs as one: steps, mean, lowest and highest of their bucket means.
+    """Combine the curves of several runs: steps, and mean, lowest and highest of their bucket means.
 
-    Buckets that fewer than half of the curves reached are left out, so that the end of the line is no single run.
+    Buckets that fewer than half of the curves reached are left out, so that the line does not end with a single run.
     """
     present = [curve for curve in curves if len(curve)]
     width = max((curve.width for curve in present), default=1)

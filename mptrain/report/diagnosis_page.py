@@ -1,4 +1,4 @@
-"""The page about a step that was looked at: what is wrong with it, module by module, and what was tried."""
+"""Report of a step diagnosis: the cause, the values of every module and the remedies that were tried."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mptrain.runlog.diagnosis_file import (
     write_examination,
 )
 
-#: What each cause is called.
+#: Name of each cause.
 NAMES: Final[dict[CauseKind, str]] = {
     "input": "the batch",
     "weights": "the weights",
@@ -33,26 +33,28 @@ NAMES: Final[dict[CauseKind, str]] = {
     "none": "nothing",
 }
 
-#: What a finite step does not say.
-FINITE: Final = "Finite is not yet right: mptrain doctor with the same words checks the gradients at every loss scale"
+#: Hint for a step whose values are all finite.
+FINITE: Final = (
+    "Finite values can still be wrong: mptrain doctor with the same words checks the gradients at every loss scale"
+)
 
-#: From this share of FP16's range on, a number in the table catches the eye.
+#: Share of the FP16 range from which a number in the table is highlighted.
 NEAR: Final = 0.25
 
 
 def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ()) -> Path:
-    """Write the three files of a diagnosis, replacing earlier ones of that step under those words.
+    """Write the three files of a diagnosis and replace earlier ones of the same step and overrides.
 
     Args:
-        folder: Made if missing.
-        found: The step.
-        words: Those that differ from the run's.
+        folder: The folder to write to. It is created if missing.
+        found: The examined step.
+        words: The overrides that differ from those of the run.
 
     Returns:
-        The page for a browser.
+        The path of the HTML page.
 
     Raises:
-        StorageError: The folder cannot be written to.
+        StorageError: If the folder cannot be written to.
     """
     with storage_errors(folder, "create"):
         folder.mkdir(exist_ok=True)
@@ -66,33 +68,33 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
 
 
 def diagnosis_page(found: Examination) -> Page:
-    """The page about a step."""
+    """Return the report of an examined step."""
     tone: Tone = "good" if found.cause == "none" else "bad"
     return Page(
-        over="mptrain, diagnosis of a step",
+        over="mptrain step diagnosis",
         title=found.subject,
-        status=Cell("finite" if found.cause == "none" else f"goes wrong in {NAMES[found.cause]}", tone),
+        status=Cell("finite" if found.cause == "none" else f"fails in {NAMES[found.cause]}", tone),
         lead=f"{as_sentence(found.verdict, found.operator)}{f' {FINITE}.' if found.cause == 'none' else ''}",
         sections=(
-            section("The step", Tiles(_tiles(found)), Bullets(found.remarks)),
-            section("Wrong as well", Bullets(tuple(one.sentence for one in found.also), "bad")),
-            section("Worth knowing", Bullets(found.notes, "warn")),
-            section("What was tried", _remedies(found.remedies)),
-            section("Forward pass, module by module", _modules(found.modules, "forward")),
-            section("Backward pass, module by module", _modules(found.modules[::-1], "backward")),
-            section("Operators and their dtypes", *operator_blocks(found.operators)),
+            section("Step", Tiles(_tiles(found)), Bullets(found.remarks)),
+            section("Other problems", Bullets(tuple(one.sentence for one in found.also), "bad")),
+            section("Notes", Bullets(found.notes, "warn")),
+            section("Remedies", _remedies(found.remedies)),
+            section("Forward pass by module", _modules(found.modules, "forward")),
+            section("Backward pass by module", _modules(found.modules[::-1], "backward")),
+            section("Operator dtypes", *operator_blocks(found.operators)),
         ),
     )
 
 
 def as_sentence(text: str, operator: str = "") -> str:
-    """Return a text as a sentence. The name of an operator with which it begins stays as torch writes it."""
+    """Return a text as a sentence: a capital at the start, unless it starts with the operator's name, and a period."""
     begins = text if operator and text.startswith(f"{operator} ") else f"{text[:1].upper()}{text[1:]}"
     return f"{begins}."
 
 
 def breaking(row: ModuleRow) -> str:
-    """Return what a module that goes wrong is marked with."""
+    """Return the mark of a module in which values become wrong."""
     reach = row.forward if row.breaks == "forward" else row.backward
     return "wrong values" if reach is not None and not reach.inf and not reach.nan else "first not finite"
 
@@ -100,14 +102,14 @@ def breaking(row: ModuleRow) -> str:
 def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
     return (
         ("step", f"{found.step:,}", "" if found.learner == "main" else f"of the {found.learner}"),
-        ("loss", number(found.loss), "not scaled"),
+        ("loss", number(found.loss), "unscaled"),
         ("loss scale", scale(found.loss_scale), ""),
         ("precision", found.precision, f"on {found.device}"),
     )
 
 
 def verdict_on(remedy: Remedy) -> str:
-    """Return whether a remedy helped, in one word or two."""
+    """Return whether a remedy helps, in words."""
     return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
 
 
@@ -116,7 +118,7 @@ def _remedies(remedies: Sequence[Remedy]) -> Table:
     rows: list[list[Cell | str]] = [
         [one.text, " ".join(one.words), Cell(verdict_on(one), tones[one.helped]), one.outcome] for one in remedies
     ]
-    return table(("remedy", "what to write", "checked", "on this batch"), rows)
+    return table(("remedy", "setting", "result", "on this batch"), rows)
 
 
 def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
@@ -129,15 +131,15 @@ def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
             rows.append([name, kind, row.dtype, *cells(row, reach), Cell(breaking(row), "bad") if breaks else ""])
     scaled = " Gradients carry the loss scale." if phase == "backward" else ""
     note = (
-        f"Of all that a module's own operators gave.{scaled} Below 2^-14: share of the nonzero values, which FP16 holds with "
-        "fewer bits. Zero: share of all values."
+        f"Covers all outputs of a module's own operators.{scaled} Below 2^-14: share of the nonzero values that are "
+        "subnormal in FP16. Zero: share of all values."
     )
     head = ("module", "type", "dtype", "largest", "of 65,504", "below 2^-14", "zero", "")
     return table(head, rows, numeric=(3, 4, 5, 6), note=note)
 
 
 def cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
-    """One pass of a module: largest magnitude, its share of FP16's range, share below 2^-14, share of zeros."""
+    """Return one pass of a module: largest magnitude, its share of the FP16 maximum, share below 2^-14, zeros."""
     if reach is None:
         return (Cell(""), Cell(""), Cell(""), Cell(""))
     broken = "inf" if reach.inf else "nan" if reach.nan else ""

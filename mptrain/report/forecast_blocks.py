@@ -1,6 +1,6 @@
-"""A forecast in words, as a table and as a figure: which static scales are usable for a run, and why the others are not.
+"""Forecast of the usable static loss scales of a run, in words, as a table and as a figure.
 
-What underflows is on the left, what overflows on the right; what a sweep measured stands below.
+The figure has underflow on the left, overflow on the right, and the measurements of a sweep in the panels below.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, 
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
-#: Letters of a module's name.
+#: Maximum characters of a module's name.
 _NAME = 36
 
-#: The rule of a constant scale.
+#: The scaler of a constant loss scale.
 _STATIC: Final = "mptrain.scaler.StaticScaler"
 
 #: The confidence of a bound, in words.
 _SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
 
-#: The number of looks that usually suffices to name a scale.
+#: Number of sampled steps that is usually enough to recommend a scale.
 _ENOUGH: Final = 30
 
-#: What is lost below this share is not worth a name.
+#: Lost share from which the table names the module.
 _LITTLE = 1e-4
 
 
 def power(exponent: int) -> str:
-    """A scale, with its value in digits where those are short: ``2^7 (128)``."""
+    """Format a scale, ``2^7 (128)``, without the digits if they are long."""
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
-    """Return what gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
+    """Return the overrides that set a static scale, up to its value: ``precision=fp16_static scaler.scale=``.
 
     Args:
         settings: The configuration of the run, dotted key to value.
-        learner: Whose scale it is; empty where the run has only one learner.
+        learner: The learner whose scale is set; empty if the run has only one.
     """
     own = f"learners.{learner}.scaler" if learner else "scaler"
     if settings.get("precision.compute") != "float16":
@@ -60,79 +60,79 @@ def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
 
 
 def recommendation(forecast: Forecast, words: str) -> str:
-    """The one sentence to read.
+    """Return the recommendation in words.
 
     Args:
-        forecast: Of a learner.
-        words: Those that choose its scale; see `scale_words`.
+        forecast: The forecast of a learner.
+        words: The overrides that set its scale; see `scale_words`.
     """
     if not forecast.sampled_steps:
         return (
-            "Nothing is known of any scale: the looks at this run have no gradients, or carry a loss scale that is 0 or not "
-            "finite."
+            "No scale can be recommended: the sampled steps of this run have no gradients, or their loss scale is 0 or "
+            "not finite."
         )
     seen = f"from {_seen(forecast)}"
     if forecast.largest is None:
-        return "Every step that was looked at overflowed, so nothing is known of smaller scales."
+        return "Every sampled step overflowed, so nothing is known about smaller scales."
     if not forecast.scales:
-        return f"No gradient was seen that is not zero, {seen}: nothing limits a static scale there."
+        return f"All gradients are zero, {seen}: nothing limits a static loss scale."
     if forecast.highest is None:
-        return f"Gradients overflow FP16 even without a loss scale, {seen}: no static scale from 1 on is usable."
+        return f"Gradients overflow FP16 even without a loss scale, {seen}: no static scale of 1 or more is usable."
     if forecast.too_few:
         return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast)}"
     if not forecast.has_range:
-        said = f"No static loss scale is usable at every step, {seen}: dynamic scaling follows them."
+        said = f"No static loss scale is usable at every step, {seen}: use dynamic loss scaling."
         if forecast.recommended is None:
             return said
         return (
-            f"{said} The largest that surely skips less than {share(MOST)} of the steps ({_SURE}) is "
-            f"{power(forecast.recommended)}, and {words}{2**forecast.recommended} the one to try."
+            f"{said} The largest scale that skips less than {share(MOST)} of the steps ({_SURE}) is "
+            f"{power(forecast.recommended)}: try {words}{2**forecast.recommended}."
         )
     assert forecast.recommended is not None
     low, top = forecast.lowest or 0, forecast.top or 0
     usable = f"{power(low)} to {power(top)}" if low < top else f"{power(top)} alone"
     return (
-        f"Recommended static loss scale: {power(forecast.recommended)}, {seen}: {words}{2**forecast.recommended}. Usable range: "
-        f"{usable}; less than {share(MOST)} of the steps of such a run are skipped there ({_SURE})."
+        f"Recommended static loss scale: {power(forecast.recommended)}, {seen}: {words}{2**forecast.recommended}. "
+        f"Usable range: {usable}, where such a run skips less than {share(MOST)} of its steps ({_SURE})."
     )
 
 
 def _seen(forecast: Forecast) -> str:
-    """Return what a forecast rests on: ``30 looks at a run of 300 steps (30 epochs)``."""
-    samples = counted(len(forecast.sampled_steps), "look")
+    """Return the evidence of a forecast: ``30 sampled steps of a run of 300 steps (30 epochs)``."""
+    samples = counted(len(forecast.sampled_steps), "sampled step")
     recorded = forecast.evidence.recorded
     if not recorded:
         return samples
-    return f"{samples} at a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
+    return f"{samples} of a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
 
 
 def _too_few(forecast: Forecast) -> str:
-    """Return why the looks, or the steps, do not suffice."""
+    """Return why there are too few sampled steps, or too few steps."""
     said, evidence = [], forecast.evidence
     sound = sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps)
     if sound < 2:
-        said.append("one look does not show how much the largest gradient varies from step to step")
+        said.append("one sampled step does not show how much the largest gradient varies from step to step")
     if _is_short(forecast):
         said.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
     if said:
         return f"{', and '.join(said)}."
     if 2 * sound < len(forecast.sampled_steps):
-        return "most looks overflowed, which does not tell by how much."
+        return "most sampled steps overflowed, which does not show by how much."
     sure = "at no scale" if evidence.sure is None else f"only up to {power(evidence.sure)}"
     lowest = "at every scale" if forecast.lowest is None else f"below {power(forecast.lowest)}"
     return (
-        f"the largest gradient varies by {evidence.spread:.1f} doublings (standard deviation), so less than {share(MOST)} of "
-        f"skipped steps is sure {sure} ({_SURE}), and {lowest} gradients underflow."
+        f"the largest gradient varies by {evidence.spread:.1f} doublings (standard deviation), so less than "
+        f"{share(MOST)} skipped steps can be guaranteed {sure} ({_SURE}), and {lowest} gradients underflow."
     )
 
 
 def _is_short(forecast: Forecast) -> bool:
-    """True where so few steps are on record that no share of them can be sure."""
+    """Return whether the run has too few steps to bound the share of skipped steps."""
     return 0 < forecast.evidence.recorded < FEWEST
 
 
 def _more_looks(forecast: Forecast) -> str:
-    """Return the command that gives enough of them."""
+    """Return the overrides of a run that samples enough steps."""
     steps, samples = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.sampled_steps)
     every = max(steps // max(_ENOUGH, 2 * samples), 1)
     train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
@@ -142,27 +142,30 @@ def _more_looks(forecast: Forecast) -> str:
 
 
 def reasons(forecast: Forecast) -> list[str]:
-    """Return why the edges are where they are, and what to mind, in sentences."""
+    """Return the reasons for both ends of the usable range, and caveats, as sentences."""
     said = []
     if forecast.scales:
         said += [*_below(forecast), *_above(forecast)]
     if forecast.unusable:
         said.append(
-            f"{counted(forecast.unusable, 'look')} left out: at a loss scale that is 0 or not finite, or without gradients."
+            f"{counted(forecast.unusable, 'sampled step')} left out: the loss scale is 0 or not finite, or there is no "
+            "gradient."
         )
     if not forecast.sampled_steps:
         return said
     overflowed = sum(math.isinf(sample.largest) for sample in forecast.sampled_steps)
     said += _sure(forecast)
-    looked = f"{counted(len(forecast.sampled_steps), 'step')} looked at"
+    looked = counted(len(forecast.sampled_steps), "sampled step")
     between = (
-        f", the others by their gradient norms: {forecast.steps:,} steps in all" if _knows_between(forecast) else ""
+        f" and the gradient norms of the other steps, {forecast.steps:,} steps in all"
+        if _knows_between(forecast)
+        else ""
     )
-    said.append(f"This rests on {looked}{between}. A longer run has another largest gradient.")
+    said.append(f"The forecast is based on {looked}{between}. The largest gradient of a longer run may differ.")
     if overflowed:
         said.append(
-            f"{counted(overflowed, 'step')} looked at overflowed at the run's own scale; what smaller scales do there is "
-            "not known."
+            f"{counted(overflowed, 'sampled step')} overflowed at the run's own loss scale. The effect of smaller "
+            "scales there is not known."
         )
     if forecast.smallest_seen:
         said.append(_cut_off(forecast))
@@ -173,13 +176,13 @@ def _below(forecast: Forecast) -> list[str]:
     if not forecast.lowest:
         least = f"more than {share(MOST_TAKEN)} of its gradient's magnitude."
         if forecast.lowest == 0:
-            return [f"Even without a scale no module loses {least}"]
-        return [f"At every scale up to 2^{EXPONENTS[-1]} {_module(forecast.scales[-1].taken.name)} loses {least}"]
+            return [f"Even without a loss scale, no module loses {least}"]
+        return [f"At every scale up to 2^{EXPONENTS[-1]}, {_module(forecast.scales[-1].taken.name)} loses {least}"]
     worse = forecast.scales[forecast.lowest - 1]
     return [
-        f"Below {power(forecast.lowest)} gradients underflow: at {power(forecast.lowest - 1)} {_module(worse.taken.name)} "
-        f"loses {share(worse.taken.share)} of its gradient's magnitude at step {worse.taken.step:,}; more than "
-        f"{share(MOST_TAKEN)} counts as too much."
+        f"Below {power(forecast.lowest)}, gradients underflow: at {power(forecast.lowest - 1)}, "
+        f"{_module(worse.taken.name)} loses {share(worse.taken.share)} of its gradient's magnitude at step "
+        f"{worse.taken.step:,}. The limit is {share(MOST_TAKEN)}."
     ]
 
 
@@ -192,31 +195,33 @@ def _above(forecast: Forecast) -> list[str]:
         return [f"Nothing overflows up to {power(highest)}: {what}."]
     over = forecast.scales[highest + 1]
     said = [
-        f"Above {power(highest)} gradients overflow: {what}, and at {power(highest + 1)}, "
-        f"{share(over.overflow_share)} of the steps are expected to."
+        f"Above {power(highest)}, gradients overflow: {what}, and at {power(highest + 1)}, "
+        f"{share(over.overflow_share)} of the steps are expected to overflow."
     ]
     said.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
     if forecast.recommended is not None and highest - forecast.recommended < MARGIN:
         said.append(
-            f"The recommended scale has less than {2**MARGIN} times headroom to the upper edge, since smaller ones lose too "
-            "much: some updates may be skipped."
+            f"The recommended scale has less than {2**MARGIN}x headroom below the upper limit because smaller scales "
+            "underflow, so some updates may be skipped."
         )
     return said
 
 
 def _sure(forecast: Forecast) -> list[str]:
-    """Return the evidence that steps do not overflow, in sentences."""
+    """Return the evidence that steps do not overflow, as sentences."""
     evidence, said = forecast.evidence, []
     if evidence.spread and evidence.by_samples is not None:
         said.append(
-            f"By the looks, less than {share(MOST)} of the steps overflow up to {power(evidence.by_samples)} ({_SURE}): the largest "
-            f"gradient varies by {evidence.spread:.1f} doublings (standard deviation), and {counted(len(forecast.sampled_steps), 'look')} "
-            "bound 99 % of the steps by a normal tolerance limit."
+            f"Evidence from sampled steps: less than {share(MOST)} of the steps overflow up to "
+            f"{power(evidence.by_samples)} ({_SURE}). The largest gradient varies by {evidence.spread:.1f} doublings "
+            f"(standard deviation), and {counted(len(forecast.sampled_steps), 'sampled step')} bound 99 % of the steps "
+            "by a normal tolerance limit."
         )
     if evidence.by_record is not None:
         said.append(
-            f"By the record, less than {share(MOST)} of the steps overflow up to {power(evidence.by_record)} ({_SURE}): FP16 "
-            f"held {evidence.held:,} of {counted(evidence.recorded, 'step')} there."
+            f"Evidence from recorded overflows: less than {share(MOST)} of the steps overflow up to "
+            f"{power(evidence.by_record)} ({_SURE}). {evidence.held:,} of {counted(evidence.recorded, 'step')} did not "
+            "overflow in FP16 there."
         )
     return said
 
@@ -226,21 +231,24 @@ def _knows_between(forecast: Forecast) -> bool:
 
 
 def _cut_off(forecast: Forecast) -> str:
-    seen = f"Gradients were seen in FP16 only: none below {number(forecast.smallest_seen)} could be"
+    seen = (
+        f"Gradients were recorded in FP16 only, so values below {number(forecast.smallest_seen)} could not be counted"
+    )
     if forecast.at_smallest <= MOST_TAKEN:
-        return f"{seen}, and hardly any were near it."
+        return f"{seen}. Hardly any values are close to it."
     return (
-        f"{seen}, and in some module {share(forecast.at_smallest)} of them stand there, so smaller ones were lost before "
-        "they could be counted: the lower edge may lie higher. Histograms of a run with precision=fp32 would tell."
+        f"{seen}. In one module, {share(forecast.at_smallest)} of the values are at this limit, so smaller ones "
+        "probably underflowed: the lower limit of the usable range may be higher. A run with precision=fp32 and "
+        "histograms would show it."
     )
 
 
 def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
-    """A row for each scale.
+    """Return a table with a row for each scale.
 
     Args:
-        forecast: With scales.
-        measured: What a sweep found at some of them.
+        forecast: A forecast with scales.
+        measured: The measurements of a sweep at some of the scales.
     """
     kinds = list(measured.kinds) if measured else []
     head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
@@ -266,16 +274,17 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
 
 
 def _legend(measured: MeasuredScales | None) -> str:
-    """Return what the columns are."""
+    """Return the explanation of the columns."""
     said = (
-        "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
-        "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "
-        f"than {share(MOST_TAKEN)} is too much. Weights: parameters' gradients that are lost. Subnormal: gradients with fewer "
-        "bits. Overflow: steps at which something does. Unsure: no step overflows, and the evidence does not suffice."
+        "Lost: share of the nonzero activation gradients of all modules that FP16 rounds to zero. Worst: the same "
+        "for the module that loses most. Magnitude: the largest share of the sum of |x| that one module loses at "
+        f"one step; the limit is {share(MOST_TAKEN)}. Weights: lost weight gradients. Subnormal: gradients that are "
+        "subnormal in FP16. Overflow: share of the steps that overflow. Unsure: no sampled step overflows, but the "
+        "evidence is not sufficient."
     )
     if measured is None:
         return said
-    said += f" {measured.metric} and skipped: what the sweep measured"
+    said += f" {measured.metric} and skipped: measured by the sweep"
     several = any(len({run.exponent for run in runs}) < len(runs) for runs in measured.kinds.values())
     return f"{said}, means of n runs." if several else f"{said}."
 
@@ -326,13 +335,13 @@ _OVERFLOWING: Final[dict[str, Any]] = {"color": plotting.VERMILLION, "marker": "
 def forecast_plot(
     name: str, forecast: Forecast, whose: str = "", measured: MeasuredScales | None = None
 ) -> Plot | None:
-    """Shares over the exponent of the scale, with the usable range and the recommended scale; below, a sweep.
+    """Plot the forecast over the scale's exponent with the usable range, and the measurements of a sweep below.
 
     Args:
-        name: Of the figure.
-        forecast: Without scales there is nothing to draw.
-        whose: Learner, for the caption.
-        measured: What a sweep found at some scales; None where there is none.
+        name: Name of the figure.
+        forecast: The forecast. Without scales, no figure is drawn.
+        whose: The learner, for the caption.
+        measured: The measurements of a sweep at some scales, or None.
     """
     if not forecast.scales:
         return None
@@ -364,16 +373,16 @@ def forecast_plot(
 
 def _caption(forecast: Forecast, whose: str, measured: MeasuredScales | None) -> str:
     caption = (
-        f"What every static loss scale would do{whose}, from {counted(len(forecast.sampled_steps), 'look')}: the share of the "
-        "activation gradients that FP16 rounds to zero, what the worst module loses of its magnitude, and the share of "
-        "steps that overflow."
+        f"Forecast for each static loss scale{whose}, from {counted(len(forecast.sampled_steps), 'sampled step')}. The "
+        "curves are the share of activation gradients that FP16 rounds to zero, the share of its magnitude that the "
+        "worst module loses, and the share of steps that overflow."
     )
     if forecast.recommended is not None:
         caption += f" Recommended: {power(forecast.recommended)}."
     if measured:
         failed = any(run.failed for runs in measured.kinds.values() for run in runs)
-        crosses = "; a cross marks runs that failed" if failed else ""
-        caption += f" Below: {measured.metric} and skipped updates of a sweep, a dot for each run{crosses}."
+        crosses = ", and a cross marks runs that failed" if failed else ""
+        caption += f" Lower panels: {measured.metric} and skipped updates of a sweep. Each dot is a run{crosses}."
     return caption
 
 
@@ -385,7 +394,7 @@ def _range_on(axes: Axes, forecast: Forecast) -> None:
 
 
 def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D]:
-    """Every run of a sweep as a dot, a line through the means of each scale; the skipped share below."""
+    """Draw the metric and the skipped share of every run of a sweep, with lines through the means of each scale."""
     handles = []
     styles = plotting.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(plotting.BLACK, "-")]
     for runs, (colour, line) in zip(measured.kinds.values(), styles, strict=True):
@@ -396,7 +405,7 @@ def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D
             handle = plotting.dots_and_means(axes, values, colour, line, **style)
         handles.append(handle)
         failed = sorted({run.exponent for run in runs if run.failed})
-        if failed:  # a line without points beyond the axes would make the layout collapse
+        if failed:  # drawn only if there are any: an empty line would make the layout collapse
             plotting.failures_at(above, failed, [0.06] * len(failed))
     plotting.numeric_y_axis(above)
     above.yaxis.set_major_locator(MaxNLocator(4))

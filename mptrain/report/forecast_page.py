@@ -1,4 +1,4 @@
-"""The page that recommends a static loss scale for a run, beside what a sweep measured."""
+"""Report that recommends a static loss scale for a run, optionally with the measurements of a sweep."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mptrain.report.sweep_points import MeasuredScales, read_measured
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast
 
-#: Keys of a sweep that are named.
+#: Maximum number of differing keys that are named.
 _NAMED: Final = 6
 
-#: Sections whose keys are named first.
+#: Config sections whose keys are named first.
 _FIRST: Final = ("model", "dataset", "task", "train")
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The static scales that the histograms of a run speak for.
+    """The static scales that the histograms of a run recommend.
 
     Attributes:
         opened: The run.
-        forecasts: By learner.
-        measured: What a sweep found; None without one.
-        sweep: Its folder.
-        notes: What could not be read, and that the run goes on.
+        forecasts: The forecast of each learner.
+        measured: The measurements of a sweep; None without one.
+        sweep: The folder of that sweep.
+        notes: Notes about unreadable records and about a run that has not ended.
     """
 
     opened: OpenedRun
@@ -45,17 +45,20 @@ class Recommendation:
 
     @property
     def unlike(self) -> str:
-        """That the sweep trained something else than this run, and in what; empty where it did not."""
+        """A warning that names the keys in which the sweep differs from this run; empty if it does not."""
         found = self.measured.unlike(self.opened.run.config) if self.measured else {}
         if not found:
             return ""
         ordered = sorted(found.items(), key=_weight)
         named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in ordered]
         more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
-        return f"The sweep is not of this run's configuration, so what it measured says little here: {'; '.join(named[:_NAMED])}{more}."
+        return (
+            "The sweep's configuration differs from this run, so its measurements may not apply: "
+            f"{'; '.join(named[:_NAMED])}{more}."
+        )
 
     def sentences(self) -> list[str]:
-        """One for each learner, with its name where there are several."""
+        """Return the recommendation for each learner, with learner names if there are several."""
         settings = self.opened.settings
         several = len(self.forecasts) > 1
         return [
@@ -64,24 +67,24 @@ class Recommendation:
         ]
 
     def reasons(self, learner: str) -> list[str]:
-        """Return why, in sentences."""
+        """Return the reasons for a learner's recommendation, as sentences."""
         return reasons(self.forecasts[learner])
 
     def table(self, learner: str) -> Table | None:
-        """A row for each scale; None where nothing can be foretold."""
+        """Return a table with a row for each scale, or None if there is no forecast."""
         forecast = self.forecasts[learner]
         return forecast_table(forecast, self.measured) if forecast.scales else None
 
 
 def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
-    """Return what the histograms of a run say.
+    """Recommend static loss scales from the histograms of a run.
 
     Args:
         path: The run directory.
-        sweep: The folder of a sweep over static scales; None for none.
+        sweep: The folder of a sweep over static scales, or None.
 
     Raises:
-        StorageError: It is no run, or has no histograms; or the sweep is none, or has no static scales.
+        StorageError: If the path is not a run or has no histograms, or if the sweep is none or has no static scales.
     """
     measured = read_measured(sweep) if sweep is not None else None
     opened = open_with_history(path, MOST_BUCKETS)
@@ -90,7 +93,7 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     damages: list[str] = []
     found = read_histograms(opened.run, damages)
     if not found:
-        again = "restore the file from a copy, or train again" if damages else "train it"
+        again = "restore the file from a backup, or train again" if damages else "train it"
         raise StorageError(
             f"{path} has no histograms{': ' + damages[0] if damages else ''}", f"{again} with diagnostics=histograms"
         )
@@ -98,17 +101,17 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 
 
 def forecast_page(found: Recommendation) -> Page:
-    """The page of a recommendation."""
+    """Return the report of a recommendation."""
     opened = found.opened
     notes = Bullets(found.notes, "warn")
     return Page(
-        over="mptrain, recommended loss scale",
+        over="mptrain recommended loss scale",
         title=opened.title(),
         status=Cell(""),
         lead=" ".join(found.sentences()),
         sections=(
             *(_learner(found, name) for name in found.forecasts),
-            section("The run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
+            section("Run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Numbers and outside text as a reader of a report wants them. Knows nothing of HTML and Markdown."""
+"""Formatting of numbers and untrusted text for reports, independent of HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from mptrain.numerics.formats import scale_in_words
 
 MINUS: Final = "\u2212"
 TIMES: Final = "\u00d7"
-#: Where there is no number.
+#: Shown in place of a missing number.
 UNKNOWN: Final = "\u2013"
-#: What to mind wherever a static scale is said to overflow at some steps.
+#: Warning shown wherever a static scale overflows at some steps.
 ONE_BECOMES_ALL: Final = (
-    "under a static scale one overflow can become all: a skipped update leaves the weights where they are, and there they "
-    "meet the same gradients again"
+    "with a static scale, one overflow can become an overflow at every step: a skipped update leaves the weights "
+    "unchanged, so later steps can compute the same gradients again"
 )
 
 
 def plain(text: object, *, lines: bool = False) -> str:
-    r"""Text from outside as something that can only be read: nothing in it controls what shows it.
+    r"""Return untrusted text without characters that could control a terminal or a page.
 
-    Control characters, marks of writing direction and lone surrogates become escapes such as ``\u202e``.
+    Control characters, text direction marks and lone surrogates are replaced with escapes such as ``\u202e``.
 
     Args:
-        text: Anything; its ``str``.
-        lines: Keep line ends and tabs; otherwise all white space becomes single blanks.
+        text: Any object. Its ``str`` is used.
+        lines: Keep line ends and tabs. Otherwise each run of whitespace becomes one space.
     """
     raw = str(text)
     raw = raw.replace("\r\n", "\n") if lines else " ".join(raw.split())
@@ -36,7 +36,7 @@ def plain(text: object, *, lines: bool = False) -> str:
 
 
 def elided(text: object, most: int) -> str:
-    """One line of at most ``most`` characters; what is left out in its middle is shown by an ellipsis."""
+    """Return the text as one line of at most ``most`` characters, with an ellipsis in place of an omitted middle."""
     whole = plain(text)
     if len(whole) <= most:
         return whole
@@ -45,11 +45,11 @@ def elided(text: object, most: int) -> str:
 
 
 def number(value: float | None, error: float | None = None) -> str:
-    """A measured number.
+    """Format a measured number.
 
     Args:
-        value: The number; None where there is none.
-        error: Its uncertainty, which then decides on the decimals; otherwise four significant digits.
+        value: The number, or None if there is none.
+        error: The uncertainty, which sets the number of decimals. Without it, four significant digits are shown.
     """
     if value is None or math.isnan(value):
         return UNKNOWN
@@ -69,13 +69,13 @@ def number(value: float | None, error: float | None = None) -> str:
 
 
 def signed(value: float, error: float | None = None) -> str:
-    """A difference: as `number`, always with its sign."""
+    """Format a difference like `number`, always with its sign."""
     text = number(value, error)
     return text if text.startswith(MINUS) or text == UNKNOWN or float(value) == 0 else f"+{text}"
 
 
 def share(value: float | None) -> str:
-    """A share as per cent, with enough digits for a small one: ``12 %``, ``0.4 %``, ``0``."""
+    """Format a fraction as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     percent = 100 * value
@@ -85,14 +85,14 @@ def share(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """So many a second: three significant digits below a hundred, whole numbers above."""
+    """Format a rate per second: three significant digits below 100, whole numbers from there on."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:
-    """``0:42``, ``12:05``, ``3:00:10``."""
+    """Format a duration: ``0:42``, ``12:05``, ``3:00:10``."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     hours, rest = divmod(round(seconds), 3600)
@@ -101,12 +101,12 @@ def duration(seconds: float | None) -> str:
 
 
 def scale(value: float | None) -> str:
-    """A loss scale: ``128``, ``1000``, and from 1,024 on powers of two as ``2^16``."""
+    """Format a loss scale: ``128``, ``1000``, and powers of two from 1,024 on as ``2^16``."""
     return UNKNOWN if value is None else scale_in_words(value)
 
 
 def scale_path(path: dict[str, float]) -> str:
-    """Return how a loss scale went, from ``first``, ``min``, ``max`` and ``last``; empty where that is not known."""
+    """Describe the course of a loss scale by ``first``, ``min``, ``max`` and ``last``; empty if one is missing."""
     if not {"first", "min", "max", "last"} <= path.keys():
         return ""
     if path["min"] == path["max"]:
@@ -118,12 +118,12 @@ def scale_path(path: dict[str, float]) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """``1 run``, ``12 runs``, ``no runs``."""
+    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
 
 
 def moment(iso: str) -> str:
-    """A UTC time of ``run.json`` to the second; anything else as it is."""
+    """Format a UTC time of ``run.json`` to the second. Other text is returned unchanged."""
     date, separator, rest = iso.partition("T")
     return f"{date} {rest[:8]} UTC" if separator and iso.endswith("+00:00") else iso

@@ -1,6 +1,6 @@
-"""The part of a run's report about what FP16 holds of its tensors; only runs with histograms have one.
+"""Blocks of a run's report about its tensors and the FP16 range. Only runs with histograms have them.
 
-Histograms of exponents stand against the range of FP16, beside what was seen of them over steps.
+They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from mptrain.report.histogram_summary import (
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_blocks import OpenedRun
 
-#: Rows of a table of tensors; the worst come first.
+#: Maximum rows of a table of tensors. The worst come first.
 MOST_TENSORS = 20
 
-#: Letters of a tensor's name.
+#: Maximum characters of a tensor's name.
 _NAME = 60
 
-#: A tensor with less room than this many doublings is near the end of FP16's range.
+#: Headroom in doublings below which a tensor counts as close to overflow in FP16.
 _NEAR = 2.0
 
 #: The kinds of the second figure.
@@ -53,7 +53,7 @@ _OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients",
 
 
 def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
-    """Figures against the range of FP16, what is lost of which module, and the right static scales."""
+    """Return figures and tables of the tensors against the FP16 range, and the recommended static loss scale."""
     notes: list[str] = []
     found = read_histograms(opened.run, notes)
     several = len(found) > 1
@@ -87,15 +87,16 @@ def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: F
 
 
 def _ids(name: str) -> str:
-    """Letters and digits of a learner's name, for the names of figures."""
+    """Return a learner's name with every character but ASCII letters and digits replaced by a hyphen."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
 
 
 def _looked(found: LearnerHistograms) -> str:
     steps = sorted([*(each.step for each in found.seen), *found.overflowed])
     shown = ", ".join(f"{step:,}" for step in steps[:6]) + (f", … {steps[-1]:,}" if len(steps) > 6 else "")
-    overflowed = f"; gradients of {counted(len(found.overflowed), 'step')} that overflowed are left out" if found.overflowed else ""  # fmt: skip
-    return f"{counted(len(steps), 'step')} looked at: {shown}{overflowed}."
+    left = counted(len(found.overflowed), "step")
+    overflowed = f"; gradients of {left} that overflowed are left out" if found.overflowed else ""
+    return f"{counted(len(steps), 'sampled step')}: {shown}{overflowed}."
 
 
 def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
@@ -103,12 +104,12 @@ def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | N
     if not nonzero(scaled):
         return None
     apart = scaled.lowest != plain.lowest
-    histograms = {"as the run scaled them": scaled, "unscaled": plain} if apart else {"unscaled": plain}
-    lost = f"FP16 rounds {share(found.lost_unscaled())} of the nonzero ones to zero where the loss is not scaled"
-    kept = f", {share(lost_share(scaled))} as this run scaled it" if apart else ""
-    zeros = "" if scaled.dtype == "float32" else "; those that were zero already are not drawn"
+    histograms = {"scaled as in the run": scaled, "unscaled": plain} if apart else {"unscaled": plain}
+    lost = f"FP16 rounds {share(found.lost_unscaled())} of the nonzero gradients to zero without loss scaling"
+    kept = f" and {share(lost_share(scaled))} with the loss scale of the run" if apart else ""
+    zeros = "" if scaled.dtype == "float32" else ". Gradients that were already zero are not drawn"
     caption = (
-        f"Activation gradients{whose} by magnitude, all modules and looks together, against what FP16 can hold: "
+        f"Magnitudes of activation gradients{whose}, over all modules and sampled steps, and the range of FP16. "
         f"{lost}{kept}{zeros}."
     )
     return _exponents_plot(name, caption, histograms)
@@ -119,14 +120,15 @@ def _others_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None
     if not any(nonzero(counts) for counts in histograms.values()):
         return None
     caption = (
-        f"Activations, weights, weight gradients as they were scaled, and updates{whose} by magnitude. From 2^{MINUS}25 to "
-        f"2^{MINUS}24, the narrow strip, FP16 rounds up; below it there is nothing. The outermost bars hold what lies beyond."
+        f"Magnitudes of activations, weights, weight gradients (scaled as in the run) and updates{whose}. In the "
+        f"narrow strip from 2^{MINUS}25 to 2^{MINUS}24, FP16 rounds up to its smallest value; below it, FP16 rounds "
+        "to zero. The outermost bars include all values beyond them."
     )
     return _exponents_plot(name, caption, histograms)
 
 
 def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts]) -> Table | None:
-    """Tensors of one kind as the device saw them, the worst first; None where there is none."""
+    """Return a table of the tensors of one kind as the device saw them, worst first; None if there are none."""
     ordered = worst_first(named)
     if not ordered:
         return None
@@ -147,13 +149,13 @@ def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts]) -> Table |
         )
     left = len(ordered) - len(rows)
     note = (
-        f"{KINDS[kind].capitalize()} as the device saw them: shares lost and subnormal are of the values that are not "
-        "zero; headroom is how many doublings the largest is from FP16's largest number."
+        f"{KINDS[kind].capitalize()} as the device saw them. Lost and subnormal are shares of the nonzero values. "
+        "Headroom is the number of doublings from the largest value to the largest FP16 number."
     )
-    note += f" {counted(left, 'tensor')} that lose less left out." if left else ""
+    note += f" {counted(left, 'tensor')} with smaller losses left out." if left else ""
     first = "parameter" if kind in ("weights", "weight_gradients", "updates") else "module"
     broken = "inf or NaN" if any(counts.inf + counts.nan for _, counts in ordered) else None
-    head = (first, "kept in", "lost in FP16", "subnormal", "zero in FP16", "largest", "headroom", broken)
+    head = (first, "dtype", "lost in FP16", "subnormal", "zero in FP16", "largest", "headroom", broken)
     return table(head, rows, numeric=range(2, 8), note=note)
 
 
@@ -162,7 +164,7 @@ def _room_tone(room: float) -> Tone:
 
 
 def _unchanged(found: LearnerHistograms) -> Text | None:
-    """Return how many updates an FP16 weight without a master copy would not notice."""
+    """Return the share of updates that would not change FP16 weights without master weights."""
     moved, same = (sum(pair[at] for pair in found.unchanged.values()) for at in (0, 1))
     if not moved:
         return None
@@ -170,15 +172,15 @@ def _unchanged(found: LearnerHistograms) -> Text | None:
     name, (of, lost) = worst
     where = f"; most in {elided(name, _NAME)}, {share(lost / of)}" if lost else ""
     return Text(
-        f"Of the updates, {share(same / moved)} would leave a weight kept in FP16 as it was{where}. That is what a master copy "
-        "in FP32 is for."
+        f"{share(same / moved)} of the updates would not change a weight stored in FP16{where}. FP32 master weights "
+        "keep these updates."
     )
 
 
 #: Colours of the histograms of one figure, in order.
 COLOURS: Final = (plotting.BLUE, plotting.VERMILLION, plotting.GREEN, plotting.PURPLE, plotting.ORANGE)
 
-#: What FP16 does with the numbers from the first to the second power of two, and the shade of that part.
+#: Zones of FP16: label, first and last power of two, and shade.
 ZONES: Final = (
     ("lost", -math.inf, TINIEST - 1, "#f7d9d2"),
     ("", TINIEST - 1, TINIEST, "#fbeae6"),
@@ -187,16 +189,16 @@ ZONES: Final = (
     ("inf", HIGHEST + 1, math.inf, "#f7d9d2"),
 )
 
-#: Powers of two that a figure shows at least and at most.
+#: Narrowest and widest range of powers of two in a figure.
 _LEAST: Final = (-30, 19)
 _MOST: Final = (-60, 40)
 
-#: A bar below this share of a histogram cannot be seen.
+#: Share of a histogram below which a bar is too small to see.
 _SEEN: Final = 0.002
 
 
 def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCounts]) -> Plot:
-    """Histograms over powers of two, those that have a value, with the zones of FP16 behind them."""
+    """Plot the non-empty histograms over powers of two, on top of the zones of FP16."""
     shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
     low, high = _span(list(shown.values()))
     several, tallest = len(shown) > 1, 0.0
@@ -219,7 +221,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
 
 
 def _fp16_zones(axes: Axes) -> None:
-    """Shade what FP16 does with the numbers of each part of a horizontal axis of exponents, and say it on top."""
+    """Shade and label the zones of FP16 on a horizontal axis of exponents."""
     low, high = axes.get_xlim()
     style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "color": "#4b5563"}
     for label, start, end, shade in ZONES:
@@ -234,14 +236,14 @@ def _fp16_zones(axes: Axes) -> None:
 
 
 def _ticks(low: float, high: float) -> list[int]:
-    """The borders of FP16's zones, and round powers of two beyond them."""
+    """Return the borders of the FP16 zones, and every twelfth power of two beyond them."""
     below = range(TINIEST - 12, math.floor(low) - 1, -12)
     above = range(HIGHEST + 1 + 12, math.ceil(high) + 1, 12)
     return [*below, TINIEST, NORMAL, 0, HIGHEST + 1, *above]
 
 
 def _span(shown: Sequence[ExponentCounts]) -> tuple[int, int]:
-    """The powers of two that are drawn: without the outermost values, which would not be seen."""
+    """Return the range of powers of two to draw, without outer bars that are too small to see."""
     tall = [
         counts.lowest + at
         for counts in shown
@@ -253,7 +255,7 @@ def _span(shown: Sequence[ExponentCounts]) -> tuple[int, int]:
 
 
 def _bars(counts: ExponentCounts, low: int, high: int) -> tuple[list[int], list[float]]:
-    """Edges and percents; what lies beyond the ends is in the first and the last bar."""
+    """Return bar edges and percentages. The first and the last bar include all values beyond them."""
     whole, bars = nonzero(counts), [0.0] * (high - low)
     for exponent, count in enumerate(counts.counts, counts.lowest):
         bars[min(max(exponent - low, 0), len(bars) - 1)] += 100 * count / whole
@@ -261,7 +263,7 @@ def _bars(counts: ExponentCounts, low: int, high: int) -> tuple[list[int], list[
 
 
 def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> Plot | None:
-    """Underflow, headroom and lost updates over the steps that were looked at, an axis for each that there is."""
+    """Plot underflow, headroom and lost updates over the sampled steps, one axis for each that has data."""
     seen = found.seen
     if len(seen) < 2:
         return None
@@ -275,8 +277,9 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
             paint(axes, samples)
         plotting.step_axis(grid[-1], max(steps, seen[-1].step))
     caption = (
-        f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "
-        "held with fewer bits; doublings until the largest gradient leaves FP16; updates that leave an FP16 weight as it was."
+        f"Underflow, headroom and lost updates of the sampled steps{whose}. The panels show scaled activation "
+        "gradients that are zero or subnormal in FP16, headroom of the largest gradient in doublings before overflow, "
+        "and updates that would not change an FP16 weight."
     )
     return Plot(name, caption, figure.svg)
 
@@ -311,6 +314,6 @@ def _unchanged_shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     percent = [100 * each.unchanged / each.updates for each in seen]
     axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))
-    axes.set_title("updates that leave an FP16 weight as it was (%)")
+    axes.set_title("updates that do not change an FP16 weight (%)")
     plotting.numeric_y_axis(axes)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))

@@ -1,4 +1,4 @@
-"""Reads the histograms of a run into what a report shows, in one pass and bounded memory."""
+"""Summary of a run's histograms for the report, read in one pass and in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
     from mptrain.runlog.run_reader import Run
 
-#: What a kind of tensor is called.
+#: Name of each kind of tensor in the report.
 KINDS: Final[dict[TensorKind, str]] = {
     "activation_gradients": "activation gradients",
     "weight_gradients": "weight gradients",
@@ -23,22 +23,22 @@ KINDS: Final[dict[TensorKind, str]] = {
     "updates": "updates",
 }
 
-#: The kinds that an overflow leaves without a meaning.
+#: The kinds that are meaningless at a step that overflowed.
 _GRADIENTS: Final = ("activation_gradients", "weight_gradients")
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramSummary:
-    """One step that was looked at, in short.
+    """Summary of one sampled step.
 
     Attributes:
-        step: The attempt.
-        zeros: The share of the activation gradients that was zero, or is in FP16, as they were scaled.
-        lost: The share of the nonzero ones that FP16 rounds to zero.
-        subnormal: The share of the nonzero ones that FP16 holds with fewer bits.
-        headroom: Doublings until the largest gradient leaves FP16; below 0 it has.
-        updates: Elements that were to be changed.
-        unchanged: Of those, the ones that stay as they are in FP16.
+        step: The attempted step.
+        zeros: Share of the activation gradients, as scaled, that are zero or round to zero in FP16.
+        lost: Share of the nonzero activation gradients that FP16 rounds to zero.
+        subnormal: Share of the nonzero activation gradients that are subnormal in FP16.
+        headroom: Doublings until the largest gradient overflows FP16; negative if it already overflows.
+        updates: Number of weight elements with a nonzero update.
+        unchanged: Number of those elements whose value the update would not change in FP16.
     """
 
     step: int
@@ -52,15 +52,16 @@ class HistogramSummary:
 
 @dataclass
 class LearnerHistograms:
-    """One learner's histograms.
+    """Histograms of one learner.
 
     Attributes:
-        gradients: What a forecast needs.
-        kinds: By kind and name, over all looks, as the device saw them; gradients of looks that overflowed left out.
-        seen: Every look that did not overflow.
-        overflowed: Steps of those that did.
-        unchanged: By parameter: elements that were to be changed, and how many of them stay as they are in FP16.
-        dtypes: By kind: what its tensors were kept in.
+        gradients: The gradient history that a forecast needs.
+        kinds: Counts by kind and tensor name over all sampled steps, as the device saw them. Gradients of steps that
+            overflowed are left out.
+        seen: Summaries of the sampled steps that did not overflow.
+        overflowed: The sampled steps that overflowed.
+        unchanged: By parameter, the elements with a nonzero update and how many of them would not change in FP16.
+        dtypes: The dtypes of the tensors of each kind.
     """
 
     gradients: GradientHistory = field(default_factory=GradientHistory)
@@ -71,7 +72,7 @@ class LearnerHistograms:
     dtypes: dict[TensorKind, set[str]] = field(default_factory=dict)
 
     def add(self, record: HistogramRecord) -> None:
-        """Take in one look."""
+        """Add the record of one sampled step."""
         self.gradients.add(record)
         for kind, named in record.tensors.items():
             self.dtypes.setdefault(kind, set()).update(counts.dtype for counts in named.values())
@@ -90,19 +91,19 @@ class LearnerHistograms:
 
     @property
     def sampled_steps(self) -> int:
-        """Return how many steps were looked at."""
+        """Return the number of sampled steps."""
         return len(self.seen) + len(self.overflowed)
 
     def together(self, kind: TensorKind) -> ExponentCounts:
-        """All tensors of a kind."""
+        """Return the counts of all tensors of a kind."""
         return merged(self.kinds.get(kind, {}).values())
 
     def unscaled_gradients(self) -> ExponentCounts:
-        """All activation gradients without the loss scale."""
+        """Return the counts of all activation gradients, unscaled."""
         return self.gradients.together
 
     def lost_unscaled(self) -> float:
-        """The share of the nonzero ones that FP16 rounds to zero without a loss scale."""
+        """Return the share of the nonzero activation gradients that FP16 rounds to zero without a loss scale."""
         return lost_share(merged(self.gradients.activations.values()))
 
 
@@ -123,35 +124,35 @@ def _seen(record: HistogramRecord) -> HistogramSummary:
 
 
 def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
-    """The histograms of a run by learner, as far as they can be read; empty where it has none.
+    """Return the histograms of a run by learner, up to a damaged record; empty if the run has none.
 
     Args:
         run: The run.
-        notes: Gets a sentence on what could not be read.
+        notes: A list that receives a sentence about records that cannot be read.
     """
     found: dict[str, LearnerHistograms] = {}
     try:
         for record in run.histograms():
             found.setdefault(record.learner, LearnerHistograms()).add(record)
     except StorageError as error:
-        notes.append(f"{error}; what follows of the histograms is not in this report")
+        notes.append(f"{error}; later histograms are not in this report")
     return found
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
-    """Return what follows from the histograms, by learner; damaged steps end what is known of the steps between."""
+    """Return the forecast of each learner. Steps after a damaged step record are not used."""
     return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 
 def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
     try:
         yield from (step for step in run.steps() if step.learner == learner)
-    except StorageError:  # the report says so where it shows steps
+    except StorageError:  # reported where the report shows steps
         return
 
 
 def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:
-    """Tensors with those in front that lose most of their magnitude in FP16, then those that lose precision."""
+    """Sort tensors by the magnitude that they lose in FP16, then by lost precision, worst first."""
 
     def badness(item: tuple[str, ExponentCounts]) -> tuple[float, float, float]:
         tails = ExponentTails(item[1])

@@ -1,7 +1,7 @@
-"""Pages as HTML and as Markdown. The one module that knows of markup, and the one that makes text safe.
+"""Rendering of pages as HTML and as Markdown. Only this module handles markup and escapes text.
 
-Values reach the templates as text and are escaped there, each of them, by the environment itself: for HTML by markupsafe,
-for Markdown so that a name stays a name whatever it contains.
+Values reach the templates as plain text. The template environment escapes every value: markupsafe escapes HTML, and
+`markdown` escapes Markdown so that names are shown literally.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mptrain.report.plotting import inlined
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
-#: Nothing is loaded from anywhere, and nothing runs.
+#: Content security policy: the page loads nothing from elsewhere and runs no scripts.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 
-#: Of one name or sentence; what has more is shown with its middle left out.
+#: Characters of one name or sentence at most. The middle of a longer text is left out.
 MOST_LETTERS: Final = 1500
 
 
 def html(page: Page) -> str:
-    """The page as one self-contained HTML document."""
+    """Render the page as one self-contained HTML document."""
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return _HTML.get_template("page.html.j2").render(page=page, style=style, policy=POLICY, version=__version__)
 
 
 def markdown_page(page: Page, figures: str) -> str:
-    """The page as Markdown.
+    """Render the page as Markdown.
 
     Args:
         page: The page.
@@ -48,9 +48,8 @@ def markdown_page(page: Page, figures: str) -> str:
 def _as_html(value: Any) -> Any:
     if isinstance(value, Markup):
         return value
-    return Markup(
-        str(escape(elided(value, MOST_LETTERS))).replace(" %", "&nbsp;%")
-    )  # a number is not parted from its unit
+    # A non-breaking space keeps a number and its unit on one line.
+    return Markup(str(escape(elided(value, MOST_LETTERS))).replace(" %", "&nbsp;%"))
 
 
 def _as_markdown(value: Any) -> Markup:
@@ -87,7 +86,7 @@ _MARKDOWN: Final = _environment(
 )
 
 
-#: What Markdown, its tables, its mathematics and its raw HTML react to.
+#: Characters that are special in Markdown, including its tables, mathematics and raw HTML.
 _ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$!&<>]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _LINKS: Final = re.compile(r":(?=//)|(?<=www)\.|@", re.IGNORECASE)
@@ -95,14 +94,14 @@ _START: Final = re.compile(r"^([-+#=]|\d+[.)](?=\s|$))")
 
 
 def markdown(text: object) -> str:
-    """A line of text that every Markdown reader shows as it is, in a paragraph and in a cell of a table alike."""
+    """Escape a line of text so that Markdown shows it literally, both in a paragraph and in a table cell."""
     escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), plain(text))
     escaped = _LINKS.sub(lambda found: f"&#{ord(found[0])};", escaped)
     return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", escaped)
 
 
 def fenced(text: object, language: str = "") -> str:
-    """A block of code inside a fence that no line of the text can close."""
+    """Return a fenced code block whose fence is longer than any run of backticks in the text."""
     code = plain(text, lines=True)
     longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -1,6 +1,6 @@
-"""The part of a run's report about its loss scales: where they went, which steps overflowed, which updates were skipped.
+"""Blocks of a run's report about loss scales: their course, the steps that overflowed and the skipped updates.
 
-The figure of loss scales is used for one run with a panel for each learner, and for comparisons with a panel for each arm.
+Reports of runs draw the loss scale figure with a panel for each learner, comparisons with a panel for each arm.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.report.run_history import LearnerHistory, Offender, Overflows
 
-#: Parameters that overflowed: rows of the figure, and of the table.
+#: Maximum parameters that overflowed in the figure, and in the table.
 _MOST_ROWS, _MOST_NAMED = 6, 12
 
 
 def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
-    """Scales with their overflows, when updates were skipped, and a table of the overflows."""
+    """Return the plots of loss scales, overflows and skipped updates, and the tables of overflows."""
     history = opened.history
     if not history.learners:
         return []
     refused = sum(learner.refused for learner in history.learners.values())
     overflows = sum(sum(each.counts.values()) for each in history.overflows.values())
     if not history.scaled and not overflows:
-        return [Text("Losses were not scaled (scale 1 throughout), and no gradient overflowed.")]
+        return [Text("Losses were not scaled (the loss scale is 1 throughout), and no gradient overflowed.")]
     several = len(history.learners) > 1
     panels = [
         Panel(
@@ -58,13 +58,13 @@ def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
 
 
 _PHASES: Final = (
-    "Calibrating: the scale descends from its first value. Growth probe: the scale had just grown. Unexpected: neither. "
-    "Only the last kind is a reason to worry."
+    "Calibrating: the scale is still coming down from its initial value. Growth probe: the scale has just grown. "
+    "Unexpected overflow: neither of the two. Only unexpected overflows point to a problem."
 )
 
 
 def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
-    """The parameters that were named in most overflows, of all learners; with the learner's name where there are several."""
+    """Return the parameters of all learners that overflowed most often, with learner names if there are several."""
     several = len(opened.history.learners) > 1
     found = [
         (f"{learner}: {name}" if several else name, offender)
@@ -75,23 +75,23 @@ def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
 
 
 def _named(offenders: list[tuple[str, Offender]]) -> str:
-    """Return where the overflows were, for a caption."""
+    """Return the sentence of a caption that names the parameters that overflowed most often."""
     if not offenders:
         return ""
     shown = ", ".join(f"{elided(name, 40)} ({offender.count:,})" for name, offender in offenders[:3])
-    return f" Below: the parameters whose gradients were not finite, most often {shown}."
+    return f" Lower panel: parameters with non-finite gradients, most often {shown}."
 
 
 def _offender_table(opened: OpenedRun) -> Table:
-    """The parameters whose gradients were not finite, those that were so most often first."""
+    """Return a table of the parameters with non-finite gradients, most frequent first."""
     rows = []
     for name, offender in _worst(opened, _MOST_NAMED):
         phases = ", ".join(f"{phase} {marks.count:,}" for phase, marks in offender.marks.items())
         kinds = [f"{offender.kinds.get(kind, 0):,}" for kind in ("inf", "nan")]
         rows.append([name, f"{offender.count:,}", *kinds, phases, f"{offender.first:,}", f"{offender.last:,}"])
     left = sum(len(overflows.offenders) for overflows in opened.history.overflows.values()) - len(rows)
-    note = f"{counted(left, 'parameter')} named less often left out. " if left else ""
-    note += f"An overflow names {MAX_TENSORS} parameters at most; events.jsonl says of each how many there were."
+    note = f"{counted(left, 'parameter')} with fewer overflows left out. " if left else ""
+    note += f"Each overflow event names up to {MAX_TENSORS} parameters; its full count is in events.jsonl."
     head = ("parameter", "overflows", "inf", "NaN", "phases", "first step", "last step")
     return table(head, rows, numeric=(1, 2, 3, 5, 6), note=note)
 
@@ -119,7 +119,7 @@ def _overflow_table(opened: OpenedRun) -> Table:
     return table(head, rows, numeric=(0,), note=note)
 
 
-#: Colour and shape of each phase: told apart without colour, too.
+#: Colour and marker of each phase. The markers differ too, so the phases can be told apart without colour.
 MARKS: Final = {
     "calibrating": (plotting.ORANGE, "v"),
     "growth probe": (plotting.BLUE, "^"),
@@ -127,13 +127,13 @@ MARKS: Final = {
 }
 _OTHER: Final = (plotting.BLACK, "s")
 
-#: Parts of the horizontal axis in which skipped steps are counted.
+#: Maximum number of bars in the plot of skipped updates.
 _WINDOWS: Final = 60
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Scales that share an axis: its title, the curves, their overflows."""
+    """Loss scales that share an axis: title, curves and overflows."""
 
     title: str
     scales: Sequence[Curve]
@@ -143,13 +143,13 @@ class Panel:
 def loss_scale_plot(
     name: str, caption: str, panels: Sequence[Panel], offenders: Sequence[tuple[str, Offender]] = ()
 ) -> Plot:
-    """Loss scales over steps with every overflow marked by its phase: one axis for each panel, steps in common.
+    """Plot loss scales over steps, one axis for each panel, with markers that show the phase of each overflow.
 
     Args:
-        name: Of the figure.
-        caption: Below it.
-        panels: At least one.
-        offenders: Parameters that overflowed, a row of marks for each below the panels.
+        name: Name of the figure.
+        caption: Caption of the figure.
+        panels: One or more panels.
+        offenders: Parameters that overflowed. Each gets a row of markers below the panels.
     """
     rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
     heights = [*[1.75 if len(panels) == 1 else 1.6] * len(panels), *[rows] * bool(offenders)]
@@ -190,7 +190,7 @@ def _scale_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
-    """A row for each parameter, with a mark at each step in which its gradient was not finite."""
+    """Draw a row for each parameter, with a marker at each step whose gradient was not finite."""
     for row, (_, offender) in enumerate(offenders):
         for phase, marks in offender.marks.items():
             colour, shape = MARKS.get(phase, _OTHER)
@@ -202,7 +202,7 @@ def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> Non
 
 
 def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
-    """The share of skipped updates in short stretches of the run, a panel for each learner."""
+    """Plot the share of skipped updates in short intervals of the run, one panel for each learner."""
     with plotting.drawing("skipped", 2.0 if len(learners) == 1 else 1.4 * len(learners) + 0.3) as figure:
         grid = figure.panels(len(learners))
         for axes, (learner, history) in zip(grid, learners.items(), strict=True):
@@ -215,12 +215,12 @@ def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
             if len(learners) > 1:
                 axes.set_title(elided(learner, 40))
         plotting.step_axis(grid[-1], max(history.attempts for history in learners.values()))
-    what = f"{counted(refused, 'update')}, as a share of the steps in each stretch of the run"
-    return Plot("skipped", f"When updates were skipped: {what}.", figure.svg)
+    what = f"{counted(refused, 'update')}, shown as a share of the steps in each interval of the run"
+    return Plot("skipped", f"Skipped updates over steps: {what}.", figure.svg)
 
 
 def _windows(skipped: Curve) -> tuple[list[float], list[float], float]:
-    """The middles of at most `_WINDOWS` stretches, the share of skipped steps in each, and their width."""
+    """Return the middles of at most `_WINDOWS` intervals, the share of skipped steps in each, and their width."""
     steps, means = skipped.means()
     together = max(math.ceil(len(means) / _WINDOWS), 1)
     groups = range(0, len(means), together)

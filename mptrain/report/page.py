@@ -1,6 +1,6 @@
-"""The content of a report, whatever it is written in: sections of plain blocks, shown by the templates.
+"""Content model of a report, independent of the output format: sections of blocks that the templates render.
 
-Every string here is text, never markup; making it safe is the business of `mptrain.report.html_and_markdown` alone.
+Every string here is plain text and never markup. Only `mptrain.report.html_and_markdown` escapes text.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-#: How a statement should catch the eye; the words themselves always say it too.
+#: Emphasis of a text. The words always carry the same information.
 Tone = Literal["", "good", "warn", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A word or number with a tone."""
+    """A table cell: a word or number with a tone."""
 
     text: str
     tone: Tone = ""
@@ -32,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """Sentences, one below the other."""
+    """A bulleted list of sentences."""
 
     kind: ClassVar[str] = "bullets"
     items: tuple[str, ...]
@@ -41,7 +41,7 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The few numbers that matter most: name, number, and a remark on it."""
+    """The most important numbers, each as name, value and remark."""
 
     kind: ClassVar[str] = "tiles"
     tiles: tuple[tuple[str, str, str], ...]
@@ -49,7 +49,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and what belongs to them; rows without text are left out by `facts`."""
+    """Pairs of name and value. `facts` omits rows without a value."""
 
     kind: ClassVar[str] = "facts"
     rows: tuple[tuple[str, str], ...]
@@ -61,9 +61,9 @@ class Table:
 
     Attributes:
         head: Names of the columns.
-        rows: As many cells each.
-        numeric: Which columns hold numbers, which are aligned on the right.
-        note: A sentence below it.
+        rows: Rows with one cell for each column.
+        numeric: Indices of the columns that hold numbers. They are right-aligned.
+        note: A sentence below the table.
     """
 
     kind: ClassVar[str] = "table"
@@ -75,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure: its name (of its file, and the prefix of its ids), what it shows in words, and its SVG document."""
+    """A figure: name, caption and SVG document. The name is the file name and the prefix of the ids."""
 
     name: str
     caption: str
@@ -84,7 +84,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Plots:
-    """Figures side by side where there is room."""
+    """Figures, side by side if the page is wide enough."""
 
     kind: ClassVar[str] = "plots"
     plots: tuple[Plot, ...]
@@ -92,7 +92,7 @@ class Plots:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG of the run: its path relative to the report, a caption, and its bytes."""
+    """A PNG file of the run: path relative to the report, caption and bytes."""
 
     kind: ClassVar[str] = "picture"
     file: str
@@ -102,7 +102,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A recording of the run: a WAV file's path relative to the report, a caption, and its bytes."""
+    """A WAV file of the run: path relative to the report, caption and bytes."""
 
     kind: ClassVar[str] = "sound"
     file: str
@@ -112,7 +112,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text that keeps its lines: a command, a configuration."""
+    """Preformatted text such as a command or a configuration."""
 
     kind: ClassVar[str] = "code"
     text: str
@@ -121,7 +121,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks that are shown on demand."""
+    """Blocks that are collapsed until the reader opens them."""
 
     kind: ClassVar[str] = "fold"
     title: str
@@ -133,7 +133,7 @@ Block = Text | Bullets | Tiles | Facts | Table | Plots | Picture | Sound | Code 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading with the blocks below it."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -144,11 +144,11 @@ class Page:
     """A whole report.
 
     Attributes:
-        over: What kind of report it is.
-        title: What it is about.
-        status: How that ended; one without text is not shown.
-        lead: The one sentence to read if only one is read.
-        sections: In their order; those without blocks are left out.
+        over: The kind of report, shown above the title.
+        title: The subject of the report.
+        status: The status of the subject. An empty one is not shown.
+        lead: The main result in one sentence.
+        sections: The sections in order. Those without blocks are left out.
     """
 
     over: str
@@ -158,12 +158,12 @@ class Page:
     sections: tuple[Section, ...]
 
     def plots(self) -> list[Plot]:
-        """All figures of the page, in their order."""
+        """Return all figures of the page in order."""
         return [plot for section in self.sections for block in section.blocks for plot in _plots(block)]
 
 
 def section(title: str, *blocks: Block | None) -> Section:
-    """A section of the blocks that there are and that have something to show."""
+    """Return a section of the given blocks without those that are None or empty."""
     return Section(title, tuple(block for block in blocks if block is not None and not _is_empty(block)))
 
 
@@ -175,20 +175,20 @@ def _is_empty(block: Block) -> bool:
 
 
 def facts(*rows: tuple[str, str]) -> Facts:
-    """The rows that have a text."""
+    """Return `Facts` of the rows that have a value."""
     return Facts(tuple((name, text) for name, text in rows if text))
 
 
 def table(
     head: Sequence[str | None], rows: Iterable[Sequence[Cell | str]], numeric: Iterable[int] = (), note: str = ""
 ) -> Table:
-    """A table of cells and of plain texts.
+    """Return a table of cells and plain strings.
 
     Args:
-        head: Names of the columns; a column that has None is left out.
-        rows: A cell for each column, those that are left out included.
-        numeric: The columns that hold numbers, counted with those that are left out.
-        note: A sentence below it.
+        head: Names of the columns. A column whose name is None is left out.
+        rows: One cell for each column, including the columns that are left out.
+        numeric: Indices of the columns that hold numbers, counting the columns that are left out.
+        note: A sentence below the table.
     """
     kept, right = [at for at, name in enumerate(head) if name is not None], set(numeric)
     texts = ([row[at] for at in kept] for row in rows)
@@ -198,7 +198,7 @@ def table(
 
 
 def plots(*found: Plot | None) -> Plots:
-    """The figures that there are."""
+    """Return `Plots` of the figures that are not None."""
     return Plots(tuple(plot for plot in found if plot is not None))
 
 

@@ -1,7 +1,7 @@
-"""The looks of figures, what several of them draw, and SVG: the one place that knows matplotlib's settings.
+"""Style of figures, drawing helpers and SVG output. Only this module sets matplotlib options.
 
-Figures are made without pyplot, so nothing global is left behind. Text stays text: it is written with the reader's own
-fonts, measured with the font that matplotlib brings along, so the same run gives the same bytes everywhere.
+Figures are made without pyplot, so no global state is left behind. Text stays text in the SVG and is shown in the
+reader's fonts. It is measured with the font that matplotlib ships, so the same run gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from mptrain.report.formatting import MINUS, elided
 
-logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it reports on its own cache
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # silences notices about its font cache
 
-#: Inches. A figure fills the width of a telephone, and half of a page on a screen.
+#: Width of a figure in inches: the full width on a phone, half of the page on a screen.
 WIDTH: Final = 4.7
 
-#: Okabe and Ito's colours for all kinds of colour vision ("Color Universal Design", 2008); the yellow is too light.
+#: Colour-blind safe palette of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is too light.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -41,10 +41,10 @@ GREY: Final = "#6b7280"
 FAINT: Final = "#e5e7eb"
 LINES: Final = ("-", "--", ":", "-.")
 
-#: Letters of a name in a legend, and names that a legend can still tell apart.
+#: Maximum characters of a name in a legend, and maximum number of names in a legend.
 NAME, MOST_NAMED = 30, 24
 
-#: How what failed is marked.
+#: Marker style of failed runs.
 FAILED: Final[dict[str, Any]] = {
     "color": VERMILLION, "marker": "X", "linestyle": "none", "markersize": 7, "markeredgewidth": 0, "clip_on": False,
 }  # fmt: skip
@@ -90,11 +90,11 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Drawing:
-    """A figure in the making. Its legend stands below all axes, where it covers no data, and makes the figure higher.
+    """A figure under construction. The legend is placed below all axes, covers no data and adds to the height.
 
     Args:
-        name: Letters, digits and hyphens; the ids of its parts begin with it, so that figures can share a page.
-        height: Inches, without the legend.
+        name: Letters, digits and hyphens. It is the prefix of all ids, so that figures can share a page.
+        height: Height in inches without the legend.
     """
 
     def __init__(self, name: str, height: float) -> None:
@@ -106,21 +106,22 @@ class Drawing:
         self._legend: list[tuple[str, Any]] = []
 
     def panels(self, count: int = 1, heights: Sequence[float] | None = None) -> list[Axes]:
-        """Axes below each other that share the horizontal one; ``heights`` are their ratios."""
+        """Add axes in one column with a shared horizontal axis. ``heights`` are the height ratios."""
         grid = self.figure.subplots(count, 1, sharex=True, squeeze=False, height_ratios=heights)
         return list(grid[:, 0])
 
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
-        """Enter a name in the legend, beside what was drawn, or beside a line of a style."""
+        """Add a legend entry for a drawn handle, or for a line of the given style."""
         self._legend.append((text, Line2D([], [], **style) if handle is None else handle))
 
     def finish(self) -> None:
-        """Add the legend, in as many columns as fit, and write the SVG document."""
+        """Add the legend in as many columns as fit and write the SVG document."""
         labels = [label for label, _ in self._legend]
         if labels:
             columns = max(1, min(len(labels), 56 // (max(map(len, labels)) + 6)))
             self.figure.set_figheight(self._height + (0.19 * -(-len(labels) // columns) + 0.08))
-            shown = [f" {label}" if label.startswith("_") else label for label in labels]  # matplotlib hides those
+            # matplotlib hides labels that start with an underscore
+            shown = [f" {label}" if label.startswith("_") else label for label in labels]
             handles = [handle for _, handle in self._legend]
             self.figure.legend(handles, shown, loc="outside lower center", ncols=columns)
         output = io.StringIO()
@@ -131,11 +132,11 @@ class Drawing:
 
 @contextmanager
 def drawing(name: str, height: float) -> Iterator[Drawing]:
-    """A `Drawing` to paint on; behind the block its ``svg`` is an SVG document."""
+    """Context manager that yields a `Drawing`. After the block, its ``svg`` holds the SVG document."""
     with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcdefaults()  # whatever the user's own matplotlibrc says
+        mpl.rcdefaults()  # ignores the user's matplotlibrc
         mpl.rcParams.update({**_STYLE, "svg.hashsalt": name})
-        # About letters that the measuring font lacks (the reader's fonts have them) and labels that leave little room.
+        # Warnings about glyphs missing in the measuring font (the reader's fonts have them) and about tight layouts.
         warnings.simplefilter("ignore", UserWarning)
         made = Drawing(name, height)
         yield made
@@ -143,26 +144,26 @@ def drawing(name: str, height: float) -> Iterator[Drawing]:
 
 
 def series(count: int) -> list[tuple[str, str]]:
-    """Colour and line style of so many series without an order."""
+    """Return colour and line style of ``count`` unordered series."""
     return [(SERIES[at % len(SERIES)], LINES[at // len(SERIES) % len(LINES)]) for at in range(count)]
 
 
 def dashed_series(count: int) -> list[tuple[str, str]]:
-    """As `series`, with another line style for each, so that of curves on top of each other both are seen."""
+    """Return styles like `series`, but with varying line styles so that overlapping curves stay visible."""
     return [
         (SERIES[at % len(SERIES)], LINES[(at % len(SERIES) + at // len(SERIES)) % len(LINES)]) for at in range(count)
     ]
 
 
 def ordered_series(count: int) -> list[tuple[str, str]]:
-    """Colour and line style of so many series along a number, from dark to light."""
+    """Return colour and line style of ``count`` series ordered by a number, from dark to light."""
     ramp = mpl.colormaps["viridis"]
     shades = [ramp(0.88 * at / max(count - 1, 1)) for at in range(count)]
     return [(mpl.colors.to_hex(shade), "-") for shade in shades]
 
 
 def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = math.inf) -> None:
-    """Plain numbers on the vertical axis, which is logarithmic where positive values span more than a factor."""
+    """Label the vertical axis with plain numbers; logarithmic if positive values span more than ``factor``."""
     if values and min(values) > 0 and max(values) > factor * min(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
@@ -175,27 +176,27 @@ def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = mat
 
 
 def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) -> None:
-    """Ticks at these places, with the text of each."""
+    """Set ticks at the given places, labelled by ``text``."""
     axis.set_major_locator(FixedLocator(places))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Names on the vertical axis, the first on top."""
+    """Label the rows of the vertical axis with names, the first at the top."""
     ticks_at(axes.yaxis, range(len(names)), lambda value: elided(names[int(value)], 22))
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
 
 
 def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool = False, **style: Any) -> None:
-    """Marks without lines between them.
+    """Draw markers without connecting lines.
 
     Args:
-        axes: Where.
-        across: Horizontal places.
-        up: Vertical places.
-        edge: Whether marks have an outline.
-        style: Of matplotlib's lines: ``marker``, a dot without it, ``markersize``, ``color`` ...
+        axes: The axes to draw on.
+        across: Horizontal positions.
+        up: Vertical positions.
+        edge: Whether markers have an outline.
+        style: Line properties of matplotlib: ``marker`` (a dot by default), ``markersize``, ``color`` ...
     """
     outline = {} if edge else {"markeredgewidth": 0}
     axes.plot(across, up, **{"linestyle": "none", "marker": "o", **outline, **style})
@@ -204,15 +205,15 @@ def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool
 def dots_and_means(
     axes: Axes, points: Sequence[tuple[float, float]], colour: str, line: str, *, means: Any, **style: Any
 ) -> Line2D:
-    """Every value as a dot, and a line through the means at each place.
+    """Draw every value as a dot and a line through the means at each position.
 
     Args:
-        axes: Where.
-        points: Places and values.
-        colour: Of both.
-        line: Style of the line.
-        means: More about the line.
-        style: More about the dots.
+        axes: The axes to draw on.
+        points: Pairs of position and value.
+        colour: Colour of the dots and the line.
+        line: Line style.
+        means: Further properties of the line.
+        style: Further properties of the dots.
 
     Returns:
         The line.
@@ -229,18 +230,18 @@ def dots_and_means(
 
 
 def failures_at(axes: Axes, across: Sequence[float], up: Sequence[float], transform: Any = None) -> None:
-    """Crosses of what failed; without another transform ``up`` is a share of the height of the axes."""
+    """Draw crosses for failed runs. By default ``up`` is a fraction of the height of the axes."""
     dots(axes, across, up, transform=transform or axes.get_xaxis_transform(), **FAILED)
 
 
 def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
-    """Points with the logarithm to base 2 of their values; NaN where there is none."""
+    """Return the points with log2 of their values, NaN where a value is not positive."""
     steps, values = points
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 
 
 def power_of_two_y_axis(axes: Axes) -> None:
-    """Ticks at whole powers of two on a vertical axis that shows exponents of loss scales."""
+    """Set ticks at integer powers of two on a vertical axis that shows the exponents of loss scales."""
     low, high = axes.get_ylim()
     middle, half = (low + high) / 2, max((high - low) / 2, 1.2)
     low, high = middle - half, middle + half
@@ -252,13 +253,13 @@ def power_of_two_y_axis(axes: Axes) -> None:
 
 
 def numeric_x_axis(axes: Axes, label: str) -> None:
-    """Plain numbers and a label on the horizontal axis."""
+    """Label the horizontal axis and its ticks with plain numbers."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
 def step_axis(axes: Axes, last: float) -> None:
-    """Steps on the horizontal axis, from 0 to the last."""
+    """Set up the horizontal axis for steps from 0 to the last one."""
     axes.set_xlabel("step")
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -266,12 +267,12 @@ def step_axis(axes: Axes, last: float) -> None:
 
 
 def tick(value: float) -> str:
-    """A number at an axis."""
+    """Format a tick label."""
     return thousands(value) if abs(value) >= 10_000 else f"{value:.6g}".replace("-", MINUS)
 
 
 def thousands(value: float) -> str:
-    """A count at an axis: ``400``, ``12k``, ``2.5M``."""
+    """Format a tick label of a count: ``400``, ``12k``, ``2.5M``."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             unit = 1e3 if letter == "k" else size
@@ -280,13 +281,13 @@ def thousands(value: float) -> str:
 
 
 def inlined(svg: str) -> str:
-    """An SVG document as an element of a page: it takes the width it is given."""
+    """Return an SVG document as an inline element that scales to the available width."""
     start = svg.index("<svg")
     return re.sub(r' (?:width|height)="[^"]*pt"', "", svg[start:], count=2)
 
 
 def _tidied(svg: str, name: str) -> str:
-    """Ids that are used made unique to the figure, others gone; fonts of the reader; no style for the whole page."""
+    """Prefix the ids in use with the figure's name, drop other ids, set the reader's fonts and remove page styles."""
     svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
 

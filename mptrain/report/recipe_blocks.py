@@ -1,6 +1,6 @@
-"""The part of a report that a recipe adds: its claim, its expectations with their numbers, and the verdict.
+"""Blocks of a recipe's report: its claim, its expectations with their numbers, and the verdict.
 
-Reads ``verdict.json`` of a recipe's folder and shows what it finds there; nothing is judged here.
+They show the content of ``verdict.json`` in a recipe's folder. This module judges nothing itself.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _TONES: Final[dict[str, Tone]] = {
 
 @dataclass(frozen=True)
 class SavedVerdict:
-    """The content of ``verdict.json``, as far as it can be read; ``problem`` says why not."""
+    """The content of ``verdict.json``; empty, with the reason in ``problem``, if it cannot be read."""
 
     fields: Mapping[str, Any]
     problem: str = ""
 
     @property
     def verdict(self) -> Cell | None:
-        """The verdict in capitals; None where there is none yet."""
+        """The verdict in capitals; None if there is none yet."""
         word = str(self.fields.get("verdict") or "")
         return Cell(word, _TONES.get(word, "warn")) if word else None
 
     @property
     def title(self) -> str:
-        """Of the recipe."""
+        """The title of the recipe."""
         return str(self.fields.get("title") or self.fields.get("recipe") or "")
 
 
 def read_verdict(folder: Path) -> SavedVerdict:
-    """The verdict in a recipe's folder; empty where it is not there yet."""
+    """Read the verdict in a recipe's folder. The result is empty if there is none yet."""
     path = SweepPaths(folder).verdict
     try:
         if not path.exists():
@@ -56,11 +56,11 @@ def read_verdict(folder: Path) -> SavedVerdict:
     except StorageError as error:
         return SavedVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers")
+        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers is invalid")
 
 
 def expectations_in_words(found: SavedVerdict) -> str:
-    """Return how many expectations are met; empty where none is judged."""
+    """Return the number of expectations met, not met and undecided; empty if none is judged."""
     outcomes = [str(one.get("outcome")) for one in _expectations(found)]
     if not outcomes or not found.verdict:
         return ""
@@ -75,7 +75,7 @@ def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
 
 
 def claim_blocks(found: SavedVerdict) -> list[Block]:
-    """The claim and its source, every expectation with its numbers, and the arithmetic where there is any."""
+    """Return the claim with its source, the table of expectations and, if there is any, the arithmetic."""
     fields = found.fields
     rows: list[list[Cell | str]] = []
     for one in _expectations(found):
@@ -90,18 +90,18 @@ def claim_blocks(found: SavedVerdict) -> list[Block]:
 
 
 def _arithmetic(found: Any) -> Table:
-    """Return what was computed without training: a row for each case."""
+    """Return the numbers that were computed without training, one row for each case."""
     rows = [
         [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
         for name, values in (found.items() if isinstance(found, Mapping) else ())
         if isinstance(values, Mapping)
     ]
-    return table(("arithmetic", "what it gave"), rows)
+    return table(("arithmetic", "result"), rows)
 
 
 def _value(value: Any) -> str:
     if is_number(value):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else number(float(value))
-        return f"{value:,.6g}"  # that 1.00049 is not 1 is what such numbers are for
+        return f"{value:,.6g}"  # enough digits to tell 1.00049 from 1
     return str(value)

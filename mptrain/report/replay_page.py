@@ -1,4 +1,4 @@
-"""The page of a replay: what a loss scaling rule would have done to a run, beside the scales that the run had."""
+"""Report of a replay: the loss scales of a run and those of another loss scaling rule on the same run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from mptrain.report.run_history import MOST_MARKS
 
 @dataclass
 class ScaleTrajectory:
-    """Loss scales over steps and what came of them, recorded or replayed.
+    """Loss scales over steps and their outcomes, recorded or replayed.
 
     Attributes:
-        scales: Over steps.
-        marks: Scales of steps that overflowed.
-        steps: Attempts.
-        updates: Those that were applied.
-        skipped: Those that were refused.
-        unknown: Attempts of which nobody knows whether they overflow; they are neither updates nor skipped.
-        overflows: Steps that overflowed.
-        first: Scale of the first step.
-        lowest: Least scale.
-        highest: Greatest scale.
-        last: Scale of the last step.
+        scales: Loss scales over steps.
+        marks: Loss scales of the steps that overflowed.
+        steps: Number of attempted steps.
+        updates: Number of applied updates.
+        skipped: Number of skipped steps.
+        unknown: Number of steps whose overflow is unknown. They count neither as updates nor as skipped.
+        overflows: Number of steps that overflowed.
+        first: Loss scale of the first step.
+        lowest: Smallest loss scale.
+        highest: Largest loss scale.
+        last: Loss scale of the last step.
     """
 
     scales: Curve = field(default_factory=Curve)
@@ -58,7 +58,7 @@ class ScaleTrajectory:
     last: float = 0.0
 
     def add(self, step: int, loss_scale: float, overflow: bool, skipped: bool) -> None:
-        """Take in a step."""
+        """Add a step."""
         self._at(step, loss_scale)
         self.updates += not skipped
         self.skipped += skipped
@@ -67,7 +67,7 @@ class ScaleTrajectory:
             self.marks.add(step, loss_scale)
 
     def pass_over(self, step: int, loss_scale: float) -> None:
-        """Take in a step of which only the scale is known."""
+        """Add a step of which only the loss scale is known."""
         self._at(step, loss_scale)
         self.unknown += 1
 
@@ -85,18 +85,18 @@ class ScaleTrajectory:
 
 @dataclass(frozen=True)
 class ReplayedLearner:
-    """One learner's scales, recorded and replayed.
+    """The recorded and replayed loss scales of one learner.
 
     Attributes:
-        name: Of the learner.
-        recorded_rule: The run's own rule in words.
-        rule: The replayed one.
-        recorded: What is on record.
-        replayed: What the rule would have done.
-        known: Steps whose verdict follows from the records of that very step.
-        estimated: Steps whose verdict follows from steps nearby, or from a format that is not FP16.
-        same: Steps with the recorded scale.
-        parted: The first step with another one; None where there is none.
+        name: Name of the learner.
+        recorded_rule: Description of the run's own rule.
+        rule: Description of the replayed rule.
+        recorded: The recorded trajectory.
+        replayed: The trajectory under the replayed rule.
+        known: Number of steps whose overflow follows from the records of the same step.
+        estimated: Number of steps whose overflow is estimated from nearby steps or from a format other than FP16.
+        same: Number of steps at which the replayed scale equals the recorded one.
+        parted: The first step at which the scales differ; None if they never do.
         constant: Whether the replayed scale never changes.
     """
 
@@ -113,35 +113,38 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """Return whether a scale that never changes, and is not the run's own, would refuse updates."""
+        """True if the replayed scale is constant, differs from the run's own, and skips updates."""
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
-        """Return how far the replayed scales are the recorded ones, in one clause."""
+        """Return how many of the replayed scales equal the recorded ones, as a clause."""
         steps = self.recorded.steps
         if self.parted is None:
-            return f"its scale is the recorded one at all {steps:,} steps"
+            return f"its scale equals the recorded one at all {steps:,} steps"
         if self.same == 0:
-            return f"its scale is another one at each of the {steps:,} steps"
-        return f"its scale is the recorded one at {self.same:,} of {steps:,} steps, another one first at step {self.parted:,}"
+            return f"its scale differs from the recorded one at all {steps:,} steps"
+        return (
+            f"its scale equals the recorded one at {self.same:,} of {steps:,} steps and first differs at step "
+            f"{self.parted:,}"
+        )
 
     def basis(self) -> str:
-        """Return how its verdicts are known, in one clause."""
+        """Return how many outcomes are known, estimated and unknown, as a clause."""
         counts = {"known": self.known, "estimated": self.estimated, "unknown": self.replayed.unknown}
         parts = [f"{count:,} {how}" for how, count in counts.items() if count]
-        return f"verdicts of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
+        return f"outcomes of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A rule over the trace of a run.
+    """A loss scaling rule replayed on the records of a run.
 
     Attributes:
         root: The run directory.
-        scaler: The option of the group ``scaler`` that was replayed.
-        words: What was asked for; empty where the run's own rule was.
-        learners: In the order in which they step.
-        notes: What a reader must know about this run, one sentence each.
+        scaler: The replayed option of the config group ``scaler``.
+        words: The overrides of the replay; empty for the run's own rule.
+        learners: The learners in stepping order.
+        notes: Caveats about this run, one sentence each.
     """
 
     root: Path
@@ -151,27 +154,27 @@ class Replay:
     notes: tuple[str, ...]
 
 
-#: Columns of the table, on the page and at a terminal.
+#: Columns of the table on the page and in the terminal.
 COLUMNS: Final = (
-    "learner", "", "updates", "skipped", "unknown", "first scale", "least scale", "greatest scale", "last scale",
+    "learner", "", "updates", "skipped", "unknown", "first scale", "lowest scale", "highest scale", "last scale",
 )  # fmt: skip
 
 CAVEAT: Final = (
-    "The gradients are those of the run. Where the replayed rule refuses other updates than the run did, the weights, and "
-    "with them all later gradients, would have gone another way."
+    "The gradients are those recorded by the run. If the replayed rule skips other updates than the run did, a real "
+    "run would have had other weights, and therefore other gradients, from there on."
 )
 
 
-#: The word that names the rule, and what the others begin with.
+#: The override that selects the rule, and the prefix of the others.
 _RULE: Final = re.compile(r"\+?scaler=")
 _SCALER: Final = re.compile(r"^\+?(learners\.[^.=]+\.)?scaler\.?")
 
-#: Characters of a rule and its words in the name of a file.
+#: Maximum characters of a rule and its overrides in a file name.
 _LONGEST: Final = 80
 
 
 def replay_rows(replay: Replay) -> list[list[str]]:
-    """Two rows for each learner: recorded and replayed."""
+    """Return two rows for each learner: recorded and replayed."""
     return [
         [
             learner.name,
@@ -187,22 +190,22 @@ def replay_rows(replay: Replay) -> list[list[str]]:
 
 
 def replay_page(replay: Replay) -> Page:
-    """The page of a replay."""
+    """Return the report of a replay."""
     several = len(replay.learners) > 1
     lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
     return Page(
-        over="mptrain, a loss scaling rule over a recorded run",
-        title=f"{replay.scaler} over {replay.root.name}",
-        status=Cell("the run's own rule" if not replay.words else "another rule than the run's"),
+        over="mptrain replay of a loss scaling rule",
+        title=f"{replay.scaler} on {replay.root.name}",
+        status=Cell("the run's own rule" if not replay.words else "another rule"),
         lead=f"{lead}." if several else f"{lead[0].upper()}{lead[1:]}.",
         sections=(
             section(
-                "What it would have done",
+                "Recorded and replayed loss scales",
                 table(COLUMNS, replay_rows(replay), numeric=range(2, 9)),
                 _rules(replay),
                 plots(_plot(replay)),
             ),
-            section("How that is known", *_basis(replay)),
+            section("Evidence", *_basis(replay)),
             section("Command", Code(shlex.join(["mptrain", "replay", str(replay.root), *replay.words]), "sh")),
         ),
     )
@@ -213,11 +216,11 @@ def _in_short(learner: ReplayedLearner) -> str:
         return learner.agreement()
     before, after = learner.recorded, learner.replayed
     if after.unknown == after.steps:
-        return f"nothing on record tells what it would have done at any of the {after.steps:,} steps"
-    unsure = f" (of {counted(after.unknown, 'step')} nothing is known)" if after.unknown else ""
+        return f"the records do not show what it would have done at any of the {after.steps:,} steps"
+    unsure = f" ({counted(after.unknown, 'step')} unknown)" if after.unknown else ""
     return (
-        f"it would have skipped {counted(after.skipped, 'update')} where the run skipped {before.skipped:,}{unsure}, and ended at "
-        f"a scale of {scale(after.last)} where the run ended at {scale(before.last)}"
+        f"it would have skipped {counted(after.skipped, 'update')}{unsure} and ended at a loss scale of "
+        f"{scale(after.last)}; the run skipped {before.skipped:,} and ended at {scale(before.last)}"
     )
 
 
@@ -231,7 +234,7 @@ def _rules(replay: Replay) -> Block:
 
 
 def file_name(replay: Replay) -> str:
-    """``replay-NAME-KEY-VALUE``, of letters, digits and hyphens: another one for other words; long ones end with a digest."""
+    """Return ``replay-NAME-KEY-VALUE`` in letters, digits and hyphens. A long name is cut and ends with a digest."""
     words = [_SCALER.sub(r"\1", word) for word in replay.words if not _RULE.match(word)]
     whole = " ".join([replay.scaler, *masked(words)])
     plain = re.sub("[^A-Za-z0-9]", "-", whole)
@@ -251,13 +254,15 @@ def _basis(replay: Replay) -> list[Block | None]:
         table(head, rows, numeric=(1, 2, 3, 4)) if several or replay.words else Text(replay.learners[0].basis() + "."),
         Bullets(
             (
-                "Known: the step's own records tell. A step that was clean at one scale is clean at every lower one, one that "
-                "overflowed does so at every higher one, and histograms of that step have its largest gradient.",
-                "Estimated: the steps with histograms before and after it, and the norm of its own gradients, tell; or its own "
-                "histograms do, where only a gradient that was kept in FP32 would overflow, or where the run did not compute in "
-                "FP16. Where the run has no histograms, the nearest step that was clean at a scale as high, or overflowed at "
-                "one as low.",
-                "Unknown: nothing tells. The rule goes on as if the step had ended as recorded, and it has no mark in the figure.",
+                "Known: decided by the step's own records. A step without overflow at one scale has none at any lower "
+                "scale, a step that overflowed also overflows at any higher scale, and histograms of the step contain "
+                "its largest gradient.",
+                "Estimated: decided by the sampled steps before and after the step and by its own gradient norm; or by "
+                "its own histograms if only a gradient kept in FP32 would overflow, or if the run did not compute in "
+                "FP16. Without histograms, decided by the nearest step without overflow at a scale as high or higher, "
+                "or with overflow at a scale as low or lower.",
+                "Unknown: not decided by any record. The rule continues as if the step had ended as recorded, and the "
+                "figure has no mark for the step.",
             )
         ),
         Text(CAVEAT),
@@ -274,7 +279,7 @@ _MARKS: Final[tuple[dict[str, Any], dict[str, Any]]] = (
 
 
 def _plot(replay: Replay) -> Plot:
-    """A panel for each learner, steps in common."""
+    """Plot one panel for each learner with a shared step axis."""
     learners, name = replay.learners, file_name(replay)
     height = 2.8 if len(learners) == 1 else 1.9 * len(learners) + 0.3
     with drawing(name, height) as figure:
@@ -296,5 +301,5 @@ def _plot(replay: Replay) -> Plot:
             figure.label("overflow, recorded", linestyle="none", markeredgewidth=0, **_MARKS[0])
         if any(len(one.replayed.marks) for one in learners):
             figure.label("overflow, replayed", linestyle="none", markeredgewidth=0, **_MARKS[1])
-    caption = "Loss scales over steps, recorded and replayed; marks are steps that overflowed, or would have."
+    caption = "Recorded and replayed loss scales over steps. Marks show recorded and replayed overflows."
     return Plot(name, caption, figure.svg)

@@ -1,7 +1,7 @@
-"""The parts that reports of one run and of several share.
+"""Blocks shared by reports of one run and of several runs.
 
-An opened run, its environment, command and configuration; its samples, which are the newest pictures, texts and recordings
-of its folder; and which operators of a step ran in which dtypes, and how often tensors were cast.
+They show an opened run's environment, command and configuration; its samples, which are the newest images, texts and
+audio files of its folder; and the dtypes of the operators of a step with the number of casts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class OpenedRun:
     """A run and its records.
 
     Attributes:
-        run: What its small files say.
+        run: The content of its small files.
         history: Its records.
-        settings: Its configuration, dotted key to value; empty where it has none.
-        dead: It says that it is running, and no process holds it.
+        settings: Its configuration as dotted key to value; empty if it has none.
+        dead: Whether its status is running although no process holds its lock.
     """
 
     run: Run
@@ -44,7 +44,7 @@ class OpenedRun:
 
     @property
     def status(self) -> Cell:
-        """Return how it stands, in words."""
+        """The status of the run in words."""
         state = self.run.state
         code = f" (exit code {state.exit_code})" if state.exit_code else ""
         match state.status:
@@ -55,53 +55,53 @@ class OpenedRun:
             case "preempted":
                 return Cell(f"stopped by a signal{code}", "warn")
             case _:
-                return Cell("killed, or its machine went down", "bad") if self.dead else Cell("running")
+                return Cell("killed, or the machine went down", "bad") if self.dead else Cell("running")
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The direction of its metric, where that is on record."""
+        """True if a higher metric is better, False if a lower one is; None if the summary does not say."""
         return self.run.summary.get("higher_is_better")
 
     @property
     def metric(self) -> str:
-        """The name of the task's own metric; empty where it has none."""
+        """The name of the task's metric; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")
 
     def title(self) -> str:
-        """Return what it is: model, data, precision."""
+        """Return model, dataset and precision, or the id of the run if one is unknown."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
         return f"{names[0]} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
 
 
 def open_with_history(path: Path, most: int) -> OpenedRun:
-    """The run in a directory.
+    """Open the run in a directory and read its history.
 
     Args:
-        path: The directory.
-        most: Buckets of each of its curves at most.
+        path: The run directory.
+        most: Maximum number of buckets of each curve.
 
     Raises:
-        StorageError: It is no run, or one of its small files is damaged.
+        StorageError: If the directory is not a run, or one of its small files is damaged.
     """
     run = read_run(path)
     dead = run.state.status == "running" and open_run(path).holder() is None
     history = read_history(run, most)
     last = run.state.attempts[-1].to_step if run.state.attempts else None
     ended = run.summary.get("steps") or 0
-    if history.steps < ended and (run.state.status == "done" or last == ended):  # else it is that of an earlier end
+    if history.steps < ended and (run.state.status == "done" or last == ended):  # else the summary is older
         history.notes.append(f"{run.paths.steps.name} lacks steps: it has {history.steps:,} of the {ended:,} attempted")
     return OpenedRun(run, history, flat(run.config), dead)
 
 
 def unfinished_note(dead: bool) -> str:
-    """Return what to mind of a run that says it is running; ``dead`` where no process holds it."""
+    """Return a note for a run whose status is running. ``dead`` says that no process holds its lock."""
     if dead:
-        return "the run has not ended (it was killed, or its machine went down): this is about the steps so far"
-    return "the run is still running: this is about the steps so far"
+        return "the run has not ended (it was killed, or the machine went down): this covers the steps so far"
+    return "the run is still running: this covers the steps so far"
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Return where and with what a run was computed."""
+    """Return the device, versions, commit, precision, seed and attempts of a run."""
     state = run.state
     attempts = state.attempts
     threads = run.summary.get("threads")
@@ -126,27 +126,27 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
 
 
 def commands(run: Run) -> list[Block]:
-    """The exact command, and the resolved configuration on demand."""
+    """Return the exact command and, collapsed, the resolved configuration."""
     blocks: list[Block] = [Code(run.state.command, "sh")]
     if run.config:
-        blocks.append(Fold("The whole configuration, resolved", (Code(run.config, "yaml"),)))
+        blocks.append(Fold("Resolved configuration", (Code(run.config, "yaml"),)))
     else:
         blocks.append(Text("There is no config.yaml.", "warn"))
     return blocks
 
 
 def open_or_reason(path: Path, most: int) -> OpenedRun | str:
-    """As `open_with_history`, or the sentence that says why not."""
+    """Return the run of `open_with_history`, or the message of its error."""
     try:
         return open_with_history(path, most)
     except StorageError as error:
         return str(error)
 
 
-#: Bytes of a file that is put into a page at most.
+#: Maximum size in bytes of a file that is embedded in a page.
 MOST_BYTES: Final = 3_000_000
 
-#: Rows of a table of texts, and recordings of a kind, at most.
+#: Maximum rows of a table of texts, and maximum files of each type.
 _MOST: Final = 24
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
@@ -154,14 +154,14 @@ _WAV: Final = b"RIFF"
 
 
 def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[Block]:
-    """The newest file of each kind, pictures first, then texts and recordings; what is damaged or too large is left out.
+    """Return the newest sample file of each kind: images, then texts, then audio.
 
-    Recordings are in the order of their numbers, so that those which belong together stand beside each other.
+    Damaged and too large files are left out. Audio files are sorted by number, so that related ones are adjacent.
 
     Args:
-        run: Whose.
-        over: The folder of the run as the report sees it, ending with a slash; empty for its own report.
-        most_bytes: Of one file.
+        run: The run whose samples are shown.
+        over: Path of the run directory relative to the report, with a trailing slash; empty for the run's own report.
+        most_bytes: Maximum size of one file.
     """
     blocks: list[Block] = []
     captions = _captions(run.paths.samples)
@@ -202,19 +202,19 @@ def _block(path: Path, file: str, data: bytes, caption: str) -> list[Block]:
 
 
 def _kind_and_step(path: Path) -> tuple[str, int]:
-    """``("samples", 60)`` of ``samples-000060.png``; other files are of a kind of their own."""
+    """Return ``("samples", 60)`` for ``samples-000060.png``. A file without a step number is its own kind."""
     name, _, step = path.stem.rpartition("-")
     return (name, int(step)) if name and step.isdecimal() else (path.stem, 0)
 
 
 def _number_and_name(kind: str) -> tuple[int, str]:
-    """``(2, "drawn")`` of ``drawn-2``."""
+    """Return ``(2, "drawn")`` for ``drawn-2``."""
     name, _, number = kind.rpartition("-")
     return (int(number), name) if name and number.isdecimal() else (0, kind)
 
 
 def _captions(samples: Path) -> dict[str, str]:
-    """Return what the samples are, by kind; empty where nothing is said, or it cannot be read."""
+    """Return the captions of the samples by kind; empty if the file is missing or cannot be read."""
     try:
         found = json.loads(read_text(samples / CAPTIONS))
     except (OSError, ValueError, RecursionError):
@@ -223,7 +223,7 @@ def _captions(samples: Path) -> dict[str, str]:
 
 
 def _what(path: Path) -> str:
-    """``samples-000060.png`` in words."""
+    """Describe ``samples-000060.png`` as ``samples after step 60``."""
     name, _, step = path.stem.rpartition("-")
     return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem
 
@@ -232,39 +232,39 @@ Calls = Sequence[Mapping[str, Any]]
 
 
 def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
-    """Return how many operators ran in which dtypes, and how many casts there were, in a sentence; the tables on demand.
+    """Return a sentence with the number of operators by dtype and of casts, and collapsed tables of them.
 
     Args:
-        found: ``operators`` and ``casts``, as in the event ``operators``; empty where a run has none.
+        found: ``operators`` and ``casts`` as in the event ``operators``; empty if the run has none.
     """
     operators, casts = found.get("operators") or [], found.get("casts") or []
     if not operators:
         return []
-    note = "Views and reservations of memory are left out; casts are counted apart."
+    note = "Views and memory allocations are left out. Casts are counted separately."
     head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
-    folds = [Fold("Every operator", (table(head, by_operator(operators), numeric=(4,), note=note),))]
+    folds = [Fold("All operators", (table(head, by_operator(operators), numeric=(4,), note=note),))]
     if casts:
-        folds.append(Fold("Every cast", (table(("pass", "from", "to", "calls"), by_cast(casts), numeric=(3,)),)))
+        folds.append(Fold("All casts", (table(("pass", "from", "to", "calls"), by_cast(casts), numeric=(3,)),)))
     return [Text(summary(found)), *folds]
 
 
 def summary(found: Mapping[str, Calls]) -> str:
-    """Return how many operators gave what, and how many casts there were, in one sentence."""
+    """Return the number of operators by output dtype and the number of casts, in one sentence."""
     by_dtype: Counter[str] = Counter()
     for one in found.get("operators") or []:
         by_dtype[str(one["outputs"])] += int(one["calls"])
     casts = sum(int(one["calls"]) for one in found.get("casts") or [])
-    shares = ", ".join(f"{calls:,} gave {name}" for name, calls in by_dtype.most_common())
+    shares = ", ".join(f"{calls:,} returned {name}" for name, calls in by_dtype.most_common())
     return f"Of {counted(by_dtype.total(), 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
 
 
 def by_operator(operators: Calls) -> list[tuple[str, ...]]:
-    """Rows of pass, operator, inputs, outputs and calls, with the passes in their order."""
+    """Return rows of pass, operator, inputs, outputs and calls, forward pass first."""
     return _by_pass(operators, ("operator", "inputs", "outputs"))
 
 
 def by_cast(casts: Calls) -> list[tuple[str, ...]]:
-    """Rows of pass, from, to and calls."""
+    """Return rows of pass, from, to and calls, forward pass first."""
     return _by_pass(casts, ("from", "to"))
 
 

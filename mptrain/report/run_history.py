@@ -1,6 +1,6 @@
-"""Reads the records of a run into curves and short lists, in one pass and bounded memory.
+"""Curves and short lists from the records of a run, read in one pass and in bounded memory.
 
-A damaged record ends the curves there and leaves a sentence; a report is wanted most of runs that did not go well.
+Reading stops at a damaged record and adds a note instead of raising, because reports matter most for broken runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 
-#: Marks of overflows in a figure at most, for each phase, and rows of the first and the last in a table.
+#: Maximum overflow marks of each phase in a figure, and maximum first and last rows of a table.
 MOST_MARKS: Final = 200
 MOST_ROWS: Final = 12
 
-#: Events of every healthy run.
+#: Events that every healthy run has.
 _USUAL: Final = frozenset(
     {"overflow", "scale", "evaluation", "checkpoint", "samples", "start", "data_order", "operators", "summary"}
 )
@@ -30,7 +30,7 @@ _USUAL: Final = frozenset(
 
 @dataclass
 class LearnerHistory:
-    """One learner over steps: what ``steps.jsonl`` has of it."""
+    """The records of one learner in ``steps.jsonl`` as curves and counts."""
 
     loss: Curve
     loss_scale: Curve
@@ -43,14 +43,14 @@ class LearnerHistory:
 
     @classmethod
     def empty(cls, most: int) -> LearnerHistory:
-        """A learner without a step."""
+        """Return the history of a learner without steps."""
         return cls(Curve(most), Curve(most), Curve(most), Curve(most), Curve(most))
 
     def add(self, record: StepRecord) -> None:
-        """Take in a step."""
+        """Add the record of a step."""
         self.loss.add(record.step, record.loss)
         self.loss_scale.add(record.step, record.loss_scale)
-        if not record.overflow:  # the norm of an overflow says nothing
+        if not record.overflow:  # the norm is meaningless after an overflow
             self.grad_norm.add(record.step, record.grad_norm)
         self.lr.add(record.step, record.lr)
         self.skipped.add(record.step, float(record.skipped))
@@ -61,14 +61,14 @@ class LearnerHistory:
 
 @dataclass
 class FirstAndLast:
-    """The first and the last of what may be many."""
+    """The first and the last `MOST_ROWS` items of a sequence of any length."""
 
     first: list[Any] = field(default_factory=list)
     last: deque[Any] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
     count: int = 0
 
     def add(self, item: Any) -> None:
-        """Take in one more."""
+        """Add an item."""
         self.count += 1
         if len(self.first) < MOST_ROWS:
             self.first.append(item)
@@ -77,17 +77,17 @@ class FirstAndLast:
 
     @property
     def between(self) -> int:
-        """Return how many are kept in neither."""
+        """Return the number of items that are dropped between the first and the last ones."""
         return self.count - len(self.first) - len(self.last)
 
     def kept(self) -> list[Any]:
-        """Those that are kept, in order."""
+        """Return the kept items in order."""
         return [*self.first, *self.last]
 
 
 @dataclass
 class Offender:
-    """A parameter whose gradients were not finite: how often inf and NaN, and in which steps, by phase."""
+    """A parameter with non-finite gradients: counts of inf and NaN, and marks of the steps by phase."""
 
     first: int
     last: int = 0
@@ -96,11 +96,11 @@ class Offender:
 
     @property
     def count(self) -> int:
-        """In how many overflows it was named."""
+        """The number of overflows that name this parameter."""
         return sum(self.kinds.values())
 
     def add(self, kind: str, phase: str, step: int) -> None:
-        """Take in one."""
+        """Add one overflow."""
         self.last = step
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, 1.0)
@@ -108,21 +108,21 @@ class Offender:
 
 @dataclass
 class Overflows:
-    """The overflows of one learner: how many of each phase, where to mark them (step, loss scale), and who they were in."""
+    """The overflows of one learner: counts and marks (step, loss scale) by phase, and the affected parameters."""
 
     counts: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Curve] = field(default_factory=dict)
     offenders: dict[str, Offender] = field(default_factory=dict)
 
     def add(self, phase: str, step: int, scale: float, tensors: Iterable[tuple[str, str]] = ()) -> None:
-        """Take in one; ``tensors`` are the names of parameters and what their gradients were."""
+        """Add one overflow. ``tensors`` are pairs of parameter name and kind (inf or nan)."""
         self.counts[phase] = self.counts.get(phase, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, scale)
         for name, kind in tensors:
             self.offenders.setdefault(name, Offender(step)).add(kind, phase, step)
 
     def worst(self, most: int) -> list[tuple[str, Offender]]:
-        """The parameters that were named most often, those first; the order of the model where they tie."""
+        """Return the parameters that overflowed most often, most frequent first. Ties keep the order of the model."""
         return sorted(self.offenders.items(), key=lambda item: -item[1].count)[:most]
 
 
@@ -131,13 +131,13 @@ class History:
     """The records of a run.
 
     Attributes:
-        learners: By name, in the order in which they step.
-        overflows: By learner.
+        learners: Learner histories by name, in stepping order.
+        overflows: Overflows by learner.
         overflow_rows: The first and last overflow events.
-        evaluations: Split to metric to curve.
-        operators: Which operators ran in which dtypes, as the newest rehearsal found them.
-        occurrences: Step, kind, and what is said of each unusual event.
-        notes: What could not be read, one sentence each.
+        evaluations: Curves by split and metric.
+        operators: Operators and casts with their dtypes, as found by the newest rehearsal.
+        occurrences: Step, kind and description of each unusual event.
+        notes: One sentence for each problem when reading the records.
     """
 
     learners: dict[str, LearnerHistory] = field(default_factory=dict)
@@ -150,23 +150,23 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The most steps that any learner attempted."""
+        """The largest number of steps that any learner attempted."""
         return max((learner.attempts for learner in self.learners.values()), default=0)
 
     @property
     def scaled(self) -> bool:
-        """Return whether any loss was multiplied by anything but 1."""
+        """Return whether any loss scale differs from 1."""
         return any(
             value != 1 for learner in self.learners.values() for value in (learner.loss_scale.finite() or [1.0])
         ) or any(len(learner.loss_scale.lost()) for learner in self.learners.values())
 
 
 def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
-    """Return what the record files of a run say, as far as they can be read.
+    """Read the record files of a run up to the first damaged record of each.
 
     Args:
         run: The run.
-        most: Buckets of each curve at most.
+        most: Maximum number of buckets of each curve.
     """
     history = History()
     for record in _as_far_as_possible(run.steps(), history.notes, "steps"):
@@ -179,13 +179,13 @@ def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
             _take(history, event, most)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             history.notes.append(
-                f"an event of the kind {event['event']!r} lacks what such an event says; it is left out"
+                f"an event of the kind {event['event']!r} has missing or invalid fields and is left out"
             )
     history.notes = list(dict.fromkeys(history.notes))
     return history
 
 
-#: Of what is shown as it is.
+#: Types of the event fields that are shown without further checks.
 _EVENT_KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("step", "count"), optional(is_count)),
     "loss_scale": is_number,
@@ -214,7 +214,7 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         history.occurrences.add((int(event.get("step") or 0), kind, describe(said)))
 
 
-#: What is said of each operator and each cast, besides how often it was called.
+#: Text fields of each operator and each cast, besides the number of calls.
 _OPERATORS: Final = {"operators": ("phase", "operator", "inputs", "outputs"), "casts": ("phase", "from", "to")}
 
 
@@ -223,7 +223,7 @@ def _counted(rows: Any, words: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def describe(fields: dict[str, Any]) -> str:
-    """The fields of an event as one line: the message of a warning, ``key: value`` otherwise."""
+    """Format the fields of an event as one line: the message if it is the only field, else ``key: value``."""
     if set(fields) == {"message"}:
         return str(fields["message"])
     return "; ".join(f"{key}: {_value(value)}" for key, value in fields.items() if value not in ([], {}, "", None))
@@ -238,8 +238,8 @@ def _value(value: Any) -> str:
 
 
 def _as_far_as_possible(records: Iterator[Any], notes: list[str], what: str) -> Iterator[Any]:
-    """Records until one is damaged."""
+    """Yield records up to a damaged one, then add a note."""
     try:
         yield from records
     except StorageError as error:
-        notes.append(f"{error}; what follows of the {what} is not in this report")
+        notes.append(f"{error}; later {what} are not in this report")

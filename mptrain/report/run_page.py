@@ -1,4 +1,4 @@
-"""The report of one run, finished or not, with figures of its losses, metrics, gradient norms and learning rates."""
+"""Report of one run, finished or not, with figures of losses, metrics, gradient norms and learning rates."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from mptrain.report.run_history import PHASES, History, LearnerHistory, Overflow
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 
-#: Metrics in one figure where the task has none of its own.
+#: Maximum metrics in one figure if the task has no main metric.
 _MOST_METRICS = 4
 
 
 def run_page(paths: RunPaths) -> Page:
-    """The report of a run directory.
+    """Return the report of a run directory.
 
     Raises:
-        StorageError: It is no run, or ``run.json`` or another small file is damaged.
+        StorageError: If the directory is not a run, or ``run.json`` or another small file is damaged.
     """
     opened = open_with_history(paths.root, MOST_BUCKETS)
     history, run = opened.history, opened.run
     notes = Bullets(tuple(history.notes), "warn")
     return Page(
-        over="mptrain, report of a run",
+        over="mptrain run report",
         title=opened.title(),
         status=opened.status,
         lead=_lead(opened),
@@ -56,10 +56,10 @@ def run_page(paths: RunPaths) -> Page:
             ),
             section("Training", *_training(opened)),
             section("Loss scale and overflows", *loss_scale_blocks(opened)),
-            section("What FP16 holds", *gradient_histogram_blocks(opened)),
+            section("Tensors and the FP16 range", *gradient_histogram_blocks(opened)),
             section("Events", _events(opened)),
             section("Samples", *exhibits(run)),
-            section("Operators and their dtypes", *operator_blocks(history.operators)),
+            section("Operator dtypes", *operator_blocks(history.operators)),
             section("Environment", environment(run, opened.settings)),
             section("Command and configuration", *commands(run)),
         ),
@@ -69,7 +69,7 @@ def run_page(paths: RunPaths) -> Page:
 def _lead(opened: OpenedRun) -> str:
     summary, history = opened.run.summary, opened.history
     if not history.steps:
-        return "It has no step on record."
+        return "No steps were recorded."
     parts = []
     if opened.metric and summary.get("metric") is not None:
         parts.append(f"{opened.metric} {number(summary['metric'])} on {summary.get('metric_split', 'test')} data")
@@ -101,7 +101,7 @@ def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
         ("throughput", *_throughput(summary)),
         ("peak memory", readable_bytes(int(summary.get("peak_memory") or 0)), _memory_before(summary)),
         ("waiting for data", share(summary.get("data_wait")), "of the training time"),
-        ("energy", _energy(summary.get("energy_joules")), "of the whole device, while training"),
+        ("energy", _energy(summary.get("energy_joules")), "of the whole device during training"),
     ]
     keep = [bool(opened.metric), True, True, *(summary.get(key) for key in _MEASURED)]
     return tuple(row for row, present in zip(rows, keep, strict=True) if present not in (None, False))
@@ -113,13 +113,13 @@ _MEASURED = ("terms_per_second", "peak_memory", "data_wait", "energy_joules")
 def _about_metric(opened: OpenedRun) -> str:
     summary = opened.run.summary
     best, interval = summary.get("best_val"), (summary.get("intervals") or {}).get(opened.metric)
-    parts = [f"{number(interval[0])} to {number(interval[1])} on other samples (95 %)"] if interval else []
+    parts = [f"95 % CI {number(interval[0])} to {number(interval[1])} over test samples"] if interval else []
     parts += [f"best {number(best)} on validation data"] if best is not None else []
     return "; ".join(parts)
 
 
 def _metric_table(opened: OpenedRun) -> Table | None:
-    """All metrics of the last evaluations, where there are others than the one in the tile."""
+    """Return all metrics of the last evaluations, or None if there are fewer than two."""
     summary = opened.run.summary
     found = {split: summary[split] for split in _SPLITS if summary.get(split)}
     names = sorted({name for values in found.values() for name in values}, key=lambda name: (name == "loss", name))
@@ -134,7 +134,7 @@ def _metric_table(opened: OpenedRun) -> Table | None:
         ]
         for name in names
     ]
-    head = ("metric", *(_SPLITS[split] for split in found), "on other samples (95 %)" if reach else None)
+    head = ("metric", *(_SPLITS[split] for split in found), "95 % CI over test samples" if reach else None)
     return table(head, rows, numeric=range(1, len(head)))
 
 
@@ -165,7 +165,7 @@ def _energy(joules: float | None) -> str:
 def _learner_table(opened: OpenedRun) -> Table:
     history = opened.history
     others = {phase for overflows in history.overflows.values() for phase in overflows.counts} - set(PHASES)
-    phases = (*PHASES, *sorted(others))  # records of another version have words of their own
+    phases = (*PHASES, *sorted(others))  # records of another version may use other phase names
     rows = []
     for name, learner in history.learners.items():
         counts = history.overflows.get(name, Overflows()).counts
@@ -193,7 +193,7 @@ def _path_of(learner: LearnerHistory) -> dict[str, float]:
 def _training(opened: OpenedRun) -> list[Block | None]:
     history, learners = opened.history, opened.history.learners
     if not learners:
-        return [Text("No step was recorded, so there are no curves.")]
+        return [Text("No steps were recorded, so there are no curves.")]
     views = _views(opened)
     norms = {name: learner.grad_norm for name, learner in learners.items()}
     rates = {name: learner.lr for name, learner in learners.items()}
@@ -204,16 +204,19 @@ def _training(opened: OpenedRun) -> list[Block | None]:
             _quantity_plot("grad-norm", "gradient norm", norms, _NORMS),
             _quantity_plot("lr", "learning rate", rates, _RATES),
         ),
-        None if history.evaluations else Text("Nothing was evaluated yet, so there is no metric over steps."),
+        None if history.evaluations else Text("No evaluation was recorded yet, so there is no metric curve."),
     ]
 
 
-_NORMS = "Norm of the unscaled gradients before clipping; steps that overflowed have none."
-_RATES = "Learning rate; it follows updates, not steps."
+_NORMS = "Norm of the unscaled gradients before clipping. Steps that overflowed are left out."
+_RATES = "Learning rate. The schedule advances with updates, not with steps."
 
 
 def _views(opened: OpenedRun) -> list[MetricView]:
-    """The task's own metric; without one the first metrics that are no loss, else losses; none that has but one point."""
+    """Return the metrics to plot: the task's metric, or else the first other metrics, or else losses.
+
+    Metrics with only one point are left out.
+    """
     curves = opened.history.evaluations.get("val") or opened.history.evaluations.get("test") or {}
     found = {name: curve for name, curve in curves.items() if len(curve.means()[0]) > 1}
     if opened.metric in found:
@@ -229,26 +232,26 @@ def _events(opened: OpenedRun) -> Table:
     tones: dict[str, Any] = {"failure": "bad", "warning": "warn"}
     rows = [[f"{step:,}", Cell(kind, tones.get(kind, "")), text] for step, kind, text in ends.kept()]
     note = f"{counted(ends.between, 'event')} in between left out; events.jsonl has all." if ends.between else ""
-    return table(("step", "event", "what it says"), rows, numeric=(0,), note=note)
+    return table(("step", "event", "details"), rows, numeric=(0,), note=note)
 
 
-#: From so many points on a curve is drawn smoothed, over its raw extremes.
+#: Number of points from which a curve is drawn smoothed, over its raw extremes.
 LONG = 100
 
-#: Up to so many evaluations are dots.
+#: Maximum number of evaluations that are drawn as dots.
 _FEW = 60
 
 
 @dataclass(frozen=True)
 class MetricView:
-    """A metric that is shown, and the value of it that counts as the best (None where the direction is not known)."""
+    """A metric to plot and its best value, which is None if the direction of the metric is not known."""
 
     name: str
     best: float | None = None
 
 
 def _loss_plot(history: History) -> Plot:
-    """Training loss of every learner over steps, raw and smoothed, and the loss on validation data."""
+    """Plot the training loss of every learner over steps, raw and smoothed, and the validation loss."""
     learners = history.learners
     validation = history.evaluations.get("val", {}).get("loss", Curve())
     lost = sorted({step for learner in learners.values() for step in learner.loss.lost()})
@@ -267,7 +270,7 @@ def _loss_plot(history: History) -> Plot:
         axes.set_ylabel("loss")
         step_axis(axes, history.steps)
     long = any(len(learner.loss) >= LONG for learner in learners.values())
-    how = " Faint: every step, or the extremes of some steps; strong: moving mean over 2 % of the run." if long else ""
+    how = " Faint: every step, or extremes of groups of steps. Solid: moving mean over 2 % of the run." if long else ""
     return Plot("loss", f"Loss over steps.{how}", figure.svg)
 
 
@@ -275,9 +278,9 @@ _LOST = {key: value for key, value in FAILED.items() if key != "clip_on"} | {"ma
 
 
 def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
-    """A curve: as it is where it is short; where it is long its extremes faintly, and a moving mean over them."""
+    """Draw a short curve as it is, and a long one as faint extremes with a moving mean on top."""
     if len(curve) < LONG:
-        alone = len(curve.finite()) <= 2  # the ends of one bucket: a line needs two
+        alone = len(curve.finite()) <= 2  # one bucket: a line needs two
         (line,) = axes.plot(*curve.means(), color=colour, marker="o" if alone else "", markersize=4)
         return line
     axes.plot(*curve.extremes(), color=colour, linewidth=0.6, alpha=0.3)
@@ -286,7 +289,7 @@ def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
 
 
 def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
-    """Metrics on validation data over steps, an axis for each, and their values on test data at the end."""
+    """Plot metrics on validation data over steps, one axis for each, and their final values on test data."""
     validation, tests = history.evaluations.get("val", {}), history.evaluations.get("test", {})
     with drawing("metric", 2.7 if len(views) == 1 else 1.35 * len(views) + 0.3) as figure:
         grid = figure.panels(len(views))
@@ -314,7 +317,7 @@ def _metric(axes: Axes, view: MetricView, validation: Curve, test: Curve) -> Non
 
 
 def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: str) -> Plot | None:
-    """A positive quantity of every learner over steps; norms on a logarithmic axis where they span a factor of 20."""
+    """Plot a positive quantity of every learner over steps; norms on a log axis if they span a factor of 20."""
     shown = {learner: curve for learner, curve in curves.items() if curve.finite()}
     if not shown:
         return None

@@ -1,7 +1,7 @@
-"""The report of a sweep: every point with how it ended, and what they show together.
+"""Report of a sweep: the status of every point, and plots of all points together.
 
-Figures have the final metrics and skipped shares over what was varied, and the curves of all runs. Runs that failed are
-drawn as failed, at the edge of the figure, and never left out.
+The plots show final metrics and shares of skipped updates over the varied keys, and the curves of all runs. Failed
+runs are never left out: they are marked as failed at the edge of the plot.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted"
 
 
 def sweep_page(sweep: Sweep) -> Page:
-    """The report of a sweep's folder."""
+    """Return the report of a sweep's folder."""
     points = read_points(sweep, lambda folder: open_or_reason(folder, BUCKETS))
     notes = [f"{point.job.name}: {note}" for point in points if point.opened for note in point.opened.history.notes]
     return Page(
-        over="mptrain, report of a sweep",
+        over="mptrain sweep report",
         title=sweep_title(sweep),
         status=progress_cell(sweep),
         lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
-            section("What was varied", sweep_plot(points)),
+            section("Results over the varied keys", sweep_plot(points)),
             section("Points", points_table(points), Bullets(tuple(notes), "warn")),
             section("Curves", overlays(points)),
             section("Environment", *environments(points)),
@@ -67,13 +67,13 @@ def sweep_page(sweep: Sweep) -> Page:
 
 
 def sweep_title(sweep: Sweep) -> str:
-    """The words that were given several values."""
+    """Return the overrides with several values as the title of a sweep."""
     words = [word for word in sweep.words if "," in word or "(" in word]
     return " ".join(words) or " ".join(sweep.words) or sweep.folder.resolve().name
 
 
 def progress_cell(sweep: Sweep) -> Cell:
-    """Return how many of its jobs are done."""
+    """Return the number of done and failed jobs of a sweep."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)
     if done == total:
@@ -83,7 +83,7 @@ def progress_cell(sweep: Sweep) -> Cell:
 
 
 def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
-    """The final metric over what was varied, where there is any."""
+    """Return the plot of the final metric over the varied keys, or None if no run has a metric."""
     if all(point.summary.get("metric") is None for point in points):
         return None
     name, axis = metric_name(points), numeric_axis(points)
@@ -91,7 +91,7 @@ def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
 
 
 def points_table(points: Sequence[OpenedPoint]) -> Table:
-    """A row for each point."""
+    """Return a table with a row for each point."""
     keys = list(dict.fromkeys(key for point in points for key in point.words))
     intervals = any(point.done and interval_of(point.summary) for point in points)
     rows: list[list[Cell | str]] = []
@@ -123,7 +123,7 @@ def points_table(points: Sequence[OpenedPoint]) -> Table:
 
 
 def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
-    """Losses and loss scales of all runs, each in one figure."""
+    """Return one plot with the losses of all runs, and one with their loss scales."""
     runs = [point for point in points if point.opened and point.opened.history.learners]
     if not runs:
         return None
@@ -132,7 +132,7 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
         runs = sorted(runs, key=lambda point: (point.setting(axis.key) is None, point.setting(axis.key) or 0.0))
     groups = kinds(runs)
     along = [name for name, some in groups.items() if axis is not None and some[0].setting(axis.key) is not None]
-    if axis is not None and len(axis.values) == len(along):  # one kind for each value: the value is name enough
+    if axis is not None and len(axis.values) == len(along):  # one kind for each value, so the value is the label
         groups = {
             short_label({axis.key: some[0].words[axis.key]}) if name in along else name: some
             for name, some in groups.items()
@@ -152,7 +152,7 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     whose = "of every run" if alone else "of the first learner of every run"
     losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
     scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
-    caption = f"Training loss {whose}; long ones smoothed."
+    caption = f"Training loss {whose}. Long curves are smoothed."
     found = [overlay_plot("losses", "training loss", caption, losses, styles)]
     if any(point.opened.history.scaled for point in runs if point.opened):
         found.append(overlay_plot("scales", "loss scale", f"Loss scale {whose}.", scales, styles))
@@ -160,12 +160,12 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
 
 
 def _first(point: OpenedPoint) -> LearnerHistory:
-    """The first learner of a run that has one."""
+    """Return the history of the first learner of a run, empty if the run cannot be read."""
     return next(iter(point.opened.history.learners.values())) if point.opened else LearnerHistory.empty(1)
 
 
 def environments(points: Sequence[OpenedPoint]) -> list[Block]:
-    """Return where the runs were computed: once for all that agree."""
+    """Return device, versions and commit of the runs, once for each group of runs that agree."""
     found: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
@@ -181,7 +181,7 @@ def environments(points: Sequence[OpenedPoint]) -> list[Block]:
 
 
 def command_blocks(sweep: Sweep) -> list[Block]:
-    """Return what was asked for, and the plain command of every job."""
+    """Return the command of the sweep and, collapsed, the command of each job."""
     given = [word for folder in sweep.config_dirs for word in ("--config-dir", folder)]
     given += ["--config-name", sweep.config_name] if sweep.config_name != "train" else []
     jobs = "\n".join(shlex.join(["mptrain", *given, *job.overrides]) for job in sweep.jobs)
@@ -194,16 +194,16 @@ def command_blocks(sweep: Sweep) -> list[Block]:
         asked += [f"--by={','.join(map(str, claimed))}"] if isinstance(claimed, list) and claimed else []
         blocks.append(Code(shlex.join(["mptrain", "compare", *given, *sweep.words, *asked]), "sh"))
     if sweep.jobs:
-        blocks.append(Fold(f"The command of each of its {counted(len(sweep.jobs), 'job')}", (Code(jobs, "sh"),)))
+        blocks.append(Fold(f"Commands of {counted(len(sweep.jobs), 'job')}", (Code(jobs, "sh"),)))
     started = ("planned", moment(sweep.started))
-    return [facts(("folder", str(sweep.folder)), started, ("jobs at a time", str(sweep.parallel))), *blocks]
+    return [facts(("folder", str(sweep.folder)), started, ("parallel jobs", str(sweep.parallel))), *blocks]
 
 
 _FAILED: Final = "failed or diverged"
 
 
 def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: str) -> Plot:
-    """Above: the metric over a numeric key, a line for each combination of the others. Below: the skipped share."""
+    """Plot the metric over a numeric key, with a line for each combination of other keys, and the skipped share."""
     swept = [point for point in points if point.setting(axis.key) is not None]
     rest = kinds([point for point in points if point.setting(axis.key) is None])
     level = {kind: fmean(known) for kind, found in rest.items() if (known := _metrics(found))}
@@ -232,15 +232,15 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
         below.set_ylabel("skipped (%)")
         below.set_ylim(-4, 104)
         _key_across(below, axis)
-    marks = ["dots are runs, lines go through their means"]
-    marks += ["a cross marks runs that failed or diverged"] * any(point.metric is None for point in swept)
-    marks += ["a dashed line is the mean of runs without this key"] * (len(swept) < len(points))
-    caption = f"{metric} and the share of skipped updates over {axis.key}: {'; '.join(marks)}."
+    marks = ["Dots are runs, and lines join their means."]
+    marks += ["Crosses mark runs that failed or diverged."] * any(point.metric is None for point in swept)
+    marks += ["Dashed lines are means of runs without this key."] * (len(swept) < len(points))
+    caption = f"{metric} and share of skipped updates over {axis.key}. {' '.join(marks)}"
     return Plot(name, caption, figure.svg)
 
 
 def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
-    """The metric of every point, a row for each combination of what was varied but the seed."""
+    """Plot the metric of every point, with a row for each combination of the varied keys other than the seed."""
     groups = kinds(points)
     mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": plotting.BLACK}
     with plotting.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
@@ -265,13 +265,13 @@ def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
 def overlay_plot(
     name: str, unit: str, caption: str, groups: Mapping[str, Sequence[Curve]], styles: Sequence[tuple[str, str]]
 ) -> Plot:
-    """One curve for each run, smoothed where it is long; steps between powers of two where the name is ``scales``.
+    """Plot one curve for each run: smoothed if it is long, or as steps between powers of two for ``scales``.
 
     Args:
-        name: Of the figure.
+        name: Name of the figure.
         unit: Label of the vertical axis.
-        caption: Below it.
-        groups: Curves of runs that differ in their seed only, by what they have in common.
+        caption: Caption of the figure.
+        groups: The curves by group. Runs of a group differ only in their seed.
         styles: Colour and line style of each group.
     """
     curves = [curve for some in groups.values() for curve in some]
@@ -302,12 +302,12 @@ def _metrics(points: Sequence[OpenedPoint]) -> list[float]:
 
 
 def _failed(point: OpenedPoint) -> bool:
-    """It ended, and has no finite metric."""
+    """Return whether the job has ended without a finite metric."""
     return point.metric is None and (point.job.status == "failed" or (point.done and "metric" in point.summary))
 
 
 def _failures(axes: Axes, places: Sequence[float]) -> None:
-    """Crosses at the lower edge, with a line up, so that nobody takes them for values."""
+    """Draw crosses at the lower edge with a vertical line, so that they are not mistaken for values."""
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.06 * (high - low), high)
     axes.vlines(
@@ -317,7 +317,7 @@ def _failures(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:
-    """Ticks at the settings themselves, as many as have room."""
+    """Set ticks at the values of the varied key, as many as fit."""
     base = axis.logarithm
     places = [math.log(value, base) if base else value for value in axis.values]
     span = max(places[-1] - places[0], 1e-12)

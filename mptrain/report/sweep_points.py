@@ -1,6 +1,6 @@
-"""The points of a sweep as values on axes, read from the words of its jobs and the records of their runs.
+"""Points of a sweep as values on axes, read from the overrides of its jobs and the records of their runs.
 
-Also what a sweep over static loss scales measured, to be shown beside a forecast.
+This module also reads the measurements of a sweep over static loss scales, which are shown beside a forecast.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
 from mptrain.runlog.sweeps import Sweep, SweepJob, overrides_of, read_sweep, varied_keys
 
-#: Buckets of a curve where many share a figure.
+#: Maximum buckets of a curve in figures with many curves.
 BUCKETS: Final = 300
 
-#: Values of a key must span this factor to be spread over a logarithmic axis.
+#: Factor that the values of a key must span for a logarithmic axis.
 _WIDE: Final = 20
 
 
@@ -40,10 +40,10 @@ class OpenedPoint:
     """A job of a sweep.
 
     Attributes:
-        job: What ``sweep.json`` says of it.
-        opened: Its run; None where there is none that can be read.
-        problem: Why not; empty where the job has not begun.
-        words: Key to value of the words in which the points differ.
+        job: Its entry in ``sweep.json``.
+        opened: Its run; None if there is none or it cannot be read.
+        problem: The error message if the run cannot be read; empty if the job has not started.
+        words: Key to value of the overrides in which the points differ.
     """
 
     job: SweepJob
@@ -53,28 +53,28 @@ class OpenedPoint:
 
     @property
     def label(self) -> str:
-        """The words in which points differ, in short."""
+        """A short label of the overrides in which the points differ."""
         return short_label(self.words) or self.job.name
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The final numbers of its run; empty where it has none."""
+        """The summary of its run; empty if it has none."""
         return self.opened.run.summary if self.opened else {}
 
     @property
     def done(self) -> bool:
-        """It ended as it should."""
+        """True if the job is done."""
         return self.job.status == "done"
 
     @property
     def metric(self) -> float | None:
-        """The final metric; None where the job is not done, or its metric is not finite."""
+        """The final metric; None if the job is not done or the metric is not finite."""
         value = self.summary.get("metric")
         return value if self.done and value is not None and math.isfinite(value) else None
 
     @property
     def skip_rate(self) -> float | None:
-        """The share of attempts that were skipped; None where none is on record."""
+        """The share of skipped steps; None if no step is recorded."""
         if self.opened is None:
             return None
         learners = self.opened.history.learners.values()
@@ -82,17 +82,17 @@ class OpenedPoint:
         return sum(learner.refused for learner in learners) / attempts if attempts else None
 
     def setting(self, key: str) -> float | None:
-        """The number that a key was given; None where it was given none."""
+        """Return the number that a key is set to, or None."""
         return as_number(self.words.get(key, ""))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A numeric key that was varied.
+    """A varied numeric key.
 
     Attributes:
-        key: Dotted.
-        values: Ascending.
+        key: The dotted key.
+        values: Its values in ascending order.
         logarithm: 2 or 10 for a logarithmic axis; None for a linear one.
     """
 
@@ -101,23 +101,23 @@ class Axis:
     logarithm: int | None
 
     def place(self, point: OpenedPoint) -> float:
-        """Return where a point stands on the axis: its setting, or the logarithm of that."""
+        """Return the position of a point on the axis: its value or the logarithm of its value."""
         value = point.setting(self.key) or 0.0
         return math.log(value, self.logarithm) if self.logarithm else value
 
 
 def metric_name(points: Sequence[OpenedPoint]) -> str:
-    """The metric of the runs, and the split that it is of."""
+    """Return the metric of the runs with its split."""
     found = next((point.opened for point in points if point.opened and point.opened.metric), None)
     return metric_in_words(found.run.summary) if found else "metric"
 
 
 def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[OpenedPoint]:
-    """All points of a sweep, in order.
+    """Return all points of a sweep in order.
 
     Args:
         sweep: The sweep.
-        read: Opens a run, or says why it cannot.
+        read: Function that opens a run or returns an error message.
     """
     keys = varied_keys(sweep.jobs)
     points = []
@@ -132,7 +132,7 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
 
 
 def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
-    """The numeric key with the most values, of at least two, while the other keys stay as they are; the seed is none."""
+    """Return the numeric key, other than the seed, with the most values while other keys stay fixed; two at least."""
     best: Axis | None = None
     for key in dict.fromkeys(key for point in points for key in point.words if key != SEED):
         given = [point for point in points if key in point.words]
@@ -145,7 +145,10 @@ def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
 
 
 def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[str, list[OpenedPoint]]:
-    """The points by the values of all varied keys but some and the seed; the name is empty where there is no other key."""
+    """Group the points by the values of all varied keys except ``without`` and the seed.
+
+    The name of a group is empty if there is no other key.
+    """
     found: dict[str, list[OpenedPoint]] = {}
     for point in points:
         left = {key: value for key, value in point.words.items() if key not in without and key != SEED}
@@ -159,7 +162,7 @@ def _logarithm(values: Sequence[float]) -> int | None:
     return 2 if all(is_power_of_two(value) for value in values) else 10
 
 
-#: The key that holds a static scale.
+#: The key of a static loss scale.
 SCALE: Final = "scaler.scale"
 
 
@@ -168,10 +171,10 @@ class MeasuredRun:
     """One run of a sweep.
 
     Attributes:
-        exponent: log2 of its scale.
-        metric: Its final metric; None where it has none.
-        skipped: The share of its updates that were skipped; None where none is on record.
-        failed: It ended without a metric.
+        exponent: log2 of its loss scale.
+        metric: Its final metric; None if it has none.
+        skipped: The share of skipped steps; None if no step is recorded.
+        failed: Whether it ended without a metric.
     """
 
     exponent: float
@@ -182,12 +185,12 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class MeasuredScales:
-    """The runs of a sweep that had a static scale, in FP16 or under autocast.
+    """The runs of a sweep with a static loss scale, in FP16 or under autocast.
 
     Attributes:
-        metric: Its name.
-        kinds: Runs by what else was varied, the seed excepted; the name is empty where nothing was.
-        configs: The resolved configurations of its runs, as YAML.
+        metric: Name of the metric.
+        kinds: Runs by the other varied keys, except the seed. The name is empty if there are none.
+        configs: The resolved configurations of the runs as YAML.
     """
 
     metric: str
@@ -195,17 +198,17 @@ class MeasuredScales:
     configs: tuple[str, ...] = ()
 
     def at(self, kind: str, exponent: int) -> list[MeasuredRun]:
-        """The runs of one kind at one scale."""
+        """Return the runs of one kind at one scale."""
         return [run for run in self.kinds[kind] if run.exponent == exponent]
 
     def unlike(self, config: str) -> dict[str, tuple[str, str]]:
-        """The keys in which its runs are not like another run: what that has, and what they have.
+        """Return the keys in which its runs differ from another run, with the value there and the values here.
 
-        Precision, scale, seed, the machine, and what changes no number do not count, as in a comparison; nor do the keys of
-        what was exchanged as a whole, such as another model.
+        As in a comparison, precision, loss scale, seed, machine and keys without effect on results are ignored. The
+        keys below an object that differs as a whole, such as another model, are ignored too.
 
         Args:
-            config: The resolved configuration of the other run, as YAML.
+            config: The resolved configuration of the other run as YAML.
         """
         found: dict[str, tuple[str, list[str]]] = {}
         exchanged: set[str] = set()
@@ -224,10 +227,10 @@ class MeasuredScales:
 
 
 def read_measured(folder: Path) -> MeasuredScales:
-    """The static scales of a sweep, a comparison or a recipe.
+    """Read the runs with a static loss scale of a sweep, comparison or recipe.
 
     Raises:
-        StorageError: It is none of them, or has no run with a static scale.
+        StorageError: If the folder is none of these, or has no run with a static loss scale.
     """
     points = read_points(read_sweep(folder), lambda path: open_or_reason(path, BUCKETS))
     kinds: dict[str, list[MeasuredRun]] = {}
@@ -241,14 +244,14 @@ def read_measured(folder: Path) -> MeasuredScales:
     if not used:
         raise StorageError(
             f"{folder} has no run with a static loss scale",
-            f"name a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
+            f"give a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
         )
     configs = dict.fromkeys(point.opened.run.config for point in used if point.opened and point.opened.settings)
     return MeasuredScales(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
 
 
 def _scale_of(point: OpenedPoint) -> float | None:
-    """The static scale that a point was given in so many words, in a precision that needs one."""
+    """Return the static loss scale that the overrides of a point set, or None if it does not compute in FP16."""
     scale = point.setting(SCALE)
     if scale is None or not 0 < scale < math.inf:
         return None

@@ -1,4 +1,4 @@
-"""Writes reports: decides what kind of folder it is, makes the page, replaces the files whole."""
+"""Writing of reports: detects the kind of folder, builds the page and replaces the files atomically."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """The two files of a report; the figures of the second lie in a folder beside it."""
+    """The two files of a report. The Markdown file shows the figures of a folder beside it."""
 
     html: Path
     md: Path
 
 
 def write_report(path: Path) -> ReportFiles:
-    """Write the report of a run, a sweep, or a comparison into its own folder, replacing an earlier one.
+    """Write the report of a run, sweep or comparison into its folder and replace an earlier report.
 
     Args:
-        path: A run directory, the folder of a sweep, or that of a comparison or recipe.
+        path: A run directory, or the folder of a sweep, comparison or recipe.
 
     Raises:
-        StorageError: It is none of them, is damaged beyond reading, or cannot be written to; or its ``figures`` lead
-            elsewhere.
+        StorageError: If the path is none of these, is too damaged to read or cannot be written to, or if ``figures``
+            is a symbolic link.
     """
     paths = SweepPaths(path)
     return write_page(page_of(path), path, ReportFiles(paths.report_html, paths.report_md))
 
 
 def write_replay(replay: Replay) -> ReportFiles:
-    """Write ``replay-NAME-KEY-VALUE.html`` and ``.md`` into the folder of the run, replacing earlier ones of those words.
+    """Write ``replay-NAME-KEY-VALUE.html`` and ``.md`` into the run directory.
+
+    Earlier files of the same rule and words are replaced.
 
     Raises:
-        StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
+        StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
     """
     name = file_name(replay)
     return write_page(
@@ -53,29 +55,29 @@ def write_replay(replay: Replay) -> ReportFiles:
 
 
 def write_forecast(found: Recommendation) -> ReportFiles:
-    """Write ``forecast.html`` and ``forecast.md`` into the folder of the run, replacing earlier ones.
+    """Write ``forecast.html`` and ``forecast.md`` into the run directory and replace earlier ones.
 
     Raises:
-        StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
+        StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
     """
     paths = found.opened.run.paths
     return write_page(forecast_page(found), paths.root, ReportFiles(paths.forecast_html, paths.forecast_md))
 
 
 def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
-    """Write a page as HTML and as Markdown, whose figures go into the folder ``figures`` beside it.
+    """Write a page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
 
     Args:
-        page: What to write.
-        folder: Where ``figures`` lies.
-        files: What to write to, in that folder; earlier files are replaced.
+        page: The page to write.
+        folder: The folder that contains ``figures``.
+        files: The files to write in that folder. Existing files are replaced.
 
     Raises:
-        StorageError: As `write_report`.
+        StorageError: See `write_report`.
     """
     figures = SweepPaths(folder).figures
-    if figures.is_symlink():  # of a folder that somebody else made
-        hint = "remove the link: pictures are written into the report's own folder"
+    if figures.is_symlink():  # an untrusted folder could redirect the writes
+        hint = "remove the link: figures are written only inside the report's own folder"
         raise StorageError(f"{figures} is a symbolic link", hint)
     if page.plots():
         with storage_errors(figures, "create"):
@@ -88,10 +90,10 @@ def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
 
 
 def page_of(path: Path) -> Page:
-    """The content of a report.
+    """Return the page of a run, sweep, comparison or recipe.
 
     Raises:
-        StorageError: As `write_report`.
+        StorageError: See `write_report`.
     """
     sweep = read_sweep(path) if is_sweep(path) else None
     if SweepPaths(path).comparison.exists() or (sweep is not None and sweep.kind != "sweep"):
@@ -102,6 +104,6 @@ def page_of(path: Path) -> Page:
     if path.is_dir() and not paths.run_json.exists():
         raise StorageError(
             f"{path} is neither a run nor a sweep: it has no {paths.run_json.name} and no {SweepPaths(path).json.name}",
-            "name the folder of a run, of a sweep or of a comparison, or write: last",
+            "give the folder of a run, sweep or comparison, or write: last",
         )
     return run_page(paths)

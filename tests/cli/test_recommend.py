@@ -27,7 +27,7 @@ def test_too_few_looks_name_no_scale_and_end_with_the_code_of_missing_data(termi
     make_looked_at(tmp_path / "run", records, learners=learners, scale=1.0)
     assert terminal("recommend", "run") == 6
     first = " ".join(terminal.out.split("\n\n")[0].split())
-    assert "No loss scale can be recommended yet, from 1 look at a run of 300 steps" in first
+    assert "No loss scale can be recommended yet, from 1 sampled step of a run of 300 steps" in first
     assert "diagnostics.every=10." in first
     assert ("Recommended" in first) == (len(learners) > 1)
     assert (tmp_path / "run" / "forecast.html").exists()
@@ -36,7 +36,7 @@ def test_too_few_looks_name_no_scale_and_end_with_the_code_of_missing_data(termi
 def test_where_every_look_overflowed_nothing_is_known_and_the_code_says_so(terminal, tmp_path):
     make_looked_at(tmp_path / "run", sampled_steps(2, overflows=(1, 20)), scale=1.0)
     assert terminal("recommend", "run") == 6
-    assert terminal.out.startswith("Every step that was looked at overflowed")
+    assert terminal.out.startswith("Every sampled step overflowed")
 
 
 def test_last_is_the_run_that_was_started_last(terminal, tmp_path):
@@ -121,5 +121,5 @@ def test_a_sweep_of_another_configuration_is_warned_of(terminal, tmp_path):
     points = [([f"scaler.scale={scale}"], "done", {"config": "train: {epochs: 9}"}) for scale in (8, 64)]
     make_sweep(tmp_path / "sweep", points)
     assert terminal("recommend", "run", "--sweep", "sweep") == 0
-    assert "warning: The sweep is not of this run's configuration" in terminal.out
+    assert "warning: The sweep's configuration differs from this run" in terminal.out
     assert "train.epochs is 3 in the run, 9 in the sweep" in " ".join(terminal.out.split())

@@ -255,7 +255,7 @@ def test_a_changed_arm_says_so_and_how_to_start_anew(terminal, jobs, recipe):
     terminal("reproduce", "mine")
     recipe(("[precision=amp_dynamic]", "[precision=amp_static]"))
     assert terminal("reproduce", "mine") == 2
-    assert "amp has other words or seeds" in terminal.err
+    assert "amp has other overrides or seeds" in terminal.err
     assert "or add run.root=DIR" in terminal.err
     assert terminal("reproduce", "mine", "run.root=elsewhere") == 0
 
@@ -266,7 +266,7 @@ def test_runs_of_other_defaults_are_not_mixed_in(terminal, jobs, recipe, tmp_pat
     config = next((tmp_path / "outputs" / "recipes" / "mine").glob("001-*")) / "config.yaml"
     config.write_text(config.read_text().replace("batch_size: 32", "batch_size: 16"))
     assert terminal("reproduce", "mine") == 2
-    assert "arm fp32 from when its words meant something else: train.batch_size was 16, now 32" in terminal.err
+    assert "arm fp32 with other defaults: train.batch_size was 16, now 32" in terminal.err
 
 
 def test_an_unknown_measure_of_arithmetic_is_found_before_anything_is_run(terminal, jobs, recipe):

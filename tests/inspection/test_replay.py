@@ -198,7 +198,7 @@ def test_steps_that_nothing_tells_about_are_neither_updates_nor_skipped(tmp_path
     assert (learner.replayed.updates, learner.replayed.skipped, learner.replayed.unknown) == (0, 0, 5)
     assert (learner.recorded.skipped, learner.recorded.unknown) == (5, 0)
     assert len(learner.replayed.marks) == 0
-    assert learner.basis() == "verdicts of 5 steps: 5 unknown"
+    assert learner.basis() == "outcomes of 5 steps: 5 unknown"
     (note,) = replay.notes
     assert f"mptrain diagnose {run}" in note
     assert "diagnostics=histograms" in note
@@ -208,7 +208,7 @@ def test_a_constant_scale_that_overflows_is_said_to_overflow_on(tmp_path):
     """Gradients up to 16 at step 1 leave FP16 at 2^12."""
     run = written(tmp_path / "run", [(1.0, False)] * 3, looks=[(1, 1.0, 16.0), (2, 1.0, 1.0), (3, 1.0, 1.0)])
     (note,) = replay_run(run, ["scaler=static", "scaler.scale=8192"]).notes
-    assert "one overflow can become all" in note
+    assert "one overflow can become an overflow at every step" in note
     assert replay_run(run, ["scaler=static", "scaler.scale=8"]).notes == ()
     assert replay_run(run, ["scaler=dynamic", "scaler.init_scale=8192"]).notes == ()
 

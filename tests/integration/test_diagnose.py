@@ -211,7 +211,7 @@ def test_a_run_that_ended_is_explained_from_what_it_left_and_left_as_it_is(their
     assert "the step that ended the run, 3, done again" in output
     assert output.rstrip().endswith("outputs/run/diagnosis/step-000003.html")
     page = Path("outputs/run/diagnosis/step-000003.html").read_text()
-    assert "What was tried" in page
+    assert "Remedies" in page
     assert found.verdict[1:40].replace("'", "&#39;") in page
 
 
@@ -238,7 +238,7 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
     assert "handles FP16" not in output
     assert "of 65,504: the largest as a share" in output
     assert (
-        "Finite is not yet right: mptrain doctor with the same words checks the gradients at every loss scale."
+        "Finite values can still be wrong: mptrain doctor with the same words checks the gradients at every loss scale."
         in output
     )
 

@@ -1,4 +1,4 @@
-"""A recipe is checked as a whole before anything is run, and becomes plain command lines."""
+"""A recipe is checked completely before any run and expands to plain command lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ smoke: [train.max_steps=2]
 
 @pytest.fixture
 def recipe_of(tmp_path):
-    """Reads a recipe from a text; pairs of texts are replaced in it."""
+    """Return a function that reads a recipe from a text after replacing pairs of texts."""
 
     def read(*changes, text=SOUND):
         for old, new in changes:
@@ -98,12 +98,12 @@ def test_every_problem_is_reported_at_once(recipe_of):
             "arithmetic.other names no function",
             "write {_target_: mptrain.numerics.demonstrations.FUNCTION, KEY: VALUE}",
         ),
-        ("arithmetic.fp32: an arm has that name", "choose another"),
+        ("arithmetic.fp32: an arm has the same name", "choose another name"),
     ]:
         assert (what, hint) in found
     assert any(what.startswith("seeds: [0,-1] must be a list") for what in whats)
     assert any(what.startswith("needs.minutes: 0 must be a number above 0") for what in whats)
-    assert any(what.startswith("arms.a b: a name is made of") for what in whats)
+    assert any(what.startswith("arms.a b: a name may only have") for what in whats)
     assert any(what.startswith("arms.amp: precision=amp_dynamic must be a list") for what in whats)
     assert any("'os.system' is not in mptrain.numerics.demonstrations" in what for what in whats)
 
@@ -121,13 +121,13 @@ def test_words_statements_and_plan_are_checked_together(recipe_of):
     )
     assert found == [
         ("base: 'novalue' is not of the form KEY=VALUE", "write for example train.epochs=3"),
-        ("base: train.epochs=1,2: several values for one key", "make an arm of each"),
+        ("base: train.epochs=1,2: several values for one key", "make an arm for each value"),
         ("reference: there is no arm 'fp23'", "did you mean fp32?"),
-        ("seeds: [0,0] has one twice", "each seed counts once"),
-        ("margin is missing", "state the largest difference in the metric that counts as none"),
-        ("expect: 's2^0.top1 < fp32.top1 within 0.5': '<' goes with 'by', not with 'within'", "write by 0.5"),
+        ("seeds: [0,0] has a duplicate", "list each seed once"),
+        ("margin is missing", "set it to the largest difference in the metric that counts as equivalent"),
+        ("expect: 's2^0.top1 < fp32.top1 within 0.5': '<' must be used with 'by', not with 'within'", "write by 0.5"),
         ("expect: 's2^1.skip_rate > 0.95': there is no arm 's2^1'", "did you mean s2^0?"),
-        ("expect: 'sum.value = 2^11': nothing is exactly the same", "add: within AMOUNT"),
+        ("expect: 'sum.value = 2^11': '=' needs a tolerance", "add: within AMOUNT"),
     ]
 
 
@@ -135,7 +135,7 @@ def test_words_statements_and_plan_are_checked_together(recipe_of):
 def test_a_recipe_cannot_say_what_is_the_users_to_say(recipe_of, key):
     word = f"{key}=3" if key == "seed" else f"{key}.name=x"
     [(what, _)] = problems_of(recipe_of, ("model=mlp", f"model=mlp, +{word}"))
-    assert what == f"base: '+{word}' cannot stand in a recipe: {RESERVED[key]}"
+    assert what == f"base: '+{word}' is not allowed in a recipe: {RESERVED[key]}"
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_control_characters_do_not_reach_the_terminal(recipe_of):
 
 def test_one_arm_alone_is_no_comparison(recipe_of):
     found = problems_of(recipe_of, ("  s2^0: [precision=fp16_static, scaler.scale=1]\n", ""))
-    assert ("there is one arm only", "add what it is to be compared with") in found
+    assert ("there is only one arm", "add the arms to compare it with") in found
 
 
 def test_an_arm_with_a_wrong_name_is_still_an_arm(recipe_of):
     found = problems_of(recipe_of, ("  s2^0: [", "  s 2: ["))
     told = [what for what, _ in found]
-    assert "arms.s 2: a name is made of letters, digits, _ - and ^" in told
-    assert "there is one arm only" not in told
+    assert "arms.s 2: a name may only have letters, digits, _ - and ^" in told
+    assert "there is only one arm" not in told
 
 
 def test_arithmetic_alone_is_a_recipe(recipe_of):
@@ -251,7 +251,7 @@ def test_the_users_words_keep_the_place_apart(recipe_of):
 
 
 def test_the_users_words_cannot_change_what_arms_vary(recipe_of):
-    with pytest.raises(ConfigError, match=r"precision is what \w+ varies"):
+    with pytest.raises(ConfigError, match=r"'precision=fp32': \w+ varies precision"):
         check_own_words(recipe_of(), ["precision=fp32", "train.epochs=1"])
 
 
@@ -260,8 +260,8 @@ def test_the_users_words_cannot_change_what_the_recipe_decides(recipe_of):
         check_own_words(recipe_of(), ["seed=1", "run.name=x", "train.epochs=1,2", "nothing"])
     whats = [problem.what for problem in caught.value.problems]
     assert whats == [
-        "'seed=1' has no effect here: seeds are listed under seeds",
-        "'run.name=x' has no effect here: a recipe has a folder of its own",
+        "'seed=1' has no effect here: a recipe lists its seeds under seeds",
+        "'run.name=x' has no effect here: mptrain chooses the run directories of a recipe",
         "train.epochs=1,2: several values for one key",
         "'nothing' is not of the form KEY=VALUE",
     ]
@@ -273,12 +273,12 @@ def test_going_on_with_another_version_names_the_arms_that_changed(recipe_of, tm
     sweep = Sweep(tmp_path, "recipe", (), (), "train", 1, jobs)
     require_same_arms(sweep, points)
     changed = recipe_of(("scaler.scale=1]", "scaler.scale=2]\n  amp: [precision=amp_dynamic]"))
-    with pytest.raises(ConfigError, match=r"amp is new; s2\^0 has other words or seeds") as caught:
+    with pytest.raises(ConfigError, match=r"amp is new; s2\^0 has other overrides or seeds") as caught:
         require_same_arms(sweep, recipe_points(changed))
     assert "run.root=DIR" in caught.value.hint
-    with pytest.raises(ConfigError, match="fp32 has other words or seeds"):
+    with pytest.raises(ConfigError, match="fp32 has other overrides or seeds"):
         require_same_arms(sweep, recipe_points(recipe_of(), ["train.epochs=3"]))
-    with pytest.raises(ConfigError, match=r"s2\^0 is gone"):
+    with pytest.raises(ConfigError, match=r"s2\^0 was removed"):
         require_same_arms(sweep, points[:2])
 
 

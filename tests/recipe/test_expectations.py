@@ -1,4 +1,4 @@
-"""What numbers say to a statement: met, not met by so much, or undecided for want of seeds."""
+"""Judgement of a statement by numbers: met, not met by an amount, or undecided with too few seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def expectation(text):
 
 
 def runs_of(**arms):
-    """Arm to top-1 values, one for each seed; None is a run that failed numerically."""
+    """Return the runs of arms with one top-1 value for each seed; None is a run that failed numerically."""
     return {
         name: [
             measures(seed, top1) if top1 is not None else failing(measures(seed, 0.1))
@@ -62,7 +62,7 @@ def test_the_wrong_side_is_not_met_and_says_by_how_much():
 def test_an_interval_over_the_bound_decides_nothing():
     one = found("a.top1 < b.top1", a=(0.90, 0.97), b=(0.95, 0.96))
     assert one.outcome == "undecided"
-    assert "does not settle whether it is below" in one.numbers
+    assert "does not decide whether it is below" in one.numbers
 
 
 def test_above_is_the_mirror_of_below():
@@ -76,7 +76,7 @@ def test_one_seed_alone_decides_nothing():
     for text in ("a.top1 < b.top1", "a.top1 = b.top1 within 0.5", "a.skip_rate = 0 within 0"):
         one = found(text, a=(0.1,), b=(0.9,))
         assert one.outcome == "undecided"
-        assert "it takes two at least" in one.numbers
+        assert "at least two seeds are needed" in one.numbers
 
 
 def test_arms_with_nearly_the_same_values_are_the_same():
@@ -165,7 +165,7 @@ def test_where_both_arms_failed_nothing_is_decided():
 def test_one_failed_run_is_left_out_and_leaves_a_metric_undecided():
     one = found("bad.top1 < good.top1 by 0.5", good=(*GOOD, 0.95), bad=(*BAD, None))
     assert one.outcome == "undecided"
-    assert one.numbers.startswith("seed 3 of bad failed numerically; without that: ")
+    assert one.numbers.startswith("seed 3 of bad failed numerically; without these seeds: ")
     assert one.statistics["n"] == 3
 
 
@@ -188,7 +188,7 @@ def test_what_a_whole_run_takes_is_not_decided_by_runs_that_failed():
     ):
         one = judge(expectation(text), runs, {})
         assert one.outcome == "undecided"
-        assert "all 3 runs of bad failed numerically, so what a whole run takes is not on record" in one.numbers
+        assert "all 3 runs of bad failed numerically, so there is no" in one.numbers
 
 
 def test_a_run_that_ended_with_a_metric_that_is_not_finite_failed():
@@ -200,7 +200,7 @@ def test_a_run_that_ended_with_a_metric_that_is_not_finite_failed():
 def test_what_is_not_on_record_is_undecided():
     one = found("a.energy < b.energy", a=(0.9, 0.9), b=(0.9, 0.9))
     assert one.outcome == "undecided"
-    assert "a.energy is not on record for seeds 0, 1" in one.numbers
+    assert "a.energy is not recorded for seeds 0, 1" in one.numbers
 
 
 def test_arithmetic_is_compared_exactly_and_needs_no_seeds():

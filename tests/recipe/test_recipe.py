@@ -1,4 +1,4 @@
-"""A stranger's recipe runs no code but what was made to be called from YAML."""
+"""An untrusted recipe only runs code that is meant to be called from YAML."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_no_place_of_a_recipe_allows_more_code(recipe_of, place, word):
     key, _, name = place.partition(".")
     with pytest.raises(ConfigError) as caught:
         recipe_of(**{key: {**SOUND[key], name: [word]} if name else [word]})
-    assert f"{place}: '{word}' cannot stand in a recipe: {RESERVED['extensions']}" in str(caught.value)
+    assert f"{place}: '{word}' is not allowed in a recipe: {RESERVED['extensions']}" in str(caught.value)
 
 
 def test_a_group_cannot_be_put_where_the_allowed_code_stands(recipe_of):

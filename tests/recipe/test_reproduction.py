@@ -1,4 +1,4 @@
-"""What stands in a recipe's folder: which runs have ended, the arithmetic, and a verdict that any reader can read."""
+"""The folder of a recipe: ended runs, arithmetic and a verdict in strict JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_arithmetic_is_computed_by_name():
 
 def test_arithmetic_that_returns_no_numbers_is_refused():
     target = Target("mptrain.numerics.formats.scale_in_words", {"scale": 8.0}, ("mptrain.numerics",))
-    with pytest.raises(ConfigError, match=r"arithmetic\.sum: .* returns no mapping of names to numbers"):
+    with pytest.raises(ConfigError, match=r"arithmetic\.sum: .* does not return a mapping of names to numbers"):
         compute(replace(RECIPE, arithmetic={"sum": target}))
 
 

@@ -1,4 +1,4 @@
-"""What a line under ``expect`` means, and that nothing else is a statement."""
+"""Parsing of the lines under ``expect``, and rejection of all other text."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def test_blanks_do_not_matter():
 @each(
     ("text", "says"),
     [
-        ("a.top1", "no single <, > or ="),
-        ("", "no single <, > or ="),
-        ("a.top1 <= b.top1", "no single <, > or ="),
-        ("a.top1 == b.top1", "no single <, > or ="),
+        ("a.top1", "exactly one <, > or ="),
+        ("", "exactly one <, > or ="),
+        ("a.top1 <= b.top1", "exactly one <, > or ="),
+        ("a.top1 == b.top1", "exactly one <, > or ="),
         ("a < b.top1", "'a' is neither ARM.MEASURE nor a number"),
         ("1 < 2", "a number with a number"),
         ("a.top1 < a.top1", "with itself"),
-        ("a.top1 < b.top1 within 0.5", "'<' goes with 'by'"),
-        ("a.top1 = b.top1 by 0.5", "'=' goes with 'within'"),
-        ("a.top1 < b.top1 by much", "'much' is no amount"),
-        ("a.top1 < b.top1 by -0.5", "'-0.5' is no amount"),
-        ("a.top1 < b.top1 by inf", "'inf' is no amount"),
-        ("a.top1 < b.top1 by 0.5x", "'0.5x' is no amount"),
-        ("a.top1 < b.top1 by 1 by 2", "'1 by 2' is no amount"),
-        ("a.top1 by 2 < b.top1", "an amount stands at the end"),
-        ("a.top1 < 2^99999", "no number that can be computed"),
-        ("a.top1 < 0^-1", "no number that can be computed"),
+        ("a.top1 < b.top1 within 0.5", "'<' must be used with 'by'"),
+        ("a.top1 = b.top1 by 0.5", "'=' must be used with 'within'"),
+        ("a.top1 < b.top1 by much", "'much' is not an amount"),
+        ("a.top1 < b.top1 by -0.5", "'-0.5' is not an amount"),
+        ("a.top1 < b.top1 by inf", "'inf' is not an amount"),
+        ("a.top1 < b.top1 by 0.5x", "'0.5x' is not an amount"),
+        ("a.top1 < b.top1 by 1 by 2", "'1 by 2' is not an amount"),
+        ("a.top1 by 2 < b.top1", "an amount must follow by or within"),
+        ("a.top1 < 2^99999", "cannot be represented as a float"),
+        ("a.top1 < 0^-1", "cannot be represented as a float"),
         ("a/b/c.top1 < 1", "neither ARM.MEASURE"),
         ("a.top1 < __import__('os').x", "neither ARM.MEASURE"),
     ],
@@ -132,7 +132,7 @@ def test_without_groups_a_statement_holds_once():
     [
         ("s2^1.top1 < fp32.top1", FLAT, "no arm 's2^1'", "did you mean s2^0?"),
         ("sdg/pure.top1 < 1", GROUPED, "no arm 'sdg/pure'", "did you mean sgd/pure?"),
-        ("sgd/pure.top1 < fp32.top1", GROUPED, "with its group", "name both as GROUP/ARM"),
+        ("sgd/pure.top1 < fp32.top1", GROUPED, "is named with its group", "name both as GROUP/ARM"),
         ("fp32.loss < inf", FLAT, "finite numbers", "write ARM.failed = 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Opens a page in headless Chromium through its debugging pipe: what it asked for, complained of, and looks like."""
+"""Opens a page in headless Chromium by its debugging pipe and records requests, console entries and a screenshot."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions", "--no-first-run", "--hide-scrollbars")
 
-#: The browser reads its orders from descriptor 3 and answers on 4; above 2, descriptors may be taken already.
+#: The browser reads commands from file descriptor 3 and answers on 4. Both may already be in use here.
 _HAND_OVER = """import os, sys
 pair = [os.dup(int(number)) for number in sys.argv[1:3]]
 while min(pair) < 5:
@@ -26,7 +26,7 @@ os.execv(sys.argv[3], sys.argv[3:])"""
 
 @dataclass
 class Visit:
-    """What a browser saw: addresses that it asked for, console entries, the page's size in CSS pixels, a picture."""
+    """Result of a page load: requested URLs, console entries, page size in CSS pixels and a screenshot."""
 
     requests: list = field(default_factory=list)
     complaints: list = field(default_factory=list)
@@ -35,7 +35,7 @@ class Visit:
 
 
 def visit(path, width, questions=(), picture=False):
-    """Open a file at a width in CSS pixels; each question is a JavaScript expression, asked from outside the page."""
+    """Open a file at a width in CSS pixels and evaluate each question, a JavaScript expression, in the page."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         to_browser, ours = os.pipe()
         theirs, from_browser = os.pipe()
@@ -55,7 +55,7 @@ def visit(path, width, questions=(), picture=False):
         finally:
             os.close(ours)
             os.close(theirs)
-            os.killpg(process.pid, signal.SIGKILL)  # its helpers too
+            os.killpg(process.pid, signal.SIGKILL)  # includes child processes
             process.wait(30)
 
 

@@ -1,4 +1,4 @@
-"""Run directories, sweeps and comparisons as training would leave them, written without training anything."""
+"""Run directories, sweeps and comparisons with the files of real training, written without training."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ chosen:
   dataset: digits
 """
 
-#: What no report may do anything with but show.
+#: Hostile texts that a report must show literally.
 HOSTILE = (
     "<script>alert(1)</script>",
     "]]><svg onload=alert(1)>",
@@ -65,7 +65,7 @@ def make_run(
     events=(),
     interval=None,
 ):
-    """A run directory; ``overflows`` maps steps of the first learner to phases, each of which halves the scale."""
+    """Write a run directory. ``overflows`` maps steps of the first learner to phases; each halves the scale."""
     paths = RunPaths(root)
     root.mkdir(parents=True)
     directory = RunDirectory(paths)
@@ -113,9 +113,12 @@ def make_run(
             {
                 "metric_name": "top1", "metric": metric, "metric_split": "test", "best_val": 1 - 0.5 * 0.97**60,
                 "higher_is_better": True, "intervals": {"top1": interval}, "steps": steps, "planned_steps": steps,
-                "learners": {name: {"updates": steps - refused, "skipped": refused, "scale": path} for name in learners},
-                "term": "samples", "terms_per_second": 1000.0, "steady_terms_per_second": 2345.0, "train_seconds": 12.0,
-                "peak_memory": 8_000_000, "memory_before": 5_000_000, "data_wait": 0.125, "energy_joules": None, "threads": 1,
+                "learners": {
+                    name: {"updates": steps - refused, "skipped": refused, "scale": path} for name in learners
+                },
+                "term": "samples", "terms_per_second": 1000.0, "steady_terms_per_second": 2345.0,
+                "train_seconds": 12.0, "peak_memory": 8_000_000, "memory_before": 5_000_000, "data_wait": 0.125,
+                "energy_joules": None, "threads": 1,
             },
         )  # fmt: skip
     return root
@@ -126,7 +129,7 @@ def warning(text):
 
 
 def make_sweep(folder, points, kind="sweep", plan=None, words=("model=mlp", "scaler.scale=1,8,128")):
-    """A sweep folder; each point is its words, its status, and what `make_run` is told (None: no run directory)."""
+    """Write a sweep folder. A point is overrides, status and arguments of `make_run` (None: no run directory)."""
     folder.mkdir(parents=True)
     jobs = []
     for number, (overrides, status, run) in enumerate(points):
@@ -142,13 +145,14 @@ def make_sweep(folder, points, kind="sweep", plan=None, words=("model=mlp", "sca
 
 
 def measures(path, seed, metric, **changes):
-    """What `mptrain.comparison` would say of a run."""
+    """Return the measures of a run as `mptrain.comparison` would."""
     base = RunMeasures(
         path=str(path), seed=seed, status="done", exit_code=0, reason="", config="seed: 0", overrides=("model=mlp",),
         chosen={"precision": "fp32"}, metrics={"top1": metric, "loss": 0.3}, metric_name="top1", higher_is_better=True,
         split="test", samples=400, steps=60, updates=60, skipped=0, skip_rate=0.0, overflows={}, scale={},
-        terms_per_second=1000.0 + seed, term="samples", train_seconds=10.0, peak_memory=8_000_000 + seed, memory_before=0,
-        energy=50.0, data_wait=0.1, device="cpu", threads=1, versions={}, facts={}, initial_weights="", data={},
+        terms_per_second=1000.0 + seed, term="samples", train_seconds=10.0, peak_memory=8_000_000 + seed,
+        memory_before=0, energy=50.0, data_wait=0.1, device="cpu", threads=1, versions={}, facts={},
+        initial_weights="", data={},
     )  # fmt: skip
     return replace(base, **changes)
 
@@ -158,7 +162,7 @@ def interval(mean, half, n=4):
 
 
 def make_comparison(folder, arms=("fp32", "amp_dynamic", "fp16_noscale"), seeds=4, text="as its numbers say"):
-    """A comparison of runs below a folder: the reference, one equivalent, one worse, others undecided."""
+    """Write a comparison of runs below a folder: the reference, one arm equivalent, one worse, others undecided."""
     words = ["reference", "equivalent", "worse", *["undecided"] * len(arms)]
     results = []
     for at, name in enumerate(arms):

@@ -1,4 +1,4 @@
-"""Run directories with histograms, written without training anything."""
+"""Run directories with histograms, written without training."""
 
 import torch
 from histograms_by_hand import counted, look
@@ -14,7 +14,7 @@ def gradients(low, high, seed, scale=1.0, dtype="float32"):
 
 
 def sampled_steps(count=3, scale=1.0, dtype="float32", learner="main", overflows=(), modules=3):
-    """Looks at the steps 1, 20, 40 ..: gradients that shrink from module to module, and everything else."""
+    """Return histograms of the steps 1, 20, 40 ..., with gradients that shrink from module to module."""
     found = []
     for at in range(count):
         step = max(20 * at, 1)
@@ -36,7 +36,7 @@ def sampled_steps(count=3, scale=1.0, dtype="float32", learner="main", overflows
 
 
 def make_looked_at(root, records=None, **run):
-    """A run of `make_run` with histograms, long enough to recommend a scale from."""
+    """Write a run with `make_run` and histograms, long enough to recommend a scale."""
     make_run(root, **{"steps": 300, **run})
     writer = RecordWriter(RunPaths(root))
     for record in sampled_steps() if records is None else records:

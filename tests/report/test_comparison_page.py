@@ -135,8 +135,8 @@ def test_an_unfinished_comparison_shows_its_runs(tmp_path):
     points = [(("precision=fp32",), "done", {}), (("precision=bf16",), "waiting", None)]
     page = page_of(make_sweep(tmp_path / "comparison", points, kind="comparison", plan={"reference": "fp32"}))
     assert page.status.text == "1 of 2 done"
-    assert "once the runs have ended" in html(page)
-    assert page.lead == "It is not judged yet."
+    assert "after all runs have ended" in html(page)
+    assert page.lead == "There is no verdict yet."
 
 
 def test_a_damaged_comparison_is_named(tmp_path):
@@ -221,5 +221,5 @@ def test_a_recipe_of_arithmetic_alone_has_its_numbers(tmp_path):
 
 def test_what_an_arm_takes_stands_in_ratios_that_say_what_they_are_of(compared):
     text = markdown_page(compared[1], "figures")
-    assert "| speed after warm-up | training time, warm-up included | peak memory | energy |" in text
+    assert "| speed after warm-up | training time with warm-up | peak memory | energy |" in text
     assert "| amp_dynamic | 2.00\u00d7 \\[1.90, 2.10\\] | 2.00\u00d7 \\[1.90, 2.10\\] | 2.00" in text

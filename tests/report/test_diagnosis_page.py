@@ -1,4 +1,4 @@
-"""The page about a step says what is wrong, what was tried, and how far every module reaches; nothing in it is markup."""
+"""The page of a step diagnosis shows the cause, the remedies and the range of every module, and escapes markup."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ OPERATORS = {
     "casts": [{"phase": "forward", "from": "float32", "to": "float16", "calls": 1}],
 }
 FOUND = Examination(
-    subject="outputs/run", learner="generator", step=1234, loss=2.5, loss_scale=65536.0, precision="fp16_static", device="cpu",
-    cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>", notes=("a note",),
-    remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
-    remedies=(Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite")),
+    subject="outputs/run", learner="generator", step=1234, loss=2.5, loss_scale=65536.0, precision="fp16_static",
+    device="cpu", cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>",
+    notes=("a note",), remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
+    remedies=(
+        Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite"),
+    ),
 )  # fmt: skip
 
 
 def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
     page = diagnosis_page(FOUND)
-    assert page.status.text == "goes wrong in the backward pass alone"
+    assert page.status.text == "fails in the backward pass alone"
     assert page.lead == "Only gradients overflow: <script>."
     assert [section.title for section in page.sections if section.blocks] == [
-        "The step", "Worth knowing", "What was tried", "Forward pass, module by module", "Backward pass, module by module",
-        "Operators and their dtypes",
+        "Step", "Notes", "Remedies", "Forward pass by module", "Backward pass by module", "Operator dtypes",
     ]  # fmt: skip
     text = html(page)
     assert "<script>" not in text
@@ -71,7 +72,10 @@ def test_a_finite_step_is_good_and_has_nothing_to_try():
 
 
 def test_operators_are_summed_up_and_listed_forward_first():
-    assert summary(OPERATORS) == "Of 4 operators in one step, 3 gave float16, 1 gave float32; 1 cast between dtypes."
+    assert (
+        summary(OPERATORS)
+        == "Of 4 operators in one step, 3 returned float16, 1 returned float32; 1 cast between dtypes."
+    )
     _, every, casts = operator_blocks(OPERATORS)
     assert [row[1].text for row in every.blocks[0].rows] == ["exp", "mm"]
     assert [cell.text for cell in casts.blocks[0].rows[0]] == ["forward", "float32", "float16", "1"]

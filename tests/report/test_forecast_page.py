@@ -18,7 +18,7 @@ SCALES = (1, 128, 8192, 1048576)
 
 
 def sweep_of(folder):
-    """fp32, dynamic scaling and static scales with two seeds; the largest scale fails."""
+    """Write a sweep of fp32, dynamic scaling and static scales with two seeds. The largest scale fails."""
     points = [(["precision=fp32", "seed=0"], "done", {"metric": 0.95, "precision": "fp32"})]
     points += [(["precision=fp16_dynamic", "seed=0"], "done", {"metric": 0.94})]
     for scale in SCALES:
@@ -96,15 +96,18 @@ def test_a_run_without_histograms_is_told_how_to_get_them(tmp_path):
     assert refused.value.hint == "train it with diagnostics=histograms"
 
 
+TWO = "2 sampled steps of a run of 300 steps ("
+
+
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        (look(1, {"a": [2.0**-40] * 3, "b": [8.0]}), "No static loss scale is usable at every step, from 2 looks at a run of 300 steps ("),
+        (look(1, {"a": [2.0**-40] * 3, "b": [8.0]}), f"No static loss scale is usable at every step, from {TWO}"),
         (look(1, {"a": [70000.0]}), "Gradients overflow FP16 even without a loss scale"),
-        (look(1, {"a": [0.0]}), "No gradient was seen that is not zero"),
-        (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), "Recommended static loss scale: 2^5 (32), from 2 looks at a run of 300 steps ("),
-        (look(1, {"a": [float("inf")]}, overflow=True), "Every step that was looked at overflowed"),
-        (look(1, {"a": [1.0]}, scale=0.0), "Nothing is known of any scale"),
+        (look(1, {"a": [0.0]}), "All gradients are zero"),
+        (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), f"Recommended static loss scale: 2^5 (32), from {TWO}"),
+        (look(1, {"a": [float("inf")]}, overflow=True), "Every sampled step overflowed"),
+        (look(1, {"a": [1.0]}, scale=0.0), "No scale can be recommended"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence):
@@ -116,10 +119,10 @@ def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence)
 @pytest.mark.parametrize(
     ("count", "steps", "said"),
     [
-        (1, 300, "1 look at a run of 300 steps (1 epoch): one look does not show how much the largest gradient varies from step to "
-        "step. Train again with diagnostics=histograms diagnostics.every=10."),
-        (3, 60, "3 looks at a run of 60 steps (1 epoch): it takes 299 steps to show that less than 1 % of them are skipped (95 % "
-        "confidence). Train for 299 steps or more with diagnostics=histograms diagnostics.every=9."),
+        (1, 300, "1 sampled step of a run of 300 steps (1 epoch): one sampled step does not show how much the largest "
+        "gradient varies from step to step. Train again with diagnostics=histograms diagnostics.every=10."),
+        (3, 60, "3 sampled steps of a run of 60 steps (1 epoch): it takes 299 steps to show that less than 1 % of them "
+        "are skipped (95 % confidence). Train for 299 steps or more with diagnostics=histograms diagnostics.every=9."),
     ],
 )  # fmt: skip
 def test_too_little_to_go_by_names_no_scale_and_the_page_says_so_as_the_terminal_does(tmp_path, count, steps, said):
@@ -169,7 +172,10 @@ def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words,
         own = expected.replace("scaler.scale", f"learners.{name}.scaler.scale") if gan else expected
         scale = 2 ** found.forecasts[name].recommended
         assert f" {own}{scale}." in sentence
-        again = reload(config.yaml, f"{own}{scale}".split()) if "precision" not in own else compose([*gan, *own.split(" ")[:-1], f"{own.split(' ')[-1]}{scale}"])  # fmt: skip
+        if "precision" in own:
+            again = compose([*gan, *f"{own}{scale}".split()])
+        else:
+            again = reload(config.yaml, f"{own}{scale}".split())
         assert again.precision.compute == "float16"
         scaler = again.for_learner(name).scaler.build()
         assert scaler.describe().startswith("static")
@@ -178,25 +184,27 @@ def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words,
 
 def test_looks_without_a_usable_scale_are_said_to_be_left_out(tmp_path):
     none = recommend(make_looked_at(tmp_path / "none", [look(1, {"a": [1.0]}, scale=0.0)]))
-    assert none.reasons("main") == ["1 look left out: at a loss scale that is 0 or not finite, or without gradients."]
+    assert none.reasons("main") == [
+        "1 sampled step left out: the loss scale is 0 or not finite, or there is no gradient."
+    ]
     assert none.table("main") is None
     some = recommend(make_looked_at(tmp_path / "some", [*sampled_steps(2), look(50, {"a": [1.0]}, scale=0.0)]))
-    assert any(reason.startswith("1 look left out") for reason in some.reasons("main"))
+    assert any(reason.startswith("1 sampled step left out") for reason in some.reasons("main"))
     assert not any("left out" in reason for reason in recommend(make_looked_at(tmp_path / "all")).reasons("main"))
 
 
 def test_means_of_several_runs_say_of_how_many(tmp_path):
     run = make_looked_at(tmp_path / "run")
     several = recommend(run, sweep_of(tmp_path / "several")).table("main")
-    assert "top1 (test) and skipped: what the sweep measured, means of n runs." in several.note
+    assert "top1 (test) and skipped: measured by the sweep, means of n runs." in several.note
     points = [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)]
     single = recommend(run, make_sweep(tmp_path / "single", points)).table("main")
-    assert single.note.endswith("what the sweep measured.")
+    assert single.note.endswith("measured by the sweep.")
     assert single.rows[3][-2].text == "0.7500"
 
 
 def configured(folder, *words):
-    """A sweep over two static scales of a network with these words."""
+    """Write a sweep over two static scales with the given overrides."""
     points = []
     for scale in (8, 64):
         given = [*words, "precision=fp16_static", f"scaler.scale={scale}"]
@@ -212,7 +220,8 @@ def configured(folder, *words):
         (
             ["model=cnn", "optimizer.lr=0.5"],
             [
-                "model._target_ is mptrain.workloads.classification.models.perceptron.mlp in the run, mptrain.workloads.classification.models.convnet.cnn in the sweep",
+                "model._target_ is mptrain.workloads.classification.models.perceptron.mlp in the run, "
+                "mptrain.workloads.classification.models.convnet.cnn in the sweep",
                 "optimizer.lr is",
             ],
         ),
@@ -227,7 +236,7 @@ def test_a_sweep_of_another_configuration_is_warned_of_by_its_keys(tmp_path, wor
     for one in named:
         assert one in found.unlike
     text = write_forecast(found).md.read_text()
-    assert ("The sweep is not of this run's configuration" in text) == bool(named)
+    assert ("The sweep's configuration differs from this run" in text) == bool(named)
 
 
 def test_a_recommendation_has_no_badge_of_how_the_run_ended(tmp_path):
@@ -247,15 +256,19 @@ def test_a_run_that_goes_on_is_said_to(tmp_path):
 
 
 def test_where_a_scale_overflows_one_overflow_is_said_to_become_all(tmp_path):
-    said = [reason for reason in recommend(make_looked_at(tmp_path / "run")).reasons("main") if "become all" in reason]
+    said = [
+        reason
+        for reason in recommend(make_looked_at(tmp_path / "run")).reasons("main")
+        if "become an overflow" in reason
+    ]
     assert said == [f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}."]
     calm = recommend(make_looked_at(tmp_path / "calm", [look(1, {"a": [2.0**-12] * 3})], scale=1.0))
-    assert not any("become all" in reason for reason in calm.reasons("main"))
+    assert not any("become an overflow" in reason for reason in calm.reasons("main"))
 
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_axes_of_a_forecast_with_a_sweep_have_a_sensible_height(tmp_path, monkeypatch, failing):
-    """Whether or not some runs failed: nothing that is drawn beyond the axes may squeeze them."""
+    """Nothing drawn outside the axes may shrink them, with or without failed runs."""
     heights = []
 
     def measure(figure):

@@ -13,7 +13,7 @@ from mptrain.report.page import Bullets, Fold, Table, Text
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
 
-TITLE = "What FP16 holds"
+TITLE = "Tensors and the FP16 range"
 
 
 def part_of(path):
@@ -47,8 +47,8 @@ def test_histograms_are_shown_against_the_range_of_fp16(tmp_path):
         assert f">{kind}<" in drawn["exponents"]
     text = text_of(part_of(path))
     assert "Recommended static loss scale: 2^" in text
-    assert "3 steps looked at: 1, 20, 40." in text
-    assert "Of the updates, 50 % would leave a weight kept in FP16 as it was; most in 2.conv.weight, 75 %." in text
+    assert "3 sampled steps: 1, 20, 40." in text
+    assert "50 % of the updates would not change a weight stored in FP16; most in 2.conv.weight, 75 %." in text
 
 
 def test_gradients_are_drawn_with_and_without_the_scale_where_there_is_one(tmp_path):
@@ -56,24 +56,24 @@ def test_gradients_are_drawn_with_and_without_the_scale_where_there_is_one(tmp_p
     plain = make_looked_at(tmp_path / "plain")
     for path, there in ((scaled, True), (plain, False)):
         svg = next(plot.svg for plot in run_page(RunPaths(path)).plots() if plot.name == "exponents-gradients")
-        assert ("as the run scaled them" in svg) == there
-    assert "Gradients were seen in FP16 only" in text_of(part_of(scaled))
-    assert "Gradients were seen in FP16 only" not in text_of(part_of(plain))
+        assert ("scaled as in the run" in svg) == there
+    assert "Gradients were recorded in FP16 only" in text_of(part_of(scaled))
+    assert "Gradients were recorded in FP16 only" not in text_of(part_of(plain))
 
 
 def test_half_gradients_that_carry_no_scale_are_drawn_once(tmp_path):
     path = make_looked_at(tmp_path / "run", [look(1, {"a": counted([2.0**-24, 2.0**-20, 1.0], "float16")})])
     svg = next(plot.svg for plot in run_page(RunPaths(path)).plots() if plot.name == "exponents-gradients")
-    assert "as the run scaled them" not in svg
+    assert "scaled as in the run" not in svg
 
 
 def test_modules_stand_with_the_worst_first_and_long_lists_are_cut(tmp_path):
     path = make_looked_at(tmp_path / "run", sampled_steps(1, modules=25))
     found = tables_of(part_of(path))[0]
-    assert found.head[:3] == ("module", "kept in", "lost in FP16")
+    assert found.head[:3] == ("module", "dtype", "lost in FP16")
     assert len(found.rows) == 20
     assert found.rows[0][0].text == "0.conv"
-    assert "5 tensors that lose less left out" in found.note
+    assert "5 tensors with smaller losses left out" in found.note
     folds = [block for block in part_of(path) if isinstance(block, Fold)]
     assert [fold.title for fold in folds] == ["Activations", "Weights", "Weight gradients", "Updates"]
     assert folds[0].blocks[0].rows[0][1].text == "float32"
@@ -92,7 +92,7 @@ def test_gradients_of_a_step_that_overflowed_are_left_out(tmp_path):
     path = make_looked_at(tmp_path / "run", [look(1, {"a": [1.0]}, scale=8.0, activations={"a": [2.0]}), broken])
     blocks = part_of(path)
     assert "gradients of 1 step that overflowed are left out" in text_of(blocks)
-    assert "1 step looked at overflowed at the run's own scale" in text_of(blocks)
+    assert "1 sampled step overflowed at the run's own loss scale" in text_of(blocks)
     assert tables_of(blocks)[0].rows[0][5].text == "1.000"
     activations = next(block for block in blocks if isinstance(block, Fold) and block.title == "Activations").blocks[0]
     assert activations.head[-1] == "inf or NaN"
@@ -101,7 +101,7 @@ def test_gradients_of_a_step_that_overflowed_are_left_out(tmp_path):
 
 def test_a_run_whose_looks_all_overflowed_says_so_and_draws_nothing(tmp_path):
     path = make_looked_at(tmp_path / "run", [look(1, {"a": [math.nan]}, scale=8.0, overflow=True)])
-    assert "Every step that was looked at overflowed" in text_of(part_of(path))
+    assert "Every sampled step overflowed" in text_of(part_of(path))
     assert not any(name.startswith(("exponents", "forecast", "looks")) for name in names_of(path))
 
 
@@ -122,8 +122,8 @@ def test_damaged_histograms_are_shown_as_far_as_they_go(tmp_path):
     (path / "histograms.jsonl").write_text("\n".join([lines[0], "{}", lines[2]]) + "\n")
     text = text_of(part_of(path))
     assert "histograms.jsonl, line 2 is damaged" in text
-    assert "1 step looked at: 1." in text
-    assert "one look does not show how much the largest gradient varies" in text
+    assert "1 sampled step: 1." in text
+    assert "one sampled step does not show how much the largest gradient varies" in text
 
 
 def test_names_from_outside_are_only_shown(tmp_path):

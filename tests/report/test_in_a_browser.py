@@ -1,4 +1,4 @@
-"""Reports as a reader sees them: opened offline in headless Chromium, where there is one."""
+"""Reports opened offline in headless Chromium, if it is installed."""
 
 import struct
 
@@ -18,7 +18,7 @@ SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('figure svg text')]
   const svg = text.ownerSVGElement;
   return parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
 }))"""
-#: How many figures have a text that reaches out of them.
+#: Number of figures with text that extends beyond them.
 CUT_TEXT = """[...document.querySelectorAll('figure svg')].filter(svg => {
   const whole = svg.getBoundingClientRect();
   return [...svg.querySelectorAll('text')].some(text => {

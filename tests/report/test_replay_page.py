@@ -1,4 +1,4 @@
-"""The page of a replay, from values made by hand."""
+"""The page of a replay with handmade values."""
 
 import re
 from pathlib import Path
@@ -46,9 +46,9 @@ def test_a_learner_has_two_rows_recorded_and_replayed():
 @pytest.mark.parametrize(
     ("given", "clause"),
     [
-        ({"parted": None, "same": 4}, "its scale is the recorded one at all 4 steps"),
-        ({"parted": 1, "same": 0}, "its scale is another one at each of the 4 steps"),
-        ({}, "its scale is the recorded one at 1 of 4 steps, another one first at step 2"),
+        ({"parted": None, "same": 4}, "its scale equals the recorded one at all 4 steps"),
+        ({"parted": 1, "same": 0}, "its scale differs from the recorded one at all 4 steps"),
+        ({}, "its scale equals the recorded one at 1 of 4 steps and first differs at step 2"),
     ],
 )
 def test_how_far_scales_agree_is_said_in_one_clause(given, clause):
@@ -58,9 +58,9 @@ def test_how_far_scales_agree_is_said_in_one_clause(given, clause):
 def test_the_page_says_what_would_have_been_and_how_that_is_known(tmp_path):
     page = replay_page(replay(tmp_path / "run", notes=("the run has no histograms",)))
     assert page.lead == (
-        "It would have skipped 1 update where the run skipped 0, and ended at a scale of 16 where the run ended at 8."
+        "It would have skipped 1 update and ended at a loss scale of 16; the run skipped 0 and ended at 8."
     )
-    assert page.status.text == "another rule than the run's"
+    assert page.status.text == "another rule"
     written = write_replay(replay(tmp_path, notes=("the run has no histograms",)))
     text = written.md.read_text()
     assert "| main | 4 | 3 | 1 | 0 |" in text
@@ -72,7 +72,7 @@ def test_the_page_says_what_would_have_been_and_how_that_is_known(tmp_path):
 def test_every_learner_has_a_panel_and_a_sentence(tmp_path):
     page = replay_page(replay(tmp_path, learner("critic"), learner("actor", parted=None, same=4)))
     assert page.lead.startswith("critic: it would have skipped 1 update")
-    assert "actor: its scale is the recorded one at all 4 steps" in page.lead
+    assert "actor: its scale equals the recorded one at all 4 steps" in page.lead
     (plot,) = page.plots()
     assert ">critic<" in plot.svg
     assert ">actor<" in plot.svg
@@ -122,7 +122,7 @@ def test_another_constant_does_not_replace_the_page_of_the_first(tmp_path):
 
 
 def unsure(known, unknown):
-    """Steps that are skipped, and steps that nothing is known of."""
+    """Return a learner with skipped steps and unknown steps."""
     found = course([1.0] * known, range(1, known + 1))
     for step in range(known + 1, known + unknown + 1):
         found.pass_over(step, 1.0)
@@ -132,11 +132,9 @@ def unsure(known, unknown):
 
 def test_the_headline_says_of_how_many_steps_nothing_is_known(tmp_path):
     assert replay_page(replay(tmp_path, unsure(0, 5))).lead == (
-        "Nothing on record tells what it would have done at any of the 5 steps."
+        "The records do not show what it would have done at any of the 5 steps."
     )
-    assert "skipped 2 updates where the run skipped 0 (of 3 steps nothing is known)" in (
-        replay_page(replay(tmp_path, unsure(2, 3))).lead
-    )
+    assert "skipped 2 updates (3 steps unknown) and ended" in (replay_page(replay(tmp_path, unsure(2, 3))).lead)
 
 
 def test_a_step_of_which_nothing_is_known_has_no_mark(tmp_path):

@@ -1,4 +1,4 @@
-"""Which of a run's samples its report shows."""
+"""The samples that the report of a run shows."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
     assert history.operators == {"operators": [row], "casts": []}
     assert len(history.notes) == 1
     assert not history.occurrences.count
-    shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operators"))
-    assert shown.blocks[0].text == "Of 2 operators in one step, 2 gave float16; no casts between dtypes."
+    shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operator"))
+    assert shown.blocks[0].text == "Of 2 operators in one step, 2 returned float16; no casts between dtypes."
 
 
 def test_an_unscaled_run_is_known_as_such(tmp_path):

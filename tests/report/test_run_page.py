@@ -70,7 +70,7 @@ def test_all_metrics_of_the_end_have_a_row_with_what_is_known_of_their_reach(tmp
     }
     (path / "summary.json").write_text(json.dumps(summary))
     (found,) = [one for one in tables_of(page_of(path)) if one.head[0] == "metric"]
-    assert found.head == ("metric", "validation data", "test data", "on other samples (95 %)")
+    assert found.head == ("metric", "validation data", "test data", "95 % CI over test samples")
     cells = [[cell.text for cell in row] for row in found.rows]
     assert cells == [["top1", "0.9100", "0.9000", "0.8500 to 0.9400"], ["loss", "0.3000", "0.2000", ""]]
 
@@ -78,7 +78,7 @@ def test_all_metrics_of_the_end_have_a_row_with_what_is_known_of_their_reach(tmp
 def test_one_validation_is_no_curve(tmp_path):
     page = page_of(make_run(tmp_path / "run", steps=30))
     assert "metric" not in names_of(page)
-    assert "Nothing was evaluated" not in text_of(page)
+    assert "No evaluation was recorded" not in text_of(page)
 
 
 def test_overflows_are_listed_with_phase_scale_and_tensors(tmp_path):
@@ -119,7 +119,7 @@ def test_a_failed_run_says_why_and_shows_what_there_is(tmp_path):
 
 def test_a_killed_run_is_told_from_a_running_one(tmp_path):
     path = make_run(tmp_path / "run", status="running")
-    assert page_of(path).status.text == "killed, or its machine went down"
+    assert page_of(path).status.text == "killed, or the machine went down"
 
 
 def test_a_run_being_written_is_running(tmp_path):
@@ -132,7 +132,7 @@ def test_a_run_being_written_is_running(tmp_path):
 
 def test_a_run_without_a_step_has_a_report(tmp_path):
     page = page_of(make_run(tmp_path / "run", steps=0, status="failed", reason="no data", config=""))
-    assert page.lead == "It has no step on record."
+    assert page.lead == "No steps were recorded."
     text = text_of(page)
     assert "There is no config.yaml." in text
     assert not page.plots()

@@ -19,7 +19,7 @@ from mptrain.runlog.sweeps import SweepPaths
 
 
 def hostile_run(path, **more):
-    """A run in whose every free text something hostile stands."""
+    """Write a run with hostile text in every free-text field."""
     everything = " ".join(HOSTILE)
     config = CONFIG.format(precision="fp32") + f"note: {json.dumps(everything)}\n"
     config = config.replace("model: mlp", f"model: {json.dumps(HOSTILE[0] + HOSTILE[8])}")
@@ -132,7 +132,7 @@ def test_reports_never_import_torch(tmp_path):
 
 @pytest.fixture(scope="module", params=[hostile_run, hostile_sweep, hostile_comparison])
 def hostile(request, tmp_path_factory):
-    """The written report of a folder that is full of hostile names."""
+    """Return the written report of a folder with hostile names."""
     return write_report(request.param(tmp_path_factory.mktemp("hostile") / "folder"))
 
 
