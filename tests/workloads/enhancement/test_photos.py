@@ -262,7 +262,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("key", ["tile_size", "patch_size"])
     def test_photos_that_are_too_small_are_told_with_the_key_that_asks_for_more(self, folder, key):
-        with pytest.raises(DataError, match=r"has 4\dx3\d pixels, and 64x64 are cut out of each photo") as caught:
+        with pytest.raises(DataError, match=r"has 4\dx3\d pixels, but each crop of a photo has 64x64") as caught:
             load_photo_folder(root=folder, **{**SMALL, key: 64})
         assert caught.value.hint.startswith(
             f"choose a smaller dataset.{key}, or larger photos, or set dataset.on_error="
