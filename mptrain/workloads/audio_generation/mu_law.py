@@ -1,7 +1,7 @@
 """µ-law companding: quantise samples to levels that are denser for quiet sounds, and decode them.
 
-The curve is that of ITU-T G.711 with µ one less than the number of levels, rounded to the nearest level, as in van
-den Oord et al. (2016, section 2.2). G.711's own code differs: it approximates the curve by straight lines. Computation is
+The curve is that of ITU-T G.711 with µ one less than the number of levels, rounded to the nearest level, as in van den
+Oord et al. (2016, section 2.2). G.711's own code differs: it approximates the curve by straight lines. Computation is
 in FP32, on any device.
 """
 

@@ -129,14 +129,14 @@ class PhotoDataset(ABC):
             if size % upscale:
                 raise ConfigError(
                     f"dataset.{key}={size} is not a multiple of dataset.factor={upscale}",
-                    f"write dataset.{key}={max(size // upscale, 1) * upscale}",
+                    f"set dataset.{key}={max(size // upscale, 1) * upscale}",
                 )
         smallest = _SMALLEST_TILE + 2 * upscale
         if self.tile_size < smallest:
             least = -(-smallest // upscale) * upscale
             raise ConfigError(
                 f"dataset.tile_size={self.tile_size}: SSIM's window and the border need {smallest} pixels",
-                f"write dataset.tile_size={least} or more",
+                f"set dataset.tile_size={least} or more",
             )
 
         def photos(split: str, side: int, key: str) -> Photos:

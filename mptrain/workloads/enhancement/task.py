@@ -132,7 +132,8 @@ class Enhance(Task):
         height, width = pictures.shape[-2:]
         if min(height, width) < WINDOW + 2 * border:
             raise ConfigError(
-                f"pictures of {width}x{height} without a border of {border} are too small for SSIM: its window has {WINDOW}",
+                f"pictures of {width}x{height} without a border of {border} are too small for SSIM's window of "
+                f"{WINDOW} pixels",
                 "evaluate on larger pictures, or choose a smaller task.border",
             )
         pictures = in_8_bits(pictures[..., border : height - border, border : width - border])

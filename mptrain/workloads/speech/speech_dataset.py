@@ -285,7 +285,7 @@ def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: f
         longest = math.ceil(max(one.samples for one in utterances) / rate)
         raise DataError(
             f"{name}: every one of {len(utterances)} utterances is longer than dataset.max_seconds={most:g}",
-            f"write dataset.max_seconds={longest}, or null for no limit",
+            f"set dataset.max_seconds={longest}, or null for no limit",
         )
     return kept
 

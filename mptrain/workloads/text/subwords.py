@@ -109,6 +109,6 @@ def _explained(name: str, vocabulary: int, message: str) -> ConfigError | DataEr
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return ConfigError(
             f"dataset.vocabulary={vocabulary} is too small for the characters of {name}",
-            f"write dataset.vocabulary={needed[1]} or more",
+            f"set dataset.vocabulary={needed[1]} or more",
         )
     return ConfigError(f"{name}: sentencepiece cannot learn a vocabulary of {vocabulary}: {message.strip()}")

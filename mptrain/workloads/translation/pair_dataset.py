@@ -314,7 +314,7 @@ def _split(
         longest = max((max(map(len, pair)) for pair in both), default=0)
         raise DataError(
             f"{name}: every one of {len(both)} pairs has more than dataset.max_tokens={options.max_tokens} tokens",
-            f"write dataset.max_tokens={longest}",
+            f"set dataset.max_tokens={longest}",
         )
     limit = options.train_samples if training else None
     if limit is not None and limit > len(kept):

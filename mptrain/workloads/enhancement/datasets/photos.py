@@ -102,7 +102,7 @@ class PhotoFolder(PhotoDataset):
             if count >= len(found["train"]):
                 raise ConfigError(
                     f"{root} has {len(everything)} photos: holding {count} out for {split} leaves none to train on",
-                    "add photos, or write dataset.val_photos=0 or dataset.test_photos=0",
+                    "add photos, or set dataset.val_photos=0 or dataset.test_photos=0",
                 )
             order = permutation(len(found["train"]), _FIXED).tolist()
             held = set(order[:count])
@@ -146,6 +146,6 @@ def _photo(name: str) -> str:
     places = [Path(place) / folder for place in (spec.submodule_search_locations or [])] if spec else []
     found = next((place for place in places if place.is_dir()), None)
     if found is None or not (found / file).is_file():
-        other = ", or write dataset.skimage=false" if package == "skimage" else ""
+        other = ", or set dataset.skimage=false" if package == "skimage" else ""
         raise DataError(f"{file} of {distribution} not found", f"pip install {distribution}{other}")
     return str(found / file)

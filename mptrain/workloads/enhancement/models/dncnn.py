@@ -38,7 +38,7 @@ class DnCNN(nn.Module):
         if upscale != 1:
             raise ConfigError(
                 f"this network keeps the size of a picture, but the targets are {upscale} times as large",
-                "write dataset.degradation=noise, or choose model=edsr_small",
+                "set dataset.degradation=noise, or choose model=edsr_small",
             )
         layers: list[nn.Module] = [nn.Conv2d(in_channels, width, 3, padding=1), nn.ReLU()]
         for _ in range(depth - 2):

@@ -49,7 +49,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     """
     name, columns = options.name, options.columns
     if columns[0] == columns[1]:
-        raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "write dataset.columns=[1,2]")
+        raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "set dataset.columns=[1,2]")
     found = _find(name, options.path)
     faults = {part: Faults(options.on_error) for part in found}
     read = {

@@ -50,7 +50,7 @@ class LSTMTranslator(nn.Module):
         if layers < 2:
             raise ConfigError(
                 "model.layers=1: the first layer reads in both directions, and a second has to make one of both",
-                "write model.layers=2",
+                "set model.layers=2",
             )
         super().__init__()
         self.source_embedding = nn.Embedding(source_vocabulary_size, width)

@@ -154,14 +154,14 @@ class TransformerTranslator(nn.Module):
             problems.append(
                 Problem(
                     f"model.width={width} is not a multiple of model.heads={heads}",
-                    f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+                    f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
                 )
             )
         if tied and not shared_vocabulary:
             problems.append(
                 Problem(
                     "model.tied=true: one matrix cannot stand for two vocabularies",
-                    "write dataset.shared=true, or model.tied=false",
+                    "set dataset.shared=true, or model.tied=false",
                 )
             )
         if problems:
