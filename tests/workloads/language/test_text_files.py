@@ -139,7 +139,7 @@ class TestTokens:
         assert learn("toys", "b b b a a c c d", "word", 1, 3).entries == (UNKNOWN, "b", "a")
 
     def test_a_text_of_nothing_is_refused(self):
-        with pytest.raises(DataError, match="toys: there is no text in it"):
+        with pytest.raises(DataError, match="toys: the text is empty"):
             learn("toys", " \n ", "word", 1, None)
 
 

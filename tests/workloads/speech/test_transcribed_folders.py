@@ -261,7 +261,7 @@ class TestLoading:
             DataError, match=r"speech train: every one of 2 utterances is longer than dataset.max_seconds=0.5"
         ) as caught:
             load_speech(path=train, max_seconds=0.5, **NOTHING_HELD)
-        assert caught.value.hint == "write dataset.max_seconds=3, or null for no limit"
+        assert caught.value.hint == "set dataset.max_seconds=3, or null for no limit"
 
     def test_a_stride_says_how_many_frames_are_left_for_letters(self, tmp_path):
         manifest = table(tmp_path, [("a.wav", "ab" * 20)])
