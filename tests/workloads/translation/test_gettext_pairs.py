@@ -149,7 +149,7 @@ class TestGettext:
         assert len(load_gettext(package="carrier_of_catalogs", vocabulary=80).train) == 48
 
     def test_what_is_missing_is_said_with_what_would_do(self, tmp_path):
-        with pytest.raises(DataError, match="no installed package 'nosuchpackage'") as missing:
+        with pytest.raises(DataError, match="the package 'nosuchpackage' is not installed") as missing:
             load_gettext(package="nosuchpackage")
         assert "pip install nosuchpackage" in missing.value.hint
         catalog(tmp_path, language="pt_BR")

@@ -294,7 +294,7 @@ def test_what_cannot_be_built_is_refused_in_words():
         lstm(layers=1)
     with pytest.raises(ConfigError, match=r"model.width=8 is not a multiple of model.heads=3"):
         transformer(heads=3)
-    with pytest.raises(ConfigError, match=r"one matrix cannot stand for two vocabularies"):
+    with pytest.raises(ConfigError, match=r"one matrix cannot be shared by two vocabularies"):
         transformer(tied=True)
 
 
