@@ -30,7 +30,7 @@ _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording.
+    """Recording and its labels.
 
     Attributes:
         name: Name in messages and key for reading: a path.

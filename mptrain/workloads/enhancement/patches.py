@@ -111,7 +111,7 @@ class _PhotoSplit(IndependentSamples):
 
     @property
     def in_memory(self) -> bool:
-        """Whether all photos are decoded once and kept."""
+        """True if all photos are decoded once and kept."""
         return self.photos.fit
 
     @property

@@ -116,7 +116,7 @@ class TestPhotos:
         photos = photos_of(*paths, on_error="skip")
         assert photos.paths == [str(paths[0])]
         assert len(photos.faults.found) == 5
-        assert "15x40 pixels, and 16x16 are cut out" in photos.faults.found[str(tmp_path / "narrow.png")]
+        assert "15x40 pixels, but each crop of a photo has 16x16" in photos.faults.found[str(tmp_path / "narrow.png")]
         assert "its mode F does not say which value is white" in photos.faults.found[str(tmp_path / "deep.tif")]
 
     @pytest.mark.parametrize("number", range(1, 6))
@@ -279,7 +279,7 @@ class TestFolders:
             ({"patch_size": 15}, "patch_size=15 is not a multiple", "patch_size=14"),
             ({"patch_size": 1}, "patch_size=1 is not a multiple", "patch_size=2"),
             ({"tile_size": 31}, "tile_size=31 is not a multiple", "tile_size=30"),
-            ({"tile_size": 14}, "the window of SSIM needs 15 pixels", "tile_size=16"),
+            ({"tile_size": 14}, "SSIM's window and the border need 15 pixels", "tile_size=16"),
         ],
     )
     def test_sizes_that_do_not_go_together_are_refused_with_ones_that_do(self, folder, words, says, instead):

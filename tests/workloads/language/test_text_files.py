@@ -164,7 +164,7 @@ class TestParts:
     def test_a_share_of_zero_makes_no_part_and_shares_of_everything_are_refused(self):
         assert list(divide(["a\n" * 50], 0, 0.1)) == ["train", "test"]
         assert divide(["a"], 0, 0) == {"train": "a\n"}
-        with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave nothing"):
+        with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave no text"):
             divide(["a"], 0.5, 0.5)
 
 

@@ -117,7 +117,7 @@ def test_the_standard_library_reads_the_same_out_of_it(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no catalog", compiled(PLAIN)[:40], compiled(PLAIN)[:-30]])
 def test_a_damaged_compiled_catalog_is_an_error_of_its_value(tmp_path, content):
     (tmp_path / "a.mo").write_bytes(content)
-    with pytest.raises(ValueError, match=r"begin|table|end"):
+    with pytest.raises(ValueError, match=r"magic number|table|end"):
         read_compiled(tmp_path / "a.mo")
 
 

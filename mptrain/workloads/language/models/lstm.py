@@ -104,7 +104,7 @@ class LSTMLanguageModel(nn.Module):
 
     @property
     def takes_targets(self) -> bool:
-        """Whether the model computes losses itself from targets; see `mptrain.workloads.language.task.Language`."""
+        """True if the model computes losses itself from targets; see `mptrain.workloads.language.task.Language`."""
         return not isinstance(self.decoder, nn.Linear)
 
     def forward(
