@@ -23,6 +23,14 @@ from mptrain.random_state import random_state, set_random_state
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
 
+@pytest.fixture(autouse=True)
+def _asked_anew():
+    """Have devices asked for their capabilities in each test, and again in those that follow."""
+    devices.capabilities.cache_clear()
+    yield
+    devices.capabilities.cache_clear()
+
+
 @pytest.fixture
 def pretend(monkeypatch):
     """Give torch accelerators that are not there, with a module that says what theirs would."""
@@ -32,7 +40,6 @@ def pretend(monkeypatch):
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-        monkeypatch.setattr(devices, "_known", {})
         return module
 
     return put
@@ -94,7 +101,6 @@ def test_a_device_that_torch_was_not_built_for_is_refused_whatever_is_forced(mon
 def test_thresholds_of_nvidia_are_not_held_against_amd(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.3")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: pytest.fail("means something else there"))
-    monkeypatch.setattr(devices, "_known", {})
     device = torch.device("cuda", 0)
     support = supports(compose(["precision=amp_bf16"]).precision, device)
     assert (support.ok, support.reason) == (True, "ROCm has bfloat16; untried")

@@ -1,4 +1,4 @@
-"""Compares runs: reads their directories, aligns them, and decides what their numbers show.
+"""Comparison of runs: reads run directories, aligns the runs, and gives a verdict on each arm.
 
-Reads records only; trains nothing, prints nothing, and never imports torch.
+Reads records only. Trains nothing, prints nothing, and never imports torch.
 """

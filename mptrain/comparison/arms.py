@@ -1,6 +1,6 @@
-"""Groups runs into arms, names them, pairs them by seed and chooses the reference.
+"""Groups runs into arms, names the arms, pairs runs by seed and chooses the reference.
 
-Judges nothing: whether the arms may be compared is the business of `mptrain.comparison.fairness`.
+`mptrain.comparison.fairness` checks whether the arms may be compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mptrain.errors import UsageError, did_you_mean
 def group_into_arms(
     runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
 ) -> tuple[Arm, ...]:
-    """Runs as arms, in the order of their first runs; the runs of each in the order of their seeds.
+    """Group runs into arms, ordered by their first runs; the runs of each arm are ordered by seed.
 
     Args:
-        runs: At least one.
-        names: Of the arm of each run; without them, runs whose configurations differ in nothing but the seed and the machine
-            are an arm, and those with the same seed that differ in the machine are several.
-        places: The place that each run was found in, as it was typed. Where every arm has a place of its own, it is called so.
+        runs: At least one run.
+        names: Arm name of each run. If None, runs whose configurations differ only in seed and machine form one arm;
+            runs with the same seed on different machines form separate arms.
+        places: The typed path under which each run was found. If each arm has a path of its own, the path names it.
 
     Raises:
         UsageError: Two runs of an arm have the same seed.
@@ -45,17 +45,17 @@ def group_into_arms(
 
 
 def pair_by_seed(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasures]]:
-    """The runs of both that have a seed in common: (of the arm, of the reference), in the order of the seeds."""
+    """Return pairs (run of the arm, run of the reference) with the same seed, ordered by seed."""
     others = {run.seed: run for run in reference.runs}
     return [(run, others[run.seed]) for run in arm.runs if run.seed in others]
 
 
 def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
-    """The arm that the others are compared with.
+    """Return the arm that the others are compared with.
 
     Args:
-        arms: At least one.
-        name: The one wanted. Without it, the only arm with ``precision=fp32``, else the first arm.
+        arms: At least one arm.
+        name: Name of the arm. If None, the only arm with ``precision=fp32``, else the first arm.
 
     Raises:
         UsageError: No arm has that name.
@@ -67,12 +67,12 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
         if arm.name == name:
             return arm
     guess = did_you_mean(name, [arm.name for arm in arms])
-    hint = f"did you mean {guess}?" if guess else f"arms are: {', '.join(arm.name for arm in arms)}"
+    hint = f"did you mean {guess}?" if guess else f"the arms are {', '.join(arm.name for arm in arms)}"
     raise UsageError(f"no arm is called {name!r}", hint)
 
 
 def precision_of(run: RunMeasures) -> str:
-    """Return what its precision mode is called on the command line."""
+    """Return the name of the run's precision mode, as on the command line."""
     return run.chosen.get("precision") or str(flat_settings(run.config).get("precision.name", ""))
 
 
@@ -82,14 +82,14 @@ def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
         if other := by_seed.get(run.seed):
             raise UsageError(
                 f"two runs of {name} have seed {run.seed}: {other.path} and {run.path}",
-                "leave one of them out: a seed counts once",
+                "leave one of them out: an arm has one run per seed",
             )
         by_seed[run.seed] = run
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
 def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
-    """A run is one more seed of an arm."""
+    """Return whether a run is another seed of an arm."""
     changes = config_differences(arm[0].config, run.config)
     if all(is_below(key, MACHINE) for key in changes):
         return not changes or run.seed not in {other.seed for other in arm}
@@ -97,7 +97,7 @@ def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
 
 
 def _typed_names(places: Sequence[set[str]]) -> list[str]:
-    """Return the names of arms as they were typed; none where an arm has several places, or a place several arms."""
+    """Return short typed paths as names; empty if an arm has several paths, or a path several arms."""
     typed = [next(iter(some)) for some in places if len(some) == 1]
     if len(set(typed)) < len(places):
         return []
@@ -109,10 +109,10 @@ def _typed_names(places: Sequence[set[str]]) -> list[str]:
 
 
 def _names(runs: Sequence[RunMeasures]) -> list[str]:
-    """A short name for each of some runs with different configurations.
+    """Return a short name for each of several runs with different configurations.
 
-    The precision comes first, then other groups, then keys, those about the machine last; only those that tell runs apart
-    which had the same name before.
+    The precision comes first, then other groups, then keys, with machine keys last. Each part is added only if it
+    distinguishes runs that had the same name before.
     """
     parts: list[list[str]] = [[] for _ in runs]
     for labels in _candidates(runs):
@@ -125,7 +125,7 @@ def _names(runs: Sequence[RunMeasures]) -> list[str]:
 
 
 def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
-    """Yield what may tell runs apart: a word for each of them, empty where it has no such key."""
+    """Yield candidates for parts of names: one label per run, empty if the run does not have the key."""
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]

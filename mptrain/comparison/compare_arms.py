@@ -1,6 +1,6 @@
-"""Compares arms with a reference: the numbers of each, its verdict, and whether the comparison is fair.
+"""Compares arms with a reference: the measures of each arm, its verdict, and objections to the comparison.
 
-`to_json` and `from_json` keep the outcome. Nothing here reads a command line or prints.
+`to_json` and `from_json` store the result. Nothing here reads a command line or prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mptrain.comparison.statistics import equivalence, mean_interval, ratio_inte
 from mptrain.comparison.verdict import PairedEvidence, decide
 from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
 
-#: Largest difference that counts as none, in the metric's own unit: a point of accuracy, a hundredth of a nat.
+#: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
 MARGIN = 0.01
 
 _LOWER = re.compile(r"loss|perplexity|error|nats")
@@ -30,7 +30,7 @@ Pair = tuple[RunMeasures, RunMeasures]
 
 @dataclass(frozen=True)
 class _Metric:
-    """The metric that is compared: its name, its direction, whether that was known, and the split that it is of."""
+    """The compared metric: its name, its direction, whether the direction is known, and its split."""
 
     name: str
     higher_is_better: bool
@@ -38,20 +38,20 @@ class _Metric:
     split: str
 
     def of(self, run: RunMeasures) -> float | None:
-        """The value of a run that ended in order; None of others, or where it was not measured on this split."""
+        """Return the metric of a finished run; None for other runs and for runs measured on another split."""
         return run.metrics.get(self.name) if run.status == "done" and run.split == self.split else None
 
     def failed(self, run: RunMeasures) -> bool:
-        """Return whether it ended in numerical failure, or with a metric that is not finite."""
+        """Return whether a run ended in numerical failure or with a non-finite metric."""
         value = self.of(run)
         return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
     def finite(self, run: RunMeasures) -> bool:
-        """Return whether it can be compared."""
+        """Return whether a run has a finite metric and did not fail numerically."""
         return self.of(run) is not None and not self.failed(run)
 
     def ended(self, run: RunMeasures) -> bool:
-        """Return whether it ended, in order or in numerical failure."""
+        """Return whether a run finished or failed numerically."""
         return self.finite(run) or self.failed(run)
 
 
@@ -65,19 +65,19 @@ def compare(
     notes: Sequence[str] = (),
     anyway: bool = False,
 ) -> Comparison:
-    """Arms against a reference, by pairs of runs with the same seed.
+    """Compare arms with a reference, pairing runs with the same seed.
 
     Args:
-        arms: At least two, each with at least one run.
-        reference: Name of the arm to compare with; see `mptrain.comparison.arms.choose_reference`.
-        margin: Largest difference that counts as none, in the metric's own unit.
-        metric: One of the metrics on record; without it, the task's own, or the loss where it has none.
-        claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
-        notes: What the reader should know that the records do not say.
-        anyway: Give verdicts also where an objection is fatal.
+        arms: At least two arms, each with at least one run.
+        reference: Name of the reference arm; see `mptrain.comparison.arms.choose_reference`.
+        margin: Equivalence margin, in the metric's unit.
+        metric: Name of a recorded metric; None for the task's own metric, or the loss if it has none.
+        claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler.
+        notes: Notes for the reader that are not derived from the records.
+        anyway: Whether to give verdicts despite fatal objections.
 
     Returns:
-        Also where it is unfair: its objections say why, and without ``anyway`` nothing is decided then.
+        The comparison. If it has fatal objections, all verdicts are undecided unless ``anyway`` is set.
 
     Raises:
         UsageError: Too few arms, no such reference or metric, or a margin that is not positive.
@@ -85,11 +85,11 @@ def compare(
     if len(arms) < 2:
         name = arms[0].name if arms else "none"
         raise UsageError(
-            f"there is nothing to compare: all runs are of one arm, {name}",
-            "name runs that differ in what is to be compared, such as the precision; another seed makes no arm",
+            f"there is nothing to compare: all runs belong to one arm, {name}",
+            "name runs that differ in a setting, such as precision; runs that differ only in seed are one arm",
         )
     if empty := [arm.name for arm in arms if not arm.runs]:
-        raise UsageError(f"there is no run of {', '.join(empty)}", "run it, or leave it out")
+        raise UsageError(f"there is no run of {', '.join(empty)}", "train it first, or leave it out")
     if not (margin > 0 and math.isfinite(margin)):
         raise UsageError(f"a margin of {margin:g} is not positive", f"the default is {MARGIN:g}, in the metric's unit")
     chosen = choose_reference(arms, reference)
@@ -116,23 +116,21 @@ def compare(
 
 
 def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
-    """Return what to compare, and its direction.
+    """Return the metric to compare.
 
     Raises:
-        UsageError: The runs have different metrics, or none of that name.
+        UsageError: The runs have different metrics, or no run has a metric of that name.
     """
     runs = [run for arm in (reference, *arms) for run in arm.runs]
     done = [run for run in runs if run.status == "done" and run.metrics] or [run for run in runs if run.metrics]
     own = list(dict.fromkeys(run.metric_name for run in done if run.metric_name))
     if wanted is None and len(own) > 1:
-        raise UsageError(
-            f"the runs have different metrics: {', '.join(own)}", "say which one to compare: --metric NAME"
-        )
+        raise UsageError(f"the runs have different metrics: {', '.join(own)}", "choose one with --metric NAME")
     name = wanted or (own[0] if own else "loss")
     names = list(dict.fromkeys(known for run in done for known in run.metrics))
     if name not in names:
         guess = did_you_mean(name, names)
-        hint = f"did you mean {guess}?" if guess else f"metrics on record: {', '.join(names) or 'none'}"
+        hint = f"did you mean {guess}?" if guess else f"recorded metrics: {', '.join(names) or 'none'}"
         raise UsageError(f"no run has a metric {name!r}", hint)
     first = next(run for run in done if name in run.metrics)
     if first.metric_name == name and first.higher_is_better is not None:
@@ -152,7 +150,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
-        verdict=Verdict("reference", "the others are compared with it"),
+        verdict=Verdict("reference", "the other arms are compared with it"),
         failed=sum(metric.failed(run) for run in arm.runs),
         missing=sum(not metric.ended(run) for run in arm.runs),
         throughput=_mean([run.terms_per_second for run in done]),
@@ -201,17 +199,17 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
 
 
 def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Say of an arm whose runs are those of an arm before it in all but the settings."""
+    """Add a remark to each arm whose runs equal those of an earlier arm bit for bit."""
     found: list[ArmResult] = []
     for result in results:
         twin = next((other.arm.name for other in found if _are_twins(result.arm, other.arm)), None)
-        said = f"bit for bit the runs of {twin}: metrics and losses are equal at every seed"
+        said = f"bitwise identical to {twin}: metrics and losses are equal for every seed"
         found.append(replace(result, remarks=(*result.remarks, said)) if twin is not None else result)
     return found
 
 
 def _are_twins(arm: Arm, other: Arm) -> bool:
-    """Return whether all runs ended with the same metrics, loss included, and went the same course."""
+    """Return whether all runs of two arms have the same final metrics, loss included, and the same course."""
     both = pair_by_seed(arm, other)
     return len(both) == len(arm.runs) == len(other.runs) and all(
         "done" == run.status == twin.status
@@ -228,7 +226,7 @@ def _mean(values: Sequence[float | None], rounding: float = 0.0) -> Interval | N
 
 
 def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> Interval | None:
-    """Ratio of the arm to the reference over the pairs in which both say something."""
+    """Return the ratio of the arm to the reference over the pairs in which both have a positive value."""
     known = [(a, b) for run, other in some if (a := of(run) or 0.0) > 0 and (b := of(other) or 0.0) > 0]
     return ratio_interval([a for a, _ in known], [b for _, b in known]) if known else None
 
@@ -239,9 +237,9 @@ def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
     }
     return [
         Objection(
-            f"{name} was measured on {split or 'nothing'}, others on {metric.split}: its runs are left out",
+            f"{name} was evaluated on {split or 'no split'}, others on {metric.split}: its runs are left out",
             True,
-            "measure all arms on the same split",
+            "evaluate all arms on the same split",
         )
         for name, split in found.items()
     ]
@@ -252,20 +250,21 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
     others = len(arms) - 1
     if others > 1:
         found.append(
-            f"{others} arms are compared with the reference at 95 % each, without a correction: if none differed, at least "
-            f"one would still seem to with a probability of at most {min(5 * others, 100)} %"
+            f"{others} arms are compared with the reference at 95 % each, without correction for multiple comparisons: "
+            "if no arm differs, the probability of at least one false difference is at most "
+            f"{min(5 * others, 100)} %"
         )
     if together > 1:
         found.append(
-            f"up to {together} of these runs worked on one machine at the same time, so speeds are those of a busy machine"
+            f"up to {together} of these runs ran on one machine at the same time, so speeds are those of a busy machine"
         )
     if not metric.known:
-        found.append(f"which direction of {metric.name} is better is not on record: higher is taken to be")
+        found.append(f"the direction of {metric.name} is not recorded: higher is assumed to be better")
     return found
 
 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
-    """Return what the size of the split allows to be seen, where the metric is a share of its samples."""
+    """Return notes on the resolution of the metric, if it is a share of the split's samples."""
     runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
     if not is_share(metric.name) or not runs:
         return []
@@ -275,8 +274,8 @@ def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
         return []
     error = math.sqrt(mean * (1 - mean) / samples)
     found = [
-        f"the {metric.split} split has {samples:,} samples: one of them is {1 / samples:.2g} of {metric.name}, and the "
-        f"binomial standard error of {mean:.3g} is {error:.2g}; the intervals are over seeds, for this split"
+        f"the {metric.split} split has {samples:,} samples: one sample is {1 / samples:.2g} of {metric.name}, and "
+        f"the binomial standard error of {mean:.3g} is {error:.2g}; CIs are over seeds, on this split"
     ]
     if margin < 1 / samples:
         found.append(f"the margin of {margin:g} is less than one sample of that split")

@@ -1,6 +1,6 @@
-"""Saved configurations as flat mappings, the keys in which two of them differ, and words of a command in short.
+"""Saved configurations as flat mappings, the keys in which two of them differ, and short labels of overrides.
 
-What a key means, and whether it may differ, is the business of `mptrain.comparison.fairness`.
+`mptrain.comparison.fairness` decides which keys may differ.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Any
 
 from mptrain.config.config_diff import IGNORED, diff
 
-#: Stands for the value of a key that a configuration does not have.
+#: Placeholder for the value of a missing key.
 ABSENT = "(absent)"
 
-#: What changes no number, or is what runs of one arm differ in.
+#: Keys that do not change the training, and the seed, in which the runs of an arm differ.
 NOT_COMPARED = (*IGNORED, "seed", "extensions")
 
 
-#: Keys about the machine. They change speed rather than what is computed; the device and threads on record are compared instead.
+#: Keys about the machine. They mainly change speed; fairness compares the recorded device and threads instead.
 MACHINE = ("device", "threads")
 
 
 @lru_cache(maxsize=4096)
 def flat_settings(yaml: str) -> Mapping[str, Any]:
-    """Dotted key to value of everything that a configuration says; an empty section says nothing."""
+    """Return a map from dotted key to value of a configuration, without empty sections."""
     return MappingProxyType({key: value for key, _, value in diff("{}", yaml, ()) if value != {}})
 
 
 def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two configurations differ: key to (left's value, right's), `ABSENT` where a side has none.
+    """Return the keys in which two configurations differ, as key to (left value, right value) with `ABSENT` if missing.
 
     Args:
         left: YAML text.
         right: YAML text.
-        ignoring: Dotted keys, or sections, that do not count.
+        ignoring: Dotted keys or sections to ignore.
     """
     one, other = flat_settings(left), flat_settings(right)
     keys = [*one, *(key for key in other if key not in one)]
@@ -47,12 +47,12 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:
-    """Return whether a dotted key is one of the names or lies in one of them."""
+    """Return whether a dotted key is one of the names or inside one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def chosen_options(yaml: str) -> dict[str, str]:
-    """Group to the option that was chosen."""
+    """Return a map from group to chosen option."""
     prefix = "chosen."
     return {
         key.removeprefix(prefix): str(value) for key, value in flat_settings(yaml).items() if key.startswith(prefix)
@@ -60,7 +60,7 @@ def chosen_options(yaml: str) -> dict[str, str]:
 
 
 def as_number(value: str) -> float | None:
-    """The number that a word is; None for any other word."""
+    """Parse a finite number; return None for any other text."""
     try:
         found = float(value)
     except ValueError:
@@ -69,7 +69,7 @@ def as_number(value: str) -> float | None:
 
 
 def short_label(words: Mapping[str, str]) -> str:
-    """Words for a legend: options by their names, numbers with the last part of their key: ``fp16_static, scale=8``."""
+    """Format overrides for a legend, numbers with the last part of their key: ``fp16_static, scale=8``."""
     return ", ".join(
         value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
         for key, value in words.items()
@@ -77,10 +77,10 @@ def short_label(words: Mapping[str, str]) -> str:
 
 
 def flat(config: str) -> dict[str, Any]:
-    """Dotted key to value of a resolved configuration; empty where it is missing or cannot be read."""
+    """Return a map from dotted key to value of a resolved configuration; empty if it is missing or unreadable."""
     if not config.strip():
         return {}
     try:
         return {key: value for key, value in flat_settings(config).items() if key}
-    except Exception:  # whatever a YAML reader says of a damaged file: the report shows the text itself
+    except Exception:  # any error of the YAML reader; the report then shows the raw text
         return {}

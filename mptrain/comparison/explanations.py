@@ -1,6 +1,6 @@
-"""Says why an arm is not faster or not smaller than the reference, and what else about it deserves a sentence.
+"""Explains why an arm is not faster or does not use less memory than the reference, and makes other remarks on it.
 
-Only from what is on record: where the records do not show a cause, none is named.
+Remarks rest on records only: if the records do not show a cause, none is named.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.comparison.verdict import percent
 from mptrain.runlog.atomic_files import readable_bytes
 
-#: A speed ratio whose interval reaches down to this is not called faster; its inverse bounds memory in the same way.
+#: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
 FASTER = 1.1
 
-#: Share of training time spent waiting for data that is worth a sentence.
+#: Smallest reported share of training time spent waiting for data.
 WAITING = 0.2
 
-#: Share of the gradients by which more of them are zero than in the reference that is worth a sentence.
+#: Smallest reported excess over the reference in the share of zero gradients.
 FLUSHED = 0.02
 
-#: Seconds of a step below which a CUDA device is mostly launching kernels.
+#: Step time in seconds below which a CUDA device mostly launches kernels.
 SHORT_STEP = 0.010
 
-#: Shares of unaligned weights, and of memory that was in use before, that are worth a sentence.
+#: Smallest reported shares of unaligned weights, and of memory in use before the model was built.
 UNALIGNED, BEFORE = 0.1, 0.1
 
-#: Steps from which the mean time of a step says something about a step.
+#: Fewest steps for a meaningful mean step time.
 _STEPS = 50
 
 
 def remarks(
     arm: Arm, reference: Arm, speed: Interval | None, memory: Interval | None, together: int = 1
 ) -> tuple[str, ...]:
-    """Sentences about an arm.
+    """Return remarks on an arm, one sentence each.
 
-    Speed and memory are explained only where a gain is to be expected: the arm computes in half precision or TF32, and the
+    Speed and memory are explained only if a gain is expected: the arm computes in half precision or TF32, and the
     reference does neither.
 
     Args:
-        arm: Its runs.
-        reference: The reference's.
-        speed: Ratio of throughput to the reference's; None where it is not known.
-        memory: Ratio of peak memory to the reference's; None where it is not known.
-        together: How many of all compared runs worked on one machine at the same time.
+        arm: The arm.
+        reference: The reference arm.
+        speed: Ratio of the arm's throughput to the reference's; None if unknown.
+        memory: Ratio of the arm's peak memory to the reference's; None if unknown.
+        together: Largest number of compared runs that shared one machine at the same time.
     """
     done = [run for run in arm.runs if run.status == "done"]
     others = [run for run in reference.runs if run.status == "done"]
@@ -63,7 +63,7 @@ def remarks(
 
 
 def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
-    """Return how many runs worked on the same host at the same time, at the most; as far as attempts ended in order."""
+    """Return the largest number of runs on one host at the same time; attempts that were killed are not counted."""
     changes: dict[str, list[tuple[str, int]]] = {}
     for run in runs:
         for host, start, end in run.attempts:
@@ -71,7 +71,7 @@ def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
     most = 1
     for times in changes.values():
         running = 0
-        for _, change in sorted(times):  # an end sorts before a start of the same moment
+        for _, change in sorted(times):  # at equal times, an end (-1) sorts before a start (+1)
             running += change
             most = max(most, running)
     return most
@@ -82,13 +82,13 @@ def _is_half(run: RunMeasures) -> bool:
 
 
 def _is_light(run: RunMeasures) -> bool:
-    """Return whether its products have shorter operands than those of FP32."""
+    """Return whether matrix products have operands with fewer bits than FP32: half precision or TF32."""
     return _is_half(run) or flat_settings(run.config).get("precision.tf32") is True
 
 
 def _no_reason(run: RunMeasures) -> str:
     support = run.facts.get("support")
-    return "nothing on record says why" + (f"; the device says: {support}" if support else "")
+    return "the records show no cause" + (f"; support of the device: {support}" if support else "")
 
 
 def _low(interval: Interval) -> float:
@@ -112,18 +112,18 @@ def _not_faster(runs: Sequence[RunMeasures], others: Sequence[RunMeasures], toge
     step = _mean(runs, lambda run: run.train_seconds / run.steps if run.steps >= _STEPS else math.nan)
     if cuda and step < SHORT_STEP:
         yield (
-            f"a step takes {1e3 * step:.1f} ms{_size(first)}: launching kernels and casting weigh more than arithmetic in so "
-            "short a one"
+            f"a step takes {1e3 * step:.1f} ms{_size(first)}: in such a short step, kernel launches and casts take "
+            "longer than the arithmetic"
         )
     if cuda and half and first.facts.get("unaligned", 0.0) > UNALIGNED:
         yield (
-            f"{percent(first.facts['unaligned'])} of the weights are in matrices or kernels with a dimension that is not a "
-            "multiple of 8, which tensor cores take slowly or not at all"
+            f"{percent(first.facts['unaligned'])} of the weights are in matrices or kernels with a dimension that is "
+            "not a multiple of 8, for which tensor cores are slow or unused"
         )
     if cuda and half and first.facts.get("convolutions") and config.get("train.channels_last") is False:
-        yield "it has convolutions and train.channels_last=false: tensor cores want the channels last"
+        yield "it has convolutions and train.channels_last=false: tensor cores are faster with channels last"
     if together > 1:
-        yield f"up to {together} runs worked on the machine at the same time, so speeds are those of a busy machine"
+        yield f"up to {together} runs ran on the machine at the same time, so speeds are those of a busy machine"
 
 
 def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
@@ -134,21 +134,21 @@ def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
         before, peak = fmean(run.memory_before for run in known), fmean(run.peak_memory for run in known)
         if before / peak > BEFORE:
             kind = ", which is the process's resident set," if first.device.startswith("cpu") else ""
-            yield f"{percent(before / peak)} of the peak{kind} were in use before the model was built, whatever the precision"
+            yield f"{percent(before / peak)} of the peak{kind} was in use before the model was built, in any precision"
     parameters = first.facts.get("parameters")
     count = f" ({readable_bytes(4 * parameters)} for {parameters:,} parameters)" if parameters else ""
     if config.get("precision.master_weights") is True:
-        yield f"FP32 master weights{count} are kept besides those in half precision"
+        yield f"FP32 master weights{count} are stored in addition to the half-precision weights"
     elif config.get("precision.autocast") is True:
-        yield f"under autocast weights, gradients and optimizer state stay FP32{count}: only activations are half as large"
+        yield f"under autocast, weights, gradients and optimizer state stay FP32{count}: only activations are smaller"
 
 
 def _untimed(runs: Sequence[RunMeasures]) -> Iterator[str]:
     short = [run.steady_steps for run in runs if run.steady_steps is not None and run.steady_steps < TIMED_STEPS]
     if short:
         yield (
-            f"{len(short)} of {len(runs)} runs were too short to time: {max(short)} steps after warm-up at most, and it "
-            f"takes {TIMED_STEPS}"
+            f"{len(short)} of {len(runs)} runs were too short to time: at most {max(short)} steps after warm-up, and "
+            f"{TIMED_STEPS} are needed"
         )
 
 
@@ -164,42 +164,42 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     said = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
     said += " of the updates were skipped"
     if set(phases) == {"calibrating"}:
-        said += ", all of them while the first loss scales were tried"
+        said += ", all of them during calibration of the initial loss scale"
     elif phases:
         said += f" ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())})"
     yield said
 
 
 def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield how much of the gradients was rounded to zero, where steps of both were looked at (``diagnostics=histograms``)."""
+    """Yield the share of gradients that underflowed, if both arms have histograms (``diagnostics=histograms``)."""
     here = [run.zero_gradients for run in runs if run.zero_gradients is not None]
     there = [run.zero_gradients for run in others if run.zero_gradients is not None]
     if here and there and fmean(here) - fmean(there) > FLUSHED:
         yield (
-            f"{percent(fmean(here))} of the activation gradients were zero, and {percent(fmean(there))} of the reference's: "
-            "the others were too small for the format at this loss scale"
+            f"{percent(fmean(here))} of the activation gradients were zero, against {percent(fmean(there))} in the "
+            "reference: the difference is underflow at this loss scale"
         )
 
 
 def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield where the loss scale fell to the lowest that the configuration allows, and stayed there."""
+    """Yield a remark on runs whose loss scale fell to ``scaler.min_scale`` and ended there."""
     config = flat_settings(runs[0].config)
     floor = config.get("scaler.min_scale")
     if floor is None or any(key.startswith("learners.") and ".scaler" in key for key in config):
         return
     stuck = [run for run in runs if run.scale and run.scale["last"] <= floor < run.scale["first"]]
     if stuck:
-        yield f"the loss scale ended at its floor of {floor:g} in {len(stuck)} of {len(runs)} runs"
+        yield f"the loss scale ended at its minimum of {floor:g} in {len(stuck)} of {len(runs)} runs"
 
 
 def _ends(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield how runs ended that did not end in order, one sentence for each way."""
+    """Yield the reasons of runs that did not finish, one sentence per reason."""
     ways: dict[str, list[int]] = {}
     for run in runs:
         if run.status != "done":
             ways.setdefault(run.reason or f"it is {run.status}, or was killed", []).append(run.seed)
     for reason, seeds in ways.items():
-        yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))} did not end in order: {reason}"
+        yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))} did not finish: {reason}"
 
 
 def _size(run: RunMeasures) -> str:
@@ -208,6 +208,6 @@ def _size(run: RunMeasures) -> str:
 
 
 def _mean(runs: Sequence[RunMeasures], value: Callable[[RunMeasures], float]) -> float:
-    """Mean of what is on record; NaN where nothing is, which no comparison holds for."""
+    """Return the mean over the runs with a recorded value, or NaN, for which every comparison is false."""
     known = [found for run in runs if not math.isnan(found := value(run))]
     return fmean(known) if known else math.nan

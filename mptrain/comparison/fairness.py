@@ -1,7 +1,7 @@
-"""Checks whether arms differ in what they claim to differ in, and in nothing else.
+"""Checks that arms differ only in the claimed settings.
 
-Everything is checked on the records, nothing assumed: what was found equal becomes a sentence, what was not an
-objection, and what is not on record an objection too.
+All checks use the records and assume nothing: each check that holds becomes a sentence, and each that fails or has no
+record becomes an objection.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from mptrain.comparison.results import Arm, Objection, RunMeasures
 from mptrain.config.value_checks import show
 from mptrain.runlog.atomic_files import readable_bytes
 
-#: What arms claim to differ in without saying so: keys and sections.
+#: Keys and sections in which arms may always differ.
 PRECISION = ("precision", "scaler")
 
-#: What must be named among the claims, and differ, for weights and data to be other ones.
+#: Keys that change the initial weights, or the data, if they are claimed and differ.
 _WEIGHTS_FOLLOW = ("model", "task", "dataset", "weights")
 _DATA_FOLLOW = ("dataset", "task", "train.batch_size", "train.one_batch")
 
 _LEARNERS_SCALER = re.compile(r"learners\.[^.]+\.scaler(\.|$)")
 
-#: What a check of the arms says: objections, and as plain sentences what held.
+#: Results of a check: objections, and sentences about what holds.
 Found = Iterator[Objection | str]
 
 
 def check_fairness(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
-    """Return what makes a comparison unfair, and what was found to be the same.
+    """Return objections to a comparison, and the checks that hold.
 
     Args:
-        arms: All of them, the reference included.
-        reference: The one that the others are compared with.
-        claimed: Dotted keys, or sections, that the comparison is about besides precision and scaler.
+        arms: All arms, including the reference.
+        reference: The arm that the others are compared with.
+        claimed: Dotted keys or sections in which arms may differ, in addition to precision and scaler.
 
     Returns:
-        Objections, the fatal ones first, and checks that held, one sentence each.
+        Objections, fatal ones first, and one sentence for each check that holds.
     """
     weights, data = (
         {arm.name: _excuses(arm, reference, claimed, follow) for arm in arms}
         for follow in (_WEIGHTS_FOLLOW, _DATA_FOLLOW)
     )
-    batches = "first batches of the epochs, augmentation included,"
+    batches = "first batches of the epochs, including augmentation,"
     found = [
         *_configurations(arms, reference, claimed),
         *_changed_on_the_way(arms),
@@ -56,7 +56,7 @@ def check_fairness(
         *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights),
         *_digests("orders of the training samples", lambda run: _of_epochs(run, 0), arms, reference, data),
         *_digests(batches, lambda run: _of_epochs(run, 1), arms, reference, data),
-        *_digests("samples that were evaluated", lambda run: run.evaluated, arms, reference, data),
+        *_digests("evaluated samples", lambda run: run.evaluated, arms, reference, data),
         *_tf32(arms, reference),
         *_machines(arms),
         *_baselines(arms),
@@ -69,12 +69,12 @@ def check_fairness(
 
 
 def differing_keys(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
-    """Configuration keys in which an arm differs from the reference: key to (reference's value, its own)."""
+    """Return the keys in which an arm differs from the reference, as key to (reference's value, arm's value)."""
     return config_differences(reference.runs[0].config, arm.runs[0].config)
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
-    """Return whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
+    """Return whether arms may differ in a key: a precision or scaler key, or a claimed one."""
     return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
 
 
@@ -88,36 +88,36 @@ def _configurations(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str])
         if inside:
             fair = False
             what = f"runs of {arm.name} differ in more than their seed: {_changes(inside, 'one', 'another')}"
-            yield Objection(what, True, "an arm is one configuration with several seeds")
+            yield Objection(what, True, "make them separate arms: an arm is one configuration with several seeds")
         across = {key: values for key, values in changed[arm.name].items() if not is_claimed(key, claimed)}
         if across:
             fair = False
             about = f"precision and {', '.join(claimed)}" if claimed else "precision"
             what = f"{arm.name} differs from {reference.name} in more than {about}: "
             what += _changes(across, reference.name, arm.name)
-            yield Objection(what, True, "run both with the same values, or name these keys as what is compared")
+            yield Objection(what, True, "train both with the same values, or name these keys with --by")
     if not fair:
         return
     free = dict.fromkeys(key for changes in changed.values() for key in changes)
-    same = "runs of an arm differ in nothing but their seed"
+    same = "runs of an arm differ only in their seed"
     if more := [key for key in free if not is_claimed(key, ())]:
-        yield Objection(f"arms differ in {', '.join(more)} too, as was claimed", False)
+        yield Objection(f"arms also differ in {', '.join(more)}, as claimed", False)
         yield same
     else:
         keys = ", ".join(sorted({key.split(".")[0] for key in free}))
-        yield same + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")
+        yield same + (f", and arms only in keys of {keys}" if keys else ", and arms do not differ")
 
 
 def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
-    """Runs that went on with another configuration than they began with: they are of no arm."""
+    """Object to runs that were resumed with a changed configuration; such runs belong to no arm."""
     for arm in arms:
         for changes in dict.fromkeys(run.changes for run in arm.runs if run.changes):
             some = [run for run in arm.runs if run.changes == changes]
             fatal = not all(is_below(change.partition(" was ")[0], MACHINE) for change in changes)
             names = ", ".join(PurePath(run.path).name for run in some)
             seeds = _named([run.seed for run in some])
-            what = f"{names} of {arm.name} ({seeds}) changed on the way: {'; '.join(changes)}"
-            yield Objection(what, fatal, "run it anew with one configuration from its first step")
+            what = f"{names} of {arm.name} ({seeds}) changed its configuration on resume: {'; '.join(changes)}"
+            yield Objection(what, fatal, "train it again with one configuration from the first step")
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
@@ -143,7 +143,7 @@ def _digests(
     reference: Arm,
     excuses: Mapping[str, list[str]],
 ) -> Found:
-    """Compare digests, by epoch or split, of all pairs of runs with the same seed; what only one of them has does not count."""
+    """Compare digests, by epoch or split, of pairs of runs with the same seed; ignore those that only one run has."""
     unknown: set[str] = set()
     equal = compared = 0
     for arm in arms:
@@ -160,32 +160,30 @@ def _digests(
             else:
                 equal += 1
         if bad:
-            yield _unlike(
-                f"the {what} of {arm.name} and {reference.name} are not the same at {_named(bad)}", excuses[arm.name]
-            )
+            yield _unlike(f"the {what} of {arm.name} and {reference.name} differ for {_named(bad)}", excuses[arm.name])
     if unknown:
         names = ", ".join(sorted(unknown))
-        what_of = f"the {what} could not be checked for all runs of {names}: no digest on record"
-        yield Objection(what_of, False, "runs that were killed early have none")
+        what_of = f"the {what} could not be checked for all runs of {names}: a digest is missing"
+        yield Objection(what_of, False, "runs that were killed early have no digest; train them again to check")
     if equal and equal == compared:
-        number = f"the {equal} pairs on record" if unknown else "all pairs"
-        yield f"the {what} were compared by digest and are the same in {number} of runs with equal seeds"
+        number = f"the {equal} recorded pairs" if unknown else "all pairs"
+        yield f"the {what} have the same digest in {number} of runs with equal seeds"
 
 
 def _unlike(said: str, excuses: list[str]) -> Objection:
     if excuses:
-        hint = "runs of the same seed share less than usual, and their differences vary more"
-        return Objection(f"{said}, as follows from {', '.join(excuses)}", False, hint)
-    return Objection(said, True, "pairs by seed mean nothing then: run all arms with one version, on the same data")
+        hint = "paired runs are then less correlated, and their differences vary more"
+        return Objection(f"{said}, because of {', '.join(excuses)}", False, hint)
+    return Objection(said, True, "pairing by seed needs equal ones: train all arms with one version, on the same data")
 
 
 def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:
-    """The keys that are claimed to differ, do differ, and from which other weights or data follow."""
+    """Return the claimed keys that differ and that change weights or data."""
     return [key for key in differing_keys(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
 
 
 def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str]]) -> Found:
-    """Check whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
+    """Check that finished runs of the same seed have equal numbers of evaluated and of unusable samples per split."""
     compared = 0
     unequal = False
     for arm in arms:
@@ -198,15 +196,15 @@ def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str
         known = excuses[arm.name]
         for what, seeds in unlike.items():
             unequal = True
-            follows = f", as follows from {', '.join(known)}" if known else ""
-            yield Objection(f"{what} at {_named(seeds)}{follows}", not known, "measure all arms on the same data")
+            follows = f", because of {', '.join(known)}" if known else ""
+            yield Objection(f"{what} for {_named(seeds)}{follows}", not known, "evaluate all arms on the same data")
     if compared and not unequal:
-        yield "all pairs of finished runs were measured on as many samples, and left out as many"
+        yield "in all finished pairs, both runs evaluated the same number of samples and left out the same number"
 
 
 def _unlike_samples(run: RunMeasures, other: RunMeasures, name: str, reference: str) -> Iterator[str]:
     if run.split == other.split and 0 < run.samples != other.samples > 0:
-        yield f"{name} was measured on {run.samples:,} samples of {run.split}, {reference} on {other.samples:,},"
+        yield f"{name} was evaluated on {run.samples:,} samples of {run.split}, {reference} on {other.samples:,},"
     for split in run.unusable.keys() & other.unusable.keys():
         if run.unusable[split] != other.unusable[split]:
             left_out = f"{run.unusable[split]:,} samples of {split}, {reference} {other.unusable[split]:,},"
@@ -225,14 +223,16 @@ def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
         if config.get("precision.tf32") is True and (called or arm is reference):
             wrong = True
             role = "is called FP32" if called else "is the reference"
-            what = f"{arm.name} {role} and has precision.tf32=true: FP32 with TF32 on is not FP32, its products have 10 bits of mantissa"
+            what = (
+                f"{arm.name} {role} and has precision.tf32=true: with TF32, products have 10 mantissa bits, FP32 has 23"
+            )
             yield Objection(what, False, "compare with precision=fp32, which turns TF32 off")
     if not wrong and flat_settings(reference.runs[0].config).get("precision.compute") == "float32":
         yield f"the reference {reference.name} computes in FP32 with TF32 off"
 
 
 def _machines(arms: Sequence[Arm]) -> Found:
-    """Check whether all runs had the same device, threads and versions."""
+    """Check that all runs had the same device, threads and versions."""
     differ = False
     for what in ("device", "CPU threads", "mptrain", "torch", "cuda"):
         where: dict[str, list[str]] = {}
@@ -245,34 +245,36 @@ def _machines(arms: Sequence[Arm]) -> Found:
             differ = True
             fact = what if what in ("device", "CPU threads") else f"version of {what}"
             said = "; ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in where.items())
-            hint = "their speeds cannot be compared, and their numbers differ in the last bits for that reason alone"
+            hint = "do not compare speeds; results also differ in the last bits for this reason"
             yield Objection(f"not all runs had the same {fact}: {said}", False, hint)
     if not differ:
         yield "all runs had the same device, number of threads, and versions of mptrain and torch"
 
 
-#: By how much the memory before the model may differ until peaks say more about processes than about arms.
+#: Largest ratio of memory use before the model was built, up to which peak memory is comparable between runs.
 _BASELINE = 1.1
 
 
 def _baselines(arms: Sequence[Arm]) -> Found:
-    """Check whether all processes had about the same memory in use before their models were built."""
+    """Check that all processes used about the same memory before their models were built."""
     before = [run.memory_before for arm in arms for run in arm.runs if run.memory_before]
     if before and max(before) > _BASELINE * min(before):
         what = (
-            f"before the model was built, processes had from {readable_bytes(min(before))} to {readable_bytes(max(before))} "
-            "in use: their peaks differ for that reason already, and the ratio of memory says nothing about the arms"
+            f"before the model was built, processes used from {readable_bytes(min(before))} to "
+            f"{readable_bytes(max(before))}, so peak memory also differs between processes of the same arm"
         )
-        yield Objection(what, False, "compare runs that were all started alone, or all by one sweep or comparison")
+        yield Objection(
+            what, False, "for a meaningful memory ratio, start all runs alone, or all in one sweep or comparison"
+        )
 
 
 def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
-    """Check whether finished runs attempted as many steps as the reference's."""
+    """Check that finished runs attempted as many steps as those of the reference."""
     wanted = {run.steps for run in reference.runs if run.status == "done"}
     for arm in arms:
         steps = {run.steps for run in arm.runs if run.status == "done"}
         if wanted and steps and steps != wanted:
-            said = f"{arm.name} made {_span(steps)} steps, {reference.name} {_span(wanted)}"
+            said = f"{arm.name} ran for {_span(steps)} steps, {reference.name} for {_span(wanted)}"
             yield Objection(said, False, "see the values at equal updates and at equal samples")
 
 
@@ -286,5 +288,5 @@ def _seeds(arms: Sequence[Arm]) -> Found:
     for arm in arms:
         if missing := sorted(every - {run.seed for run in arm.runs}):
             yield Objection(
-                f"{arm.name} has no run of {_named(missing)}", False, "only seeds that both have are paired"
+                f"{arm.name} has no run with {_named(missing)}", False, "train it: only seeds of both arms are paired"
             )

@@ -1,9 +1,9 @@
-"""The course of a run over its steps, arms at the same amount of work, and the question whether runs had settled.
+"""Learning curves of runs, arms at equal work, and warnings about runs that have not converged.
 
-A course is the run's validations, and where they are too few, its training loss. Arms are compared after as many applied
-updates, and after as many samples: a skipped update consumes samples without moving the weights, so the two are different
-questions. Runs that had not settled, or learned nothing, are to be minded, since arms that stand at the beginning agree as
-well. Decides nothing.
+A learning curve consists of the run's validations, plus its training loss if there are fewer than two validations.
+Arms are compared at equal updates and at equal samples, which differ because a skipped update consumes samples without
+changing the weights. Runs that have not converged, or learned nothing, get a warning, because untrained arms agree too.
+Gives no verdicts.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mptrain.comparison.results import Aligned, Arm, CurvePoint, RunMeasures
 from mptrain.comparison.statistics import mean_interval
 from mptrain.runlog.run_reader import Run
 
-#: Windows over which a training loss is averaged, and the fewest steps of one.
+#: Number of windows over which the training loss is averaged, and the fewest steps in one.
 _WINDOWS, _FEWEST = 50, 10
 
 
 def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[CurvePoint, ...]:
-    """The moments of a run about which something is known, in order.
+    """Return the points of a run's learning curve, in order.
 
     Args:
-        run: Open. Its steps are read, as a stream, only if there are fewer than two validations, between which nothing
-            could be interpolated.
-        steps: How many steps it attempted.
-        samples_per_step: Mean over the run.
+        run: The open run. Its steps are read, as a stream, only if it has fewer than two validations, because
+            interpolation needs two.
+        steps: Number of attempted steps.
+        samples_per_step: Samples per step, averaged over the run.
 
     Raises:
         StorageError: A record is damaged.
@@ -39,7 +39,7 @@ def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[Curve
 
 
 def _validations(run: Run, samples_per_step: float) -> Iterator[CurvePoint]:
-    """One moment for each validation; the learners of one are in rows of their own."""
+    """Yield one point per validation; a validation has one row per learner."""
     found: dict[int, tuple[int, dict[str, float]]] = {}
     for record in run.epochs():
         before, _ = found.get(record.step, (record.updates, {}))
@@ -51,7 +51,7 @@ def _validations(run: Run, samples_per_step: float) -> Iterator[CurvePoint]:
 
 
 def _losses(run: Run, steps: int, samples_per_step: float) -> Iterator[CurvePoint]:
-    """The mean of the finite losses of the first learner's applied steps, window by window."""
+    """Yield the mean finite loss of the first learner's applied steps, one point per window."""
     width = max(_FEWEST, steps // _WINDOWS)
     learner, total, count = "", 0.0, 0
     for record in run.steps():
@@ -73,26 +73,26 @@ _BOTH: tuple[By, By] = ("updates", "samples")
 
 
 def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tuple[Aligned, ...]:
-    """An arm and the reference at equal updates and at equal samples.
+    """Compare an arm with the reference at equal updates and at equal samples.
 
     Args:
-        pairs: Finished runs with the same seed, (of the arm, of the reference).
-        metric: Of validation. Where it is not known of all runs at that point, the training loss is taken.
+        pairs: Pairs (run of the arm, run of the reference) of finished runs with the same seed.
+        metric: Validation metric. The training loss is used if the metric is unknown for a run at that point.
 
     Returns:
-        For updates and for samples, each where there is something to compare.
+        One result for updates and one for samples, each only if all runs have a value.
     """
     own, others = [run for run, _ in pairs], [other for _, other in pairs]
     return tuple(found for by in _BOTH if (found := _at_equal(own, others, metric, by)) is not None)
 
 
 def align_reference(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
-    """Finished runs of the reference, at the most that all of them reached."""
+    """Return the values of the reference's finished runs, at the most updates and samples that all of them reached."""
     return tuple(found for by in _BOTH if (found := _at_equal(runs, [], metric, by)) is not None)
 
 
 def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
-    """Return what a run had after an amount of work, on the line between the moments before and after it; NaN outside of them."""
+    """Return a quantity after an amount of work, interpolated linearly; NaN outside the recorded range."""
     known = [
         (moment.updates if by == "updates" else moment.samples, moment.values[quantity])
         for moment in run.course
@@ -101,7 +101,7 @@ def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
     work = [done for done, _ in known]
     above = bisect.bisect(work, at)
     if above and work[above - 1] == at:
-        return known[above - 1][1]  # of several moments after as many updates, the last
+        return known[above - 1][1]  # the last of several points with equally many updates
     if not 0 < above < len(work):
         return math.nan
     share = (at - work[above - 1]) / (work[above] - work[above - 1])
@@ -122,17 +122,17 @@ def _at_equal(own: Sequence[RunMeasures], others: Sequence[RunMeasures], metric:
     return None
 
 
-#: A training loss that fell by less than this share of itself tells of no learning.
+#: Smallest relative fall of the training loss that counts as learning.
 _LEAST_FALL = 0.05
 
 
 def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str]:
-    """Return what to mind of an equivalence between runs that were still on their way, as sentences; none where they were not.
+    """Return warnings if the reference has not converged, because equivalence then says little; empty if it has.
 
     Args:
-        reference: Its finished runs are looked at.
-        metric: Name of the metric that is compared.
-        margin: The largest difference that counts as none.
+        reference: The reference, whose finished runs are checked.
+        metric: Name of the compared metric.
+        margin: The equivalence margin.
     """
     runs = [run for run in reference.runs if run.status == "done" and run.course]
     moves = [abs(values[-1] - values[-2]) for run in runs if len(values := _course(run, f"val_{metric}")) > 1]
@@ -140,26 +140,24 @@ def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str
         mean = sum(moves) / len(moves)
         return (
             [
-                f"{reference.name} still moved by {mean:.2g} of {metric} between its last two validations, more than the margin of "
-                f"{margin:g}: this is about runs of that length, which had not settled"
+                f"{metric} of {reference.name} still changed by {mean:.2g} between the last two validations, more than "
+                f"the margin of {margin:g}: the runs had not converged, and verdicts hold for runs of this length"
             ]
             if mean > margin
             else []
         )
     losses = [_course(run, "train_loss") for run in runs]
     if any(len(values) < 2 for values in losses):
-        return [
-            f"nothing on record tells whether {reference.name} learned anything: it was validated once, after few steps"
-        ]
+        return [f"the records do not show whether {reference.name} learned: it was validated once, after few steps"]
     falls = [1 - values[-1] / values[0] for values in losses if values[0] > 0]
     if falls and (fall := sum(falls) / len(falls)) < _LEAST_FALL:
         return [
-            f"the training loss of {reference.name} fell by only {max(100 * fall, 0):.2g} %: arms that learn nothing agree in that"
+            f"the training loss of {reference.name} fell by only {max(100 * fall, 0):.2g} %: untrained arms also agree"
         ]
     return []
 
 
 def _course(run: RunMeasures, name: str) -> list[float]:
-    """The finite values of a quantity, in order."""
+    """Return the finite values of a quantity along the learning curve, in order."""
     values = (moment.values.get(name, math.nan) for moment in run.course)
     return [value for value in values if math.isfinite(value)]

@@ -1,7 +1,7 @@
-"""Names the best and the worst setting of a sweep, as far as 95 % confidence intervals tell them apart.
+"""Ranks the settings of a sweep, and names the best and the worst if their 95 % confidence intervals are disjoint.
 
-The interval of a setting that was run once is the one over test samples that its run kept; that of a setting with several
-seeds is over the seeds.
+The interval of a setting with one run is over test samples, as the run recorded it. The interval of a setting with
+several seeds is over seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mptrain.runlog.sweeps import SweepJob, interval_of, overrides_of, varied_ke
 
 SEED: Final = "seed"
 
-#: The most settings that one sentence names.
+#: Largest number of settings that one sentence names.
 _MOST_NAMED = 3
 
 
@@ -26,12 +26,12 @@ class RankedSetting:
     """The final metric of a setting.
 
     Attributes:
-        name: The words that tell it from the others.
-        value: The metric; the mean over its seeds.
-        low: Lower end of the 95 % CI; NaN where none is known.
-        high: Upper end; NaN where none is known.
-        seeds: How many runs it has.
-        over_seeds: The 95 % CI is over those, and not over test samples.
+        name: Label that distinguishes the setting from the others.
+        value: The metric, averaged over seeds.
+        low: Lower end of the 95 % CI; NaN if unknown.
+        high: Upper end of the 95 % CI; NaN if unknown.
+        seeds: Number of runs.
+        over_seeds: Whether the 95 % CI is over seeds; otherwise it is over test samples.
     """
 
     name: str
@@ -43,16 +43,16 @@ class RankedSetting:
 
     @property
     def has_interval(self) -> bool:
-        """There is a 95 % CI."""
+        """True if the 95 % CI is known."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def overlaps(self, other: RankedSetting) -> bool:
-        """Both have a 95 % CI, and the two have a value in common."""
+        """Return whether both settings have a 95 % CI and the two overlap."""
         both = self.has_interval and other.has_interval
         return both and self.low <= other.high and other.low <= self.high
 
     def widened(self, factor: float) -> RankedSetting:
-        """Return the same with a 95 % CI so many times as wide."""
+        """Return a copy whose 95 % CI is wider by a factor."""
         low, high = (self.value + factor * (end - self.value) for end in (self.low, self.high))
         return replace(self, low=low, high=high)
 
@@ -61,8 +61,8 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
     """Return a setting with its mean and its 95 % CI.
 
     Args:
-        name: The words that tell it from the others.
-        summaries: Of its runs, which differ in their seeds; at least one, all with a finite metric.
+        name: Label that distinguishes the setting from the others.
+        summaries: Summaries of its runs, which differ in seed; at least one, all with a finite metric.
     """
     values = [float(summary["metric"]) for summary in summaries]
     if len(set(values)) > 1:
@@ -70,31 +70,31 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
 
         found = mean_interval(values)
         return RankedSetting(name, found.mean, found.low, found.high, len(values), over_seeds=True)
-    # One run, or seeds that agree to the digit and so say nothing of their spread.
+    # One run, or seeds with exactly equal metrics, from which no spread can be estimated.
     ends = [found for found in map(interval_of, summaries) if found]
     low, high = (statistics.fmean(side) for side in zip(*ends, strict=True)) if ends else (math.nan, math.nan)
     return RankedSetting(name, values[0], low, high, len(values))
 
 
 def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, number: Callable[[float], str]) -> str:
-    """Return the settings from best to worst as one sentence, without the metric's name.
+    """Describe the best and the worst setting in one sentence, without the metric's name.
 
-    A best is named only where its 95 % CI is apart from that of the worst; settings whose CIs overlap the best's are named
-    with it. CIs of more than five settings are widened, since the best and the worst are picked out of them.
+    A best setting is named only if its 95 % CI does not overlap that of the worst, together with the settings whose CIs
+    overlap its own. With more than five settings the CIs are widened, because best and worst are selected among many.
 
     Args:
-        ranked: At least two, not all of the same value.
-        higher_is_better: The direction of the metric; None where it is not known.
+        ranked: At least two settings, not all with the same value.
+        higher_is_better: Direction of the metric; None if unknown.
         number: Formats a value.
     """
     factor = _for_a_choice_among(len(ranked))
     ranked = [one.widened(factor) for one in ranked]
     low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
-    wider = f"(x{factor:.2f} for a choice among {len(ranked)}) " if factor > 1 else ""
+    wider = f"(widened x{factor:.2f} for {len(ranked)} settings) " if factor > 1 else ""
     span = f"{number(low.value)} at {low.name} to {number(high.value)} at {high.name}"
     if low.overlaps(high):
         return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"
-    doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs on record, this may be noise"
+    doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs, this may be noise"
     if higher_is_better is None:
         return f"from {span}{doubt}"
     best, worst = (high, low) if higher_is_better else (low, high)
@@ -110,13 +110,13 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
 
 
 def _for_a_choice_among(count: int) -> float:
-    """Return what 95 % CIs are to be multiplied by for the best and the worst of several to be told apart at 95 % confidence.
+    """Return the factor for 95 % CIs with which the best and the worst setting differ at 95 % confidence.
 
-    The largest difference between several equal settings has the studentised range distribution (Tukey). Two 95 % CIs that only just
-    do not overlap are that far apart for up to five settings.
+    The largest difference between several equal settings follows the studentised range distribution (Tukey). For up to
+    five settings, two 95 % CIs that just do not overlap are far enough apart.
 
     Args:
-        count: How many settings there are.
+        count: Number of settings.
     """
     if count <= 5:
         return 1.0
@@ -128,11 +128,11 @@ def _for_a_choice_among(count: int) -> float:
 def sweep_lead(
     jobs: Sequence[SweepJob], summaries: Mapping[int, Mapping[str, Any]], number: Callable[[float], str]
 ) -> str:
-    """Return one sentence on what came of a sweep: which setting was best, as far as 95 % CIs tell settings apart.
+    """Summarise a sweep in one sentence: the best setting, if 95 % CIs separate the settings.
 
     Args:
-        jobs: Of a sweep.
-        summaries: Number of a job to the final numbers of its run; without those that have none.
+        jobs: Jobs of the sweep.
+        summaries: Maps job number to the summary of its run; jobs without a summary are missing.
         number: Formats a value.
     """
     found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
@@ -151,9 +151,7 @@ def sweep_lead(
     if len(values) == 1:
         everywhere = len(valued) == len(jobs)
         where = (
-            "at every point"
-            if everywhere
-            else f"at the {len(valued):,} point{'s' if len(valued) > 1 else ''} that ended in order"
+            "at every point" if everywhere else f"at the {len(valued):,} finished point{'s' if len(valued) > 1 else ''}"
         )
         return f"{name}: {number(values.pop())} {where}."
     ranked = [rank(setting, some) for setting, some in settings.items()]
@@ -165,19 +163,19 @@ def sweep_lead(
             f"from {number(ends[0])} to {number(ends[1])}."
         )
     lost = sum("metric" in summary for summary in found.values()) - len(valued)
-    more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a metric that is not finite." if lost else ""
+    more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a non-finite metric." if lost else ""
     directions = {summary.get("higher_is_better") for summary in valued.values()}
     direction = directions.pop() if len(directions) == 1 else None
     return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}.{more}"
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the metric of a summary and the split that it is of: ``top1 (test)``."""
+    """Return the name of a summary's metric with its split: ``top1 (test)``."""
     return f"{summary.get('metric_name') or 'metric'} ({summary.get('metric_split', 'test')})"
 
 
 def _of_what(ranked: Iterable[RankedSetting]) -> str:
-    """The source of intervals, where it is the same for all of them."""
+    """Return what the intervals are over, or an empty string if this differs between settings."""
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""

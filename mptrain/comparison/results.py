@@ -1,7 +1,7 @@
-"""The outcome of a comparison: frozen values of plain Python types, which the terminal, the reports and recipes show.
+"""Results of a comparison: frozen dataclasses of plain Python types, which terminal, reports and recipes display.
 
-Nothing is computed here. Differences are *arm minus reference*, in the metric's own unit, whichever direction is better.
-``comparison.json`` holds them as strict JSON; reading it back needs neither scipy nor a YAML reader.
+Nothing is computed here. Differences are *arm minus reference*, in the metric's unit, whichever direction is better.
+``comparison.json`` holds the results as strict JSON; reading it needs neither scipy nor a YAML reader.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Interval:
     """A mean with its confidence interval.
 
     Attributes:
-        mean: The mean; of a ratio, the geometric mean.
-        low: Lower end; NaN where there is one value only.
-        high: Upper end; NaN where there is one value only.
-        spread: Standard deviation of the values as they are, with n - 1 in the denominator (of the logarithms for a ratio);
-            NaN for one value. The ends may lie wider apart than it says, see `mptrain.comparison.statistics.mean_interval`.
-        n: How many values.
+        mean: The mean; for ratios, the geometric mean.
+        low: Lower end; NaN for a single value.
+        high: Upper end; NaN for a single value.
+        spread: Observed standard deviation with n - 1 in the denominator (of the logarithms for ratios); NaN for a
+            single value. The interval may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`.
+        n: Number of values.
         level: Confidence level, 0.95.
     """
 
@@ -48,12 +48,12 @@ class Equivalence:
     """Two one-sided tests of a paired difference against a margin.
 
     Attributes:
-        margin: Largest difference that counts as none, in the metric's unit.
-        low: Lower end of the 1 - 2 alpha interval of the difference.
-        high: Upper end of it.
+        margin: Equivalence margin, in the metric's unit.
+        low: Lower end of the 1 - 2 alpha confidence interval of the difference.
+        high: Upper end of that interval.
         p: The larger of the two one-sided p values; NaN for one pair.
-        power: Probability that so many pairs with this spread are called equivalent if there is no difference at all.
-        pairs_for_80: Pairs that would reach a power of 0.8 with this spread; None where more than 1,000 would be needed.
+        power: Probability of finding equivalence with these pairs and this spread if the true difference is zero.
+        pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000.
         alpha: Level of each test, 0.05.
     """
 
@@ -68,7 +68,7 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer that the numbers of an arm give against the reference: one word, and why, in one sentence."""
+    """Verdict on an arm against the reference: one word, and its reason in one sentence."""
 
     word: Word
     why: str
@@ -76,13 +76,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The state of a run at one moment, as far as it is on record.
+    """A point of a run's learning curve.
 
     Attributes:
-        step: Attempted steps.
-        updates: Applied updates, the fewest of its learners.
-        samples: Training samples consumed.
-        values: ``val_NAME`` for each metric of a validation; ``train_loss``, the mean over the steps before.
+        step: Number of attempted steps.
+        updates: Number of applied updates, the minimum over learners.
+        samples: Number of training samples consumed.
+        values: ``val_NAME`` for each metric of a validation; ``train_loss``, averaged over the window up to this point.
     """
 
     step: int
@@ -93,49 +93,49 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """The content of one run directory, as numbers.
+    """Measures of one run, read from its directory.
 
     Attributes:
-        path: The run directory, as it was named.
-        seed: Of its configuration.
-        status: ``done``, ``failed``, ``preempted`` or ``running`` (or killed).
-        exit_code: Of the last attempt that ended in order.
-        reason: Why it ended; empty where it is done.
+        path: The run directory, as given.
+        seed: Seed of the configuration.
+        status: ``done``, ``failed``, ``preempted`` or ``running`` (also for a killed run).
+        exit_code: Exit code of the last attempt that was not killed.
+        reason: Why the run ended; empty if it is done.
         config: The resolved configuration, YAML text.
-        overrides: The words that led to it.
-        chosen: Group to option.
-        metrics: The last evaluation of the record's split (``test`` where there is one, else ``val``), name to value.
-        metric_name: The task's own metric; None where it has none.
-        higher_is_better: Of that metric.
-        split: Which split `metrics` are of.
-        samples: Samples of that split.
-        steps: Attempted steps.
-        updates: Applied updates, the fewest of its learners.
-        skipped: Refused updates of all learners.
-        skip_rate: Their share of all attempts, 0 to 1.
-        overflows: Phase to count, over all learners.
+        overrides: The overrides on the command line.
+        chosen: Maps group to option.
+        metrics: Metrics of the last evaluation on `split` (``test`` if there is one, else ``val``), by name.
+        metric_name: The task's own metric; None if it has none.
+        higher_is_better: Direction of that metric.
+        split: Split of `metrics`.
+        samples: Number of samples in that split.
+        steps: Number of attempted steps.
+        updates: Number of applied updates, the minimum over learners.
+        skipped: Number of skipped updates, summed over learners.
+        skip_rate: Share of skipped updates in all attempts, 0 to 1.
+        overflows: Maps phase to number of overflows, summed over learners.
         scale: ``first``, ``min``, ``max``, ``last`` of the first learner's loss scale.
-        terms_per_second: Steady throughput (without warm-up); None where too few steps were timed.
-        term: What is counted: ``samples``, ``tokens``.
-        train_seconds: Wall time of all training steps, warm-up included; NaN where it is not on record.
-        peak_memory: Bytes; 0 where it is not on record.
-        memory_before: Bytes in use before the model was built; 0 where it is not on record.
-        energy: Joules of the device during training; None where it does not say.
-        data_wait: Share of training time spent waiting for data, 0 to 1; NaN where it is not on record.
-        device: In words.
-        threads: CPU threads; 0 where it is not on record.
-        versions: Of what computes.
-        facts: Of the model and the device; see `mptrain.engine.summary`.
-        initial_weights: SHA-256 of the FP32 initial weights; empty where it is not on record.
-        data: Epoch to (order digest, first batch digest).
-        evaluated: Split to the digest of the data of its last evaluation.
-        attempts: Host, start and end (UTC) of each process that worked on it and ended in order.
-        changes: How its configuration was changed when it went on: ``KEY was A, now B``.
-        data_card: SHA-256 of what it says of its data, see `mptrain.comparison.run_measures`; empty where it is not on record.
-        unusable: Split to how many of its samples were left out.
-        steady_steps: Over how many steps the throughput was measured; None where it is not on record.
-        zero_gradients: Mean share of activation gradients that were zero in the steps that were looked at; None without any.
-        course: How it went, in order; not kept with a comparison.
+        terms_per_second: Steady throughput (without warm-up); None if too few steps were timed.
+        term: Unit of the throughput: ``samples`` or ``tokens``.
+        train_seconds: Wall time of all training steps, including warm-up; NaN if not recorded.
+        peak_memory: Peak memory in bytes; 0 if not recorded.
+        memory_before: Bytes in use before the model was built; 0 if not recorded.
+        energy: Energy of the device during training in joules; None if the device does not report it.
+        data_wait: Share of training time spent waiting for data, 0 to 1; NaN if not recorded.
+        device: Description of the device.
+        threads: Number of CPU threads; 0 if not recorded.
+        versions: Versions of python, torch, mptrain and CUDA.
+        facts: Facts about model and device; see `mptrain.engine.summary`.
+        initial_weights: SHA-256 of the FP32 initial weights; empty if not recorded.
+        data: Maps epoch to (order digest, first batch digest).
+        evaluated: Maps split to the digest of the data in its last evaluation.
+        attempts: Host, start and end (UTC) of each attempt that was not killed.
+        changes: Changes of the configuration on resume: ``KEY was A, now B``.
+        data_card: SHA-256 of ``data.json``, see `mptrain.comparison.run_measures`; empty if not recorded.
+        unusable: Maps split to the number of samples left out.
+        steady_steps: Number of steps over which the throughput was measured; None if not recorded.
+        zero_gradients: Mean share of zero activation gradients in the recorded steps; None without records.
+        course: The learning curve, in order; not stored with a comparison.
     """
 
     path: str
@@ -182,7 +182,7 @@ class RunMeasures:
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed only: ``name`` and the runs in the order of their seeds."""
+    """Runs that differ only in their seed: ``name``, and the runs ordered by seed."""
 
     name: str
     runs: tuple[RunMeasures, ...]
@@ -190,14 +190,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Aligned:
-    """An arm and the reference at the same amount of work, so that skipped updates can neither hide nor count twice.
+    """An arm and the reference at equal work, so that skipped updates do not distort the comparison.
 
     Attributes:
         by: ``updates`` or ``samples``.
-        at: How many; the most that every run of both arms reached.
-        quantity: What is compared: ``val_NAME``, the metric in validation, or ``train_loss`` where that is not known.
-        value: Of the arm at that point.
-        difference: Paired, arm minus reference; None for the reference.
+        at: Number of updates or samples; the largest that every run of both arms reached.
+        quantity: Compared quantity: ``val_NAME``, the validation metric, or ``train_loss`` if that is unknown.
+        value: Value of the arm at that point.
+        difference: Paired difference, arm minus reference; None for the reference.
     """
 
     by: Literal["updates", "samples"]
@@ -209,26 +209,26 @@ class Aligned:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """An arm against the reference.
+    """Results of an arm against the reference.
 
     Attributes:
-        arm: Its runs.
-        metric: Mean over its finished runs; None where none has a finite metric.
-        difference: Paired by seed; None for the reference and where no pair is complete.
-        equivalence: None where there is no difference with a spread.
-        verdict: In one word, and why.
-        failed: Runs that ended in numerical failure, or whose metric is not finite.
-        missing: Runs that did not end for any other reason (interrupted, data, disk).
-        throughput: Loss terms a second, steady; None where no run says so.
-        speed: Ratio of throughput to the reference's, paired; above 1 is faster.
-        time: Ratio of the wall time of training, warm-up included, paired; below 1 is faster.
-        memory: Ratio of peak memory; below 1 is smaller.
+        arm: The arm with its runs.
+        metric: Mean over its finished runs; None if no run has a finite metric.
+        difference: Difference paired by seed; None for the reference and if no pair is complete.
+        equivalence: Equivalence test; None with fewer than two complete pairs.
+        verdict: The verdict with its reason.
+        failed: Number of runs that failed numerically or have a non-finite metric.
+        missing: Number of runs that did not finish for another reason (interruption, data, disk).
+        throughput: Steady throughput in loss terms per second; None if no run has recorded it.
+        speed: Paired ratio of throughput to the reference's; above 1 is faster.
+        time: Paired ratio of the wall time of training, including warm-up; below 1 is faster.
+        memory: Paired ratio of peak memory; below 1 is less memory.
         peak: Peak memory in bytes.
-        energy: Ratio of energy; None where the device does not say.
+        energy: Paired ratio of energy; None if the device does not report it.
         skip_rate: Mean share of skipped updates.
-        aligned: At equal updates and at equal samples.
-        differs: Configuration keys in which the arm differs from the reference: key to (reference's value, its own).
-        remarks: Why it is not faster or smaller, and what else deserves a sentence.
+        aligned: Values at equal updates and at equal samples.
+        differs: Configuration keys that differ from the reference: key to (reference's value, arm's value).
+        remarks: Reasons for no gain in speed or memory, and other remarks.
     """
 
     arm: Arm
@@ -252,12 +252,12 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Objection:
-    """Something that makes a comparison unfair.
+    """An objection to a comparison.
 
     Attributes:
         what: The fact, naming the keys or runs.
-        fatal: The comparison is refused unless the user insists.
-        hint: What to do.
+        fatal: Whether it prevents verdicts unless the user insists.
+        hint: What the user can do.
     """
 
     what: str
@@ -267,18 +267,18 @@ class Objection:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison.
+    """A comparison of arms with a reference.
 
     Attributes:
-        metric: What is compared.
-        higher_is_better: Its direction.
-        split: Of which split.
-        margin: Of equivalence, in the metric's unit.
+        metric: Name of the compared metric.
+        higher_is_better: Direction of the metric.
+        split: Split of the metric.
+        margin: Equivalence margin, in the metric's unit.
         reference: Name of the reference arm.
-        arms: The reference first.
-        objections: What makes it less than fair; those that were fatal were insisted upon.
-        checks: What was found to be the same in all arms, one sentence each (initial weights, order, augmentation ...).
-        notes: What the reader should know: resolution of the test set, several comparisons at once, jobs in parallel.
+        arms: Results of all arms, the reference first.
+        objections: Objections to the comparison; verdicts despite a fatal one were requested by the user.
+        checks: Checks that hold for all arms, one sentence each (initial weights, order, augmentation ...).
+        notes: Notes for the reader: resolution of the test set, multiple comparisons, concurrent runs.
     """
 
     metric: str
@@ -292,7 +292,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-#: Version of the layout.
+#: Version of the JSON layout.
 SCHEMA = 2
 
 
@@ -301,32 +301,32 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
 
     Args:
         path: `mptrain.runlog.sweeps.SweepPaths.comparison`.
-        groups: Group to its comparison; ``""`` is the group of arms that have none.
+        groups: Maps group to its comparison; ``""`` is the name if there are no groups.
 
     Raises:
-        StorageError: The disk refuses.
+        StorageError: The file cannot be written.
     """
     kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
     write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:
-    """Return what `write_comparisons` wrote.
+    """Read the comparisons that `write_comparisons` wrote, by group.
 
     Raises:
-        StorageError: It is missing, damaged or of another version.
+        StorageError: The file is missing, damaged or of another version.
     """
     fields = read_object(path, SCHEMA)
     try:
         return {str(group["name"]): from_json(group["comparison"]) for group in fields["groups"]}
     except (LookupError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: {error}", "compare the runs again") from error
+        raise StorageError(f"{path} is damaged: {error}", "repeat the comparison") from error
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """JSON values only; non-finite numbers are null, and listed as in every record (`mptrain.records.as_json`).
+    """Convert a comparison to JSON values; non-finite numbers become null and are listed (`mptrain.records.as_json`).
 
-    The courses of the runs are left out: they stand in the run directories.
+    The learning curves are left out, because the run directories have them.
     """
     fields = asdict(comparison)
     for result in fields["arms"]:
@@ -337,10 +337,10 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Comparison:
-    """The comparison that `to_json` was given, but for the courses of its runs.
+    """Rebuild a comparison from `to_json`, without the learning curves.
 
     Raises:
-        StorageError: It is damaged.
+        StorageError: The data is damaged.
     """
     try:
         found = build(Comparison, restore_nonfinite(fields))
@@ -348,4 +348,4 @@ def from_json(fields: dict[str, Any]) -> Comparison:
             raise ValueError("it has no arms")
         return found
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"the comparison is damaged: {error}", "compare the runs again") from error
+        raise StorageError(f"the comparison is damaged: {error}", "repeat the comparison") from error

@@ -1,7 +1,7 @@
-"""From a run directory to the numbers that a comparison needs, and how finely a metric is resolved.
+"""Reads the measures of a run from its directory, and determines the resolution of metrics.
 
-Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown. A share of N
-samples changes in steps of 1 / N: what follows for intervals is the business of `mptrain.comparison.statistics`.
+Only recorded values are used; what an unfinished run has not recorded stays unknown. A share of N samples changes in
+steps of 1 / N, which `mptrain.comparison.statistics` takes into account in intervals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.strict_json import read_object
 
-#: Fewest steps after warm-up whose mean time is called a speed.
+#: Fewest timed steps after warm-up for a throughput.
 TIMED_STEPS = 20
 
 _RESTORE = "restore the file from a copy, or start the run again"
@@ -31,7 +31,7 @@ _RESTORE = "restore the file from a copy, or start the run again"
 
 @dataclass
 class _Events:
-    """The content of the events of a run, newest last: metrics and samples by split, and digests."""
+    """Values from a run's events, of which later ones replace earlier ones: metrics and samples by split, digests."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
@@ -42,16 +42,16 @@ class _Events:
 
 
 def measure(run: Run) -> RunMeasures:
-    """The numbers of a run, finished or not.
+    """Return the measures of a run, finished or not.
 
     Args:
-        run: Open. Its events are read once, as a stream; its steps only where summary or validations do not suffice.
+        run: The open run. Its events are read once, as a stream; its steps only if summary or validations are missing.
 
     Raises:
-        StorageError: It has no configuration yet, or a record is damaged.
+        StorageError: The run has no configuration yet, or a record is damaged.
     """
     if not run.config:
-        raise StorageError(f"{run.paths.root} has no config.yaml", "it was killed before it began: start it again")
+        raise StorageError(f"{run.paths.root} has no config.yaml", "it was killed before it started: start it again")
     seen = _read_events(run)
     try:
         return _measured(run, seen)
@@ -59,14 +59,17 @@ def measure(run: Run) -> RunMeasures:
         raise StorageError(f"{run.paths.config} is damaged: {error}", _RESTORE) from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         names = f"{run.paths.summary.name} and {run.paths.config.name}"
-        raise StorageError(f"{run.paths.root}: {names} are not those of a run: {error!r}", _RESTORE) from error
+        raise StorageError(f"{run.paths.root}: {names} are damaged: {error!r}", _RESTORE) from error
 
 
 _PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
 
 
 def _with_ranks(run: Run) -> str:
-    """The configuration, which under torchrun does not know of how many ranks it is, with their number; null for one."""
+    """Return the configuration with ``distributed.procs`` set to the run's number of ranks; null for one.
+
+    Under torchrun, the saved configuration does not contain the number of ranks.
+    """
     ranks = run.state.ranks
     return _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
 
@@ -125,7 +128,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
 
 
 def _zero_gradients(run: Run) -> float | None:
-    """Return how much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
+    """Return the mean share of zero activation gradients in the recorded steps, including true zeros behind a ReLU."""
     looked_at = [
         merged(record.tensors["activation_gradients"].values())
         for record in run.histograms()
@@ -141,7 +144,7 @@ def _read_events(run: Run) -> _Events:
             _take(seen, event)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             raise StorageError(
-                f"{run.paths.events}, line {number} is damaged: it is no {event['event']} event", _RESTORE
+                f"{run.paths.events}, line {number} is damaged: not a valid {event['event']} event", _RESTORE
             ) from None
     return seen
 
@@ -162,7 +165,7 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
 
 
 def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Phase to count, over all learners."""
+    """Return a map from phase to number of overflows, summed over learners."""
     found: dict[str, int] = {}
     for learner in learners:
         for phase, count in learner["overflows"].items():
@@ -171,16 +174,16 @@ def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _steady(summary: dict[str, Any]) -> float | None:
-    """The steady throughput, where enough steps were timed."""
+    """Return the steady throughput, or None if too few steps were timed."""
     throughput: float | None = summary.get("steady_terms_per_second")
     return throughput if summary.get("steady_steps", 0) >= TIMED_STEPS else None
 
 
 def _digest_of_data(run: Run) -> str:
-    """SHA-256 of what ``data.json`` says, of files their names without folders; empty where there is none.
+    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file.
 
     Raises:
-        StorageError: It cannot be read, or is damaged.
+        StorageError: The file cannot be read or is damaged.
     """
     if not run.paths.data.exists():
         return ""
@@ -191,13 +194,13 @@ def _digest_of_data(run: Run) -> str:
 
 
 def _summary_of_its_end(run: Run) -> dict[str, Any]:
-    """The summary, if it is of the last attempt: one that failed leaves that of the attempt before it."""
+    """Return the summary if the last attempt wrote it, else empty: a failed attempt keeps the one before it."""
     last = run.state.attempts[-1].to_step if run.state.attempts else None
     return run.summary if run.state.status == "done" or last == run.summary.get("steps") else {}
 
 
 def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
-    """Return what the step records alone say, in the layout of a summary."""
+    """Build a summary from the step records alone."""
     learners: dict[str, dict[str, Any]] = {}
     steps = 0
     for record in run.steps():
@@ -215,7 +218,7 @@ def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
 
 
 def _seconds_of_epochs(run: Run) -> float:
-    """Wall time of the training steps of all epochs on record; NaN where there is none."""
+    """Return the wall time of the training steps of all recorded epochs; NaN if there is none."""
     by_epoch = {record.epoch: record.seconds for record in run.epochs()}
     return sum(by_epoch.values()) if by_epoch else math.nan
 
@@ -232,19 +235,19 @@ _SHARE = re.compile(r"top\d+|accuracy|exact_match")
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric of that name counts samples, and more of them are better."""
+    """Return whether a metric is a share of samples for which higher is better, judged by its name."""
     return bool(_SHARE.search(metric))
 
 
 def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
-    """The smallest amount by which a metric can change: one sample of the split that it is of.
+    """Return the smallest amount by which a metric can change: one sample of its split.
 
     Args:
-        metric: Its name.
-        runs: That have it; the one with the fewest samples counts.
+        metric: Name of the metric.
+        runs: Runs with this metric; the run with the fewest samples determines the result.
 
     Returns:
-        0 where the metric is no share of samples (a loss), or how many there are is not on record.
+        The step; 0 if the metric is not a share of samples (a loss) or the number of samples is not recorded.
     """
     sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
     return 1 / min(sizes) if sizes and is_share(metric) else 0.0

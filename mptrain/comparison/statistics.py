@@ -1,6 +1,6 @@
-"""The statistics of a comparison: intervals, equivalence tests and their power. Pure functions of plain numbers.
+"""Statistics of a comparison: confidence intervals, equivalence tests and their power, as pure functions of numbers.
 
-Knows nothing of runs and arms. The distributions and the integration are scipy's.
+Knows nothing about runs and arms. Distributions and integration come from scipy.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ from scipy import special
 
 from mptrain.comparison.results import Equivalence, Interval
 
-#: More pairs than anybody trains; `pairs_for_power` looks no further.
+#: Largest number of pairs that `pairs_for_power` considers.
 MOST_PAIRS = 1_000
 
-#: Quantile beyond which the distribution of an estimated standard error counts as nothing.
+#: Tail probability of the distribution of an estimated standard error that is neglected.
 _TAIL = 1e-13
 
 
 def rounding_spread(*steps: float) -> float:
-    """The standard deviation that rounding alone gives a value, or a difference of two.
+    """Return the standard deviation of the rounding error of a value, or of a difference of two values.
 
-    An error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12; those of the two
-    sides of a difference add up. A share of N samples has the step 1 / N: a difference of two has 1 / (N sqrt(6)).
+    The error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12. The variances
+    of the two sides of a difference add up. A share of N samples has the step 1 / N, so a difference of two shares has
+    the standard deviation 1 / (N sqrt(6)).
 
     Args:
-        steps: Of each value that enters; 0 for one that is not rounded.
+        steps: Rounding step of each value involved; 0 for a value that is not rounded.
     """
     return math.hypot(*steps) / math.sqrt(12)
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float = 0.0) -> Interval:
-    """The mean of a normal sample with its confidence interval (Student 1908): mean ± t(level, n - 1) s / sqrt(n).
+    """Return the mean of a normal sample with its confidence interval mean ± t(level, n - 1) s / sqrt(n).
 
-    Of rounded values, few are often equal, or nearly, by chance. Their observed spread s then says little of the true one,
-    and an interval from it alone is too short by far: of two differences of an accuracy over 397 samples, 12 in 100
-    exclude a true difference of zero. So the spread of the rounding is added to it, as variances add. It is part of s
-    already where there are many values, which are then taken to vary by a little more than they do: never by less.
+    The interval is Student's (1908).
+
+    A few rounded values are often equal, or nearly equal, by chance. Their observed standard deviation s is then far
+    too small, and so is an interval from s alone: with two differences of an accuracy over 397 samples, 12 % of the
+    95 % intervals exclude a true difference of zero. So the variance of the rounding error is added to s^2. With many
+    values s already contains the rounding error, and the interval is then slightly too wide, never too narrow.
 
     Args:
-        values: At least one; finite. Of one alone there is no interval, and ends and spread are NaN. If all are equal, and
-            not rounded, the interval is a point.
-        level: How often, 0 to 1, intervals made like this contain the true mean, at least.
-        rounding: Standard deviation of the rounding of a value; see `rounding_spread`. 0 where values are as exact as
-            floating point.
+        values: At least one finite value. For a single value, ends and spread are NaN. If all values are equal and not
+            rounded, the interval is a point.
+        level: Confidence level, 0 to 1; the lower bound of the coverage.
+        rounding: Standard deviation of the rounding error of a value; see `rounding_spread`. 0 for values that are
+            exact to floating-point precision.
 
     Returns:
-        Its spread is the observed one, without what is added for rounding.
+        The interval; its ``spread`` is the observed one, without the variance added for rounding.
 
     Raises:
         ValueError: There is no value, or one is not finite.
     """
     _require_finite(values)
-    mean = float(statistics.mean(values))  # exact, as the spread: of equal values it is that value
+    mean = float(statistics.mean(values))  # exact arithmetic, as for the spread: the mean of equal values is that value
     if len(values) == 1:
         return Interval(mean, math.nan, math.nan, math.nan, 1, level)
     spread = float(statistics.stdev(values))
@@ -64,17 +67,17 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
-    """The geometric mean of paired ratios with its interval: `mean_interval` of their logarithms, taken back.
+    """Return the geometric mean of paired ratios with its confidence interval, from `mean_interval` of the logarithms.
 
-    So a ratio and its inverse say the same, and a pair that is slow in both counts as any other.
+    So a ratio and its inverse give the same result, and a pair that is slow in both arms has the same weight as others.
 
     Args:
-        numerators: Positive, at least one.
-        denominators: Positive, as many, in the same order.
+        numerators: At least one positive number.
+        denominators: Positive numbers, as many and in the same order.
         level: As for `mean_interval`.
 
     Returns:
-        The spread is that of the logarithms.
+        The interval; its ``spread`` is that of the logarithms.
 
     Raises:
         ValueError: The lengths differ, or a number is not positive.
@@ -87,16 +90,17 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], l
 
 
 def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05, rounding: float = 0.0) -> Equivalence:
-    """Two one-sided tests of paired differences (Schuirmann 1987).
+    """Test equivalence by two one-sided tests of paired differences (Schuirmann 1987).
 
-    Arms are equivalent if "below -margin" and "above +margin" are both rejected at ``alpha``, which is so exactly if the
-    1 - 2 alpha interval of the mean difference lies within the margin.
+    Arms are equivalent if "below -margin" and "above +margin" are both rejected at ``alpha``. This holds exactly if the
+    1 - 2 alpha confidence interval of the mean difference is within the margin.
 
     Args:
-        differences: Paired, at least one; finite.
-        margin: Largest difference that counts as none; positive.
+        differences: At least one finite paired difference.
+        margin: Equivalence margin; positive.
         alpha: Level of each of the two tests; also the probability of a false "equivalent".
-        rounding: Of each difference; see `mean_interval`. Tests, power and the number of pairs take it into account.
+        rounding: Standard deviation of the rounding error of a difference; see `mean_interval`. Tests, power and the
+            number of pairs take it into account.
 
     Raises:
         ValueError: There is no difference, one is not finite, or the margin is not positive.
@@ -120,9 +124,9 @@ def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05
 
 
 def tost_p(difference: float, standard_error: float, df: int, margin: float) -> float:
-    """The larger p value of the two one-sided t tests of a difference against -margin and +margin.
+    """Return the larger p value of the two one-sided t tests of a difference against -margin and +margin.
 
-    Without any spread it is 0 inside the margin and 1 elsewhere.
+    Without spread, it is 0 inside the margin and 1 outside.
     """
     if standard_error == 0:
         return 0.0 if abs(difference) < margin else 1.0
@@ -130,25 +134,25 @@ def tost_p(difference: float, standard_error: float, df: int, margin: float) -> 
 
 
 def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.05, difference: float = 0.0) -> float:
-    """The probability that two one-sided tests find equivalence.
+    """Return the power of two one-sided tests: the probability that they find equivalence.
 
-    Exact (Phillips 1990, there by Owen's Q): given the estimated standard error, the estimated difference is normal and
-    passes where it is at least t(1 - alpha, df) of them inside the margin; that probability is averaged over the chi
-    distribution of the estimate.
+    Exact (Phillips 1990, who uses Owen's Q). Given the estimated standard error, the estimated difference is normal,
+    and passes if it is inside the margin by at least t(1 - alpha, df) estimated standard errors. This probability is
+    averaged over the chi distribution of the estimate.
 
     Args:
-        margin: Of equivalence; positive.
-        standard_error: The true one, of the mean difference; 0 or more.
-        df: Degrees of freedom of its estimate.
+        margin: Equivalence margin; positive.
+        standard_error: True standard error of the mean difference; 0 or more.
+        df: Degrees of freedom of the estimated standard error.
         alpha: Level of each test.
-        difference: The true one.
+        difference: True difference.
     """
     if standard_error == 0:
         return float(abs(difference) < margin)
     t, bound, shift = _student(1 - alpha, df), margin / standard_error, difference / standard_error
-    from scipy import integrate, stats  # half a second to import, and the intervals of a sweep need neither
+    from scipy import integrate, stats  # takes half a second to import, and sweeps do not need it
 
-    ratio = stats.chi(df, scale=1 / math.sqrt(df))  # of the estimated standard error to the true one
+    ratio = stats.chi(df, scale=1 / math.sqrt(df))  # distribution of estimated over true standard error
     low, high = float(ratio.ppf(_TAIL)), min(bound / t, float(ratio.isf(_TAIL)))
     if high <= low:
         return 0.0
@@ -164,23 +168,23 @@ def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.0
 def pairs_for_power(
     margin: float, spread: float, power: float = 0.8, alpha: float = 0.05, most: int = MOST_PAIRS
 ) -> int | None:
-    """The fewest pairs, at least 2, with which equivalence is found with a probability if there is no difference at all.
+    """Return the fewest pairs, at least 2, that reach a power if the true difference is zero.
 
     Args:
-        margin: Of equivalence; positive.
+        margin: Equivalence margin; positive.
         spread: True standard deviation of the paired differences; 0 or more.
-        power: The probability wanted.
+        power: Target power.
         alpha: Level of each test.
-        most: Look no further.
+        most: Largest number of pairs considered.
 
     Returns:
-        None if ``most`` pairs do not reach it.
+        The number of pairs; None if ``most`` pairs do not reach the power.
     """
 
     def enough(pairs: int) -> bool:
         return tost_power(margin, spread / math.sqrt(pairs), pairs - 1, alpha) >= power
 
-    low, high = 1, 2  # power grows with the pairs: double, then halve the interval (low, high] in which it suffices
+    low, high = 1, 2  # power grows with the pairs: double high until it suffices, then bisect (low, high]
     while not enough(high):
         if high == most:
             return None
@@ -193,7 +197,7 @@ def pairs_for_power(
 
 @lru_cache(maxsize=1024)
 def _student(quantile: float, df: int) -> float:
-    """Quantile of Student's t distribution."""
+    """Return a quantile of Student's t distribution."""
     return float(special.stdtrit(df, quantile))
 
 

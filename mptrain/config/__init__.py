@@ -1,4 +1,4 @@
-"""The border: command-line words and YAML in, one frozen `mptrain.config.schema.Config` out.
+"""Configuration: turns command-line overrides and YAML files into one frozen `mptrain.config.schema.Config`.
 
-Hydra, OmegaConf and pydantic stay behind it. This file imports nothing, so that help and listing stay fast.
+Only this package uses Hydra, OmegaConf and pydantic. This file imports nothing, so that help and listing stay fast.
 """

@@ -1,7 +1,7 @@
-"""Makes a `Config` out of a merged tree: applies values, resolves, checks every part, collects every problem.
+"""Builds a `Config` from a merged tree: applies overrides, resolves interpolations, checks parts, collects problems.
 
-torch is imported only in so far as a target that is checked needs it, and not at all while the problems
-found so far have nothing to do with targets.
+torch is imported only if checking a target needs it. Targets are not checked while other problems are known, so those
+are reported without importing torch.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def assemble(
     overrides: tuple[str, ...],
     fetch: Mapping[str, Sequence[str]],
 ) -> Config:
-    """The checked configuration.
+    """Return the checked configuration.
 
     Args:
-        node: The merged files; values of the words are not applied yet. Changed in place.
-        chosen: Group to option; the path of a target that the words put in its place takes the option's.
-        words: The parsed command line with the problems that are known already.
-        catalogue: Every group and option, for suggestions.
+        node: The merged files, before the value overrides are applied. Changed in place.
+        chosen: Maps group to option. If an override replaces the target of a group, its path is stored instead.
+        words: The parsed command line, with the problems found so far.
+        catalogue: All groups and options, for suggestions.
         overrides: The command line as it was written.
-        fetch: Group to the arguments of its target that may download something (see `mptrain.config.trust.download_arguments`).
+        fetch: Maps group to the arguments of its target that may download files
+            (see `mptrain.config.trust.download_arguments`).
 
     Raises:
         ConfigError: With all problems found.
@@ -61,14 +62,14 @@ def assemble(
     _apply_values(node, words, catalogue, problems)
     replaced = {group: path for group, path in _target_paths(node).items() if path != filed.get(group)}
     tree = cast("dict[str, Any]", resolve(node, "", problems))
-    # A saved configuration says what it was made of.
+    # A saved configuration records its chosen options.
     chosen = {**(tree.pop("chosen", None) or {}), **chosen, **replaced}
     general, sections = _read_sections(tree, chosen, catalogue, problems)
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
     weights = _take_weights(targets, problems)
-    if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
+    if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
         targets = _check_targets(targets, problems)
     if sections["precision"] and "optimizer" in targets:
         problems += check_compatible(sections["precision"], targets["optimizer"])
@@ -101,7 +102,7 @@ def assemble(
 def wrong_words(
     node: DictConfig, chosen: dict[str, str], words: ParsedOverrides, catalogue: Catalogue
 ) -> list[Problem]:
-    """Return what is wrong with keys and values, as far as that is known without a target, which may import torch.
+    """Return the problems of keys and values that can be found without resolving a target, which may import torch.
 
     Args:
         node: As for `assemble`.
@@ -117,7 +118,7 @@ def wrong_words(
 
 
 def _target_paths(node: DictConfig) -> dict[str, str]:
-    """Return the ``_target_`` of each group of a tree that has a plain one."""
+    """Return the ``_target_`` of each group where it is a plain string."""
     found = {}
     for group in TARGET_GROUPS:
         part = node._get_node(group) if group in node else None
@@ -129,7 +130,7 @@ def _target_paths(node: DictConfig) -> dict[str, str]:
 
 
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
-    """Plain containers of a tree with every interpolation resolved; those that cannot be become problems."""
+    """Convert a tree to plain containers, resolving every interpolation; each failure is added to ``problems``."""
     if isinstance(node, DictConfig):
         return {
             str(name): _resolve_entry(node, name, f"{key}.{name!s}" if key else str(name), problems) for name in node
@@ -151,7 +152,7 @@ def _resolve_entry(node: Any, name: Any, key: str, problems: list[Problem]) -> A
 
 
 def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -> Problem:
-    """Return the problem, with the comment beside its key as the hint where there is none yet."""
+    """Return the problem, using the YAML comment of its key as the hint if it has none."""
     if problem.hint or not (about := catalogue.about(problem.key, chosen)):
         return problem
     return dataclasses.replace(problem, hint=f"{problem.key}: {about}")
@@ -163,7 +164,7 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
     for word in words.values:
         key = word.key_or_group
         if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, "model.weights")):
-            # With a wrong option, the files that are merged are not those that were meant.
+            # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
             if not (wrong_groups and catalogue.options_with(key)):
                 problems.append(problem)
             continue
@@ -182,12 +183,12 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
 def _read_sections(
     tree: dict[str, Any], chosen: dict[str, str], catalogue: Catalogue, problems: list[Problem]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the checked keys at the top and the checked sections, None for what is wrong; refuse keys that are neither."""
+    """Return the checked top-level keys and the checked sections, None for each invalid one; report unknown keys."""
     for name in tree:
         if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS, "learners"):
-            hint = "mptrain list shows the keys there are"
+            hint = "mptrain list shows all keys"
             if name in catalogue.groups:
-                hint = f"begin its file in {name}/ with the line '# @package _global_'"
+                hint = f"add '# @package _global_' as the first line of its file in {name}/"
             if name == "_target_":
                 hint = HEADER.format(group=_misplaced(chosen, catalogue))
             problems.append(Problem(f"unknown key '{name}' in the chosen files", hint))
@@ -196,7 +197,7 @@ def _read_sections(
 
 
 def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
-    """The group whose chosen file puts its target at the top of the configuration."""
+    """Return the group whose chosen file has its ``_target_`` at the top level of the configuration."""
     for group, name in chosen.items():
         option = catalogue.groups.get(group, {}).get(name)
         if option and option.is_global and "_target_" in option.keys:
@@ -204,7 +205,7 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
     return "GROUP"
 
 
-#: Groups that a file at the top may leave out, and the targets that they have then.
+#: Groups that the top-level file may omit, and the targets used then.
 _LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.probe.probe.NoProbe"}
 
 
@@ -221,7 +222,7 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
             hint = f"choose one with {group}=OPTION; mptrain list {group} shows them"
             if isinstance(node, dict) and node:
                 hint = HEADER.format(group=group)
-            problems.append(Problem(f"{group} names no _target_", hint))
+            problems.append(Problem(f"{group} has no _target_", hint))
             continue
         arguments = {key: value for key, value in node.items() if key != "_target_"}
         targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow))
@@ -229,14 +230,14 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
 
 
 def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:
-    """``model.weights``, which is not for the model's target unless that has a parameter of this name."""
+    """Remove ``model.weights`` from the model's arguments and return it, unless the target has such a parameter."""
     model = targets.get("model")
     if model is None or "weights" not in model.arguments:
         return None
     try:
         if "weights" in parameters(model.resolve())[0]:
             return None
-    except ConfigError:  # said when the target is checked
+    except ConfigError:  # reported when the target is checked
         return None
     value = model.arguments["weights"]
     arguments = {key: argument for key, argument in model.arguments.items() if key != "weights"}
@@ -244,7 +245,7 @@ def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path |
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
-        problems.append(Problem(f"model.weights={show(value)}: must be the path of a file or of a run"))
+        problems.append(Problem(f"model.weights={show(value)}: must be the path of a weights file or of a run"))
         return None
     return Path(value)
 
@@ -252,7 +253,8 @@ def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path |
 def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
     checked = {}
     data = targets.get("dataset")
-    own_data = data is not None and not is_allowed(data.path, PACKAGES["dataset"])  # which knows what we do not
+    # A data set that is not mptrain's may have facts that only `build` can find out.
+    own_data = data is not None and not is_allowed(data.path, PACKAGES["dataset"])
     for group, target in targets.items():
         try:
             checked[group] = target.check(group, other_facts=own_data and group in ("model", "task"))

@@ -1,4 +1,4 @@
-"""Makes the parts of a run out of a checked configuration."""
+"""Builds the parts of a run from a checked configuration."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ from mptrain.workloads.base.task import Objective
 def build(
     config: Config, *, weights: bool = True, comm: Communicator = SINGLE_PROCESS, micro_batches: int = 1
 ) -> tuple[Parts, Options]:
-    """Build everything that trains, in the order that makes a seed mean the same in every precision mode.
+    """Build all parts of a run, in an order that gives one seed the same initial weights in every precision mode.
 
-    Initial weights are drawn in FP32 on the CPU from the seed alone, then moved and cast; the generators are seeded
-    again afterwards, so that dropout draws the same whatever the model's construction drew.
+    Initial weights are drawn in FP32 on the CPU from the seed alone, then moved to the device and cast. The generators
+    are seeded again afterwards, so dropout does not depend on how many numbers the model's construction drew.
 
     Args:
-        config: Checked.
-        weights: Begin with ``model.weights`` where the configuration names any; a run that goes on has its own.
-        comm: The processes that train; all build at once.
-        micro_batches: The least number of micro-batches of an update, over all ranks.
+        config: The checked configuration.
+        weights: Whether to load ``model.weights``; False for a resumed run, which loads its checkpoint.
+        comm: Communicator of the ranks; all ranks build at the same time.
+        micro_batches: Smallest number of micro-batches in an update, summed over all ranks.
 
     Raises:
-        EnvironmentRefused: The device cannot do what the precision asks for.
+        EnvironmentRefused: The device does not support the precision.
         DataError: The data is missing or unusable.
         CheckpointError: ``model.weights`` cannot be used.
-        ConfigError: Parts do not fit each other.
+        ConfigError: Parts are incompatible.
     """
     policy, device = config.precision, _ready(config, comm)
     memory_before = memory_in_use(device)
@@ -96,14 +96,14 @@ def build(
     warnings = warnings_about_parallelism(config, comm.world_size)
     if unproven := untried(device):
         warnings = (*warnings, unproven)
-    if clamped and weights:  # else others take their place
+    if clamped and weights:  # a resumed run replaces these weights
         warnings = (*warnings, describe_clamped(clamped, input_dtype(policy)))
     drawn = model.named_parameters() if policy.parameters != "float32" else ()
     initial = {name: value.detach().clone() for name, value in drawn}  # before they are cast, for master weights
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    if not is_sharded_by(config, comm.world_size):  # whose parts are cut out of contiguous weights only
+    if not is_sharded_by(config, comm.world_size):  # sharding needs contiguous weights
         model.to(memory_format=memory_format)
     _require_copies(config, model, sharded=is_sharded_by(config, comm.world_size))
     loaders = build_loaders(config, dataset, device, comm)
@@ -144,10 +144,10 @@ def build(
 
 
 def _ready(config: Config, comm: Communicator) -> torch.device:
-    """The device, once this process is set to what the configuration asks of it.
+    """Set up this process as configured (threads, device, matmul precision) and return the device.
 
     Raises:
-        EnvironmentRefused: The device cannot do what the precision asks for.
+        EnvironmentRefused: The device does not support the precision.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -156,8 +156,8 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     comm.use(device)
     if config.train.compile and uses_upcast(policy, device):
         raise EnvironmentRefused(
-            f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
-            "that compute in FP32 and round once cannot be compiled",
+            f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and matrix "
+            "products that compute in FP32 and round once cannot be compiled",
             "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
         )
     use(device)
@@ -168,7 +168,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network in FP32 on the CPU, as the seed draws it."""
+    """Build the model in FP32 on the CPU, with initial weights drawn from the seed."""
     require_facts(config, "model", config.model, dataset)
     seed_everything(config.seed)
     try:
@@ -182,17 +182,17 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
             "--traceback shows where it failed",
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{config.model.path} made a {type(model).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"{config.model.path} returned a {type(model).__name__}, not a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ConfigError(
-            f"{config.model.path} made a model whose parameter {lazy[0]} has no shape yet",
-            "give lazy modules their input size: a seed could not draw the same weights in every mode",
+            f"{config.model.path} returned a model whose parameter {lazy[0]} has no shape yet",
+            "give lazy modules their input size, so that a seed draws the same weights in every precision mode",
         )
     return model
 
 
 def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
-    """Take over weights from a file, or from the last checkpoint of a run, averaged ones where there are any."""
+    """Load weights from a file or from the last checkpoint of a run, preferring averaged weights."""
     path = path.expanduser()
     if path.is_dir():
         store = CheckpointStore(open_run(path).paths.checkpoints, keep=1)
@@ -211,7 +211,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
 def build_loaders(
     config: Config, dataset: Dataset, device: torch.device, comm: Communicator = SINGLE_PROCESS
 ) -> dict[str, Loader]:
-    """``train``, and ``val`` and ``test`` where the data set has them."""
+    """Build the loaders ``train``, and ``val`` and ``test`` if the data set has these splits."""
     make = functools.partial(
         Loader,
         batch_size=config.train.batch_size,
@@ -247,7 +247,7 @@ def _build_learners(
         if not hasattr(rule, "apply"):
             raise ConfigError(
                 f"{choices.optimizer.path} is not an update rule of mptrain: it has no apply()",
-                "choose one of mptrain list optimizer",
+                "choose one that mptrain list optimizer shows",
             )
         weights = Weights(
             trained,
@@ -269,7 +269,7 @@ def _build_learners(
 
 
 def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
-    """Refuse a parameter that two learners train: each would keep a master copy of its own, and undo the other's."""
+    """Refuse a parameter that two learners train: each would overwrite the other's updates from its master weights."""
     owners: dict[int, tuple[str, str]] = {}
     for objective in objectives:
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -277,37 +277,37 @@ def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
                 continue
             first, learner = owners.setdefault(id(parameter), (name, objective.learner))
             if learner != objective.learner:
-                also = name if name == first else f"{first}, which is {name} as well,"
+                also = name if name == first else f"{first}, which is also {name}"
                 raise ConfigError(
                     f"the learners {learner} and {objective.learner} both train {also}",
-                    "give every parameter to one learner: the task's objectives say which modules each trains",
+                    "assign each parameter to one learner: the task's objectives list the modules of each learner",
                 )
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
-    """The parameters that an objective trains, by name."""
+    """Return the parameters that an objective trains, by name."""
     found = {name: parameter for name, parameter in model.named_parameters() if _is_in(name, objective.modules)}
     if not found:
         children = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ConfigError(
-            f"the learner {objective.learner} trains {', '.join(objective.modules)}, but {config.model.path} has only the "
-            f"parts {children}",
-            "choose a model that goes with the task: a model's own file does",
+            f"the learner {objective.learner} trains {', '.join(objective.modules)}, but {config.model.path} has only "
+            f"the modules {children}",
+            "choose a model that works with this task, or choose only a model, and its file sets a task for it",
         )
     return found
 
 
 def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
-    """Whether a parameter belongs to one of some modules; ``layer1`` does not mean ``layer10``."""
+    """Return whether a parameter belongs to one of the modules; ``layer1`` does not match ``layer10``."""
     return any(not module or parameter == module or parameter.startswith(f"{module}.") for module in modules)
 
 
 def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
-    """Refuse what looks at modules, or puts something into them, where they are compiled into one piece."""
+    """Refuse diagnostics and fault injection that hook into modules if ``train.compile`` is on."""
     asked = {"diagnostics": parts.probe.sees_modules, "inject.tensor": parts.fault.in_modules}
     problems = [
         Problem(
-            f"{key} needs modules that run one by one, and train.compile=true makes one piece of them",
+            f"{key} needs hooks on single modules, which train.compile=true compiles into one graph",
             "write train.compile=false",
         )
         for key, needed in asked.items()
@@ -318,9 +318,9 @@ def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
 
 
 def _refuse_single_samples(config: Config, parts: Parts) -> None:
-    """Refuse sizes that leave a micro-batch of one sample to a BatchNorm that then has one value per channel.
+    """Refuse batch sizes that leave a micro-batch of one sample if a BatchNorm then has one value per channel.
 
-    torch would notice at the end of the first epoch.
+    Without this check, torch raises only at the end of the first epoch.
     """
     size, world_size = config.train.batch_size, parts.comm.world_size
     accumulate = parts.plan.accumulate * world_size
@@ -345,17 +345,17 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
             with_accumulation = f" in {accumulate} micro-batches" if name == "train" and accumulate > 1 else ""
             what = "micro-batch" if name == "train" else "batch"
             raise ConfigError(
-                f"train.batch_size={size}{with_accumulation} leaves a {what} of one of {len(split)} samples of {name}, and "
-                f"BatchNorm cannot normalise one value per channel ({error})",
+                f"train.batch_size={size}{with_accumulation} leaves a {what} of one sample out of {len(split)} in "
+                f"{name}, and BatchNorm cannot normalise one value per channel ({error})",
                 "choose a batch size that divides differently, or accumulate less",
             ) from error
 
 
 def _require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
-    """Refuse a model that cannot be copied where evaluations will copy it; one whose parts are sharded is no more copied.
+    """Refuse a model that cannot be copied if evaluations need a copy; must run before the model is sharded.
 
     Raises:
-        ConfigError: It holds tensors that were computed from parameters, as the older weight and spectral norms do.
+        ConfigError: The model holds tensors computed from parameters, as the older weight and spectral norms do.
     """
     policy = config.precision
     copied = {

@@ -1,4 +1,4 @@
-"""Builds the data set and the task with its classifier, and refuses parts that do not go together before anything is trained."""
+"""Builds the data set and the task with its classifier, and refuses incompatible parts before training."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.classification.small_classifier import train_classifier
 from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
-#: The word that asks for a classifier of the task's own data.
+#: Value of ``task.classifier`` that trains a classifier on the run's own data.
 TRAIN = "train"
 
-_GO_TOGETHER = "a model's own file chooses a task and a dataset that go with it, if the command line lets it"
+_GO_TOGETHER = "choose only a model, and its file sets a task and a dataset for it"
 
-#: What a data set and a task of anybody's must have; see their protocols.
+#: Attributes that every data set and every task must have; see their protocols.
 _DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "prepare")
 _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 
 
 def build_dataset(config: Config) -> Dataset:
-    """The data set.
+    """Build the data set.
 
     Raises:
-        ConfigError: It lacks a part of the protocol.
-        DataError: The data are missing or unusable.
+        ConfigError: The data set lacks a part of the protocol.
+        DataError: The data is missing or unusable.
     """
     dataset: Dataset = config.dataset.build(**config.for_dataset())
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
@@ -52,11 +52,11 @@ def build_dataset(config: Config) -> Dataset:
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
-    """The task, told what it asks for of the data's facts; one that has ``features`` gets those of its ``classifier``.
+    """Build the task with the data set's facts; a task with a ``features`` parameter gets those of its ``classifier``.
 
     Raises:
-        ConfigError: The data do not say what it needs, or it lacks a part of the protocol.
-        StorageError: The run of its classifier is not there, or cannot be used.
+        ConfigError: The data set lacks a fact that the task needs, or the task lacks a part of the protocol.
+        StorageError: The run of its classifier does not exist or cannot be used.
     """
     require_facts(config, "task", config.task, dataset)
     _require_own_kind(config, dataset)
@@ -72,10 +72,10 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
-    """Refuse a model or a task that needs to know what the data do not say.
+    """Refuse a model or a task that requires a fact which the data set does not provide.
 
     Raises:
-        ConfigError: Names what is missing, by the words of the command line.
+        ConfigError: Names the missing facts and the overrides involved.
     """
     accepted, _ = parameters(target.resolve())
     facts = dataset.facts()
@@ -88,77 +88,77 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
         hints: dict[str, str] = getattr(dataset, "lacks", {})
         raise ConfigError(
-            f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
-            f"not have: it has {', '.join(facts) or 'nothing to say'}",
+            f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} "
+            f"does not have: it has {', '.join(facts) or 'no facts'}",
             "; ".join(hints[name] for name in missing if name in hints) or _what_goes_together(config, group),
         )
 
 
 def require_known_learners(config: Config, objectives: Sequence[Objective]) -> None:
-    """Refuse choices for learners that the task does not have.
+    """Refuse settings for learners that the task does not have.
 
     Raises:
-        ConfigError: With all such learners.
+        ConfigError: Names all such learners.
     """
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
-        hint = f"it has {', '.join(names)}"
+        hint = f"its learners are {', '.join(names)}"
         raise ConfigError([Problem(f"learners.{name}: the task has no such learner", hint) for name in unknown])
 
 
 def _require_own_kind(config: Config, dataset: Dataset) -> None:
-    """Refuse a task that says of itself that such data are not for it.
+    """Refuse a task that lists one of the data set's facts in its ``refuses``.
 
     Raises:
-        ConfigError: Names what the data have, by the words of the command line.
+        ConfigError: Names these facts and the overrides involved.
     """
     refused = [name for name in getattr(config.task.resolve(), "refuses", ()) if name in dataset.facts()]
     if refused:
         chosen, data = (config.chosen.get(name) for name in ("task", "dataset"))
         raise ConfigError(
-            f"task={chosen or config.task.path} does not go with dataset={data or config.dataset.path}, which has "
+            f"task={chosen or config.task.path} does not work with dataset={data or config.dataset.path}, which has "
             f"{', '.join(refused)}",
             _what_goes_together(config, "task"),
         )
 
 
 def _what_goes_together(config: Config, group: str) -> str:
-    """Which of mptrain's data sets go with the model or the task that was chosen, and what those chosen are for."""
+    """Return a hint: the data sets that work with the chosen model or task, and the tasks of the chosen data set."""
     catalogue = Catalogue([location.configs()])
     chosen, data = (catalogue.groups[name].get(config.chosen.get(name, "")) for name in (group, "dataset"))
     sentences = [_GO_TOGETHER]
     if data is not None and data.tasks:
-        sentences.insert(0, f"dataset={data.name} with task={', '.join(data.tasks)}")
+        sentences.insert(0, f"dataset={data.name} works with task={', '.join(data.tasks)}")
     if chosen is not None:
         tasks = (chosen.name,) if group == "task" else chosen.tasks or (catalogue.defaults["task"],)
         fitting = [
             name for name, option in catalogue.groups["dataset"].items() if not {*tasks}.isdisjoint(option.tasks)
         ]
         if fitting:
-            sentences.insert(0, f"{group}={chosen.name} goes with dataset={', '.join(fitting)}")
+            sentences.insert(0, f"{group}={chosen.name} works with dataset={', '.join(fitting)}")
     return "; ".join(sentences)
 
 
 def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:
     if missing:
         raise ConfigError(
-            f"{group}: {target.path} made a {type(part).__name__} without {', '.join(missing)}",
-            f"what a {group} must have stands in {protocol}",
+            f"{group}: {target.path} returned a {type(part).__name__} without {', '.join(missing)}",
+            f"see the protocol of a {group} in {protocol}",
         )
 
 
 def build_features(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
-    """What ``task.classifier`` names.
+    """Build the feature extractor of the classifier that ``task.classifier`` names.
 
     Args:
         classifier: ``train``, a run directory, or the name of a run below ``run.root``.
-        config: Of the run that asks.
-        dataset: Its data.
+        config: Configuration of the run that uses it.
+        dataset: Data set of that run.
 
     Raises:
-        ConfigError: The data have no classes, or the run was no classification of pictures.
+        ConfigError: The data set has no classes, or the run did not classify images.
         StorageError: There is no such run.
-        CheckpointError: It has no usable weights.
+        CheckpointError: The run has no usable weights.
     """
     if classifier != TRAIN:
         return _of_run(classifier, config, dataset)
@@ -166,7 +166,7 @@ def build_features(classifier: str, config: Config, dataset: Dataset) -> Classif
     if missing:
         raise ConfigError(
             f"task.classifier=train needs {', '.join(missing)}, which dataset={dataset.name} does not have",
-            "choose pictures with classes, a run of a classifier, or task.classifier=null",
+            "choose images with classes, a run that trained a classifier, or task.classifier=null",
         )
     return ClassifierFeatures(functools.partial(train_classifier, dataset), None, labelled=True)
 
@@ -183,8 +183,8 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
         preparation = _preparation(card["preparation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"task.classifier={classifier}: its data.json does not say how pictures become inputs",
-            "choose a run that classified pictures",
+            f"task.classifier={classifier}: its data.json does not describe the preparation of images",
+            "choose a run that trained an image classifier",
         ) from error
     store = CheckpointStore(run.paths.checkpoints, trained.checkpoint.keep)
     loaded = store.load("best" if store.best() else "last")
@@ -193,8 +193,8 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
     fit = load_matching(model, plain_weights(loaded.state, average=True), str(path))
     if fit.fresh:
         raise CheckpointError(
-            f"task.classifier={classifier}: its weights do not fit the model its configuration describes",
-            "train it again with this version",
+            f"task.classifier={classifier}: its weights do not fit the model in its configuration",
+            "train the classifier again with this version",
         )
     _require_classifier(model, card, classifier)
     own = dataset.card().get("labels") if hasattr(dataset, "card") else None
@@ -203,10 +203,10 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
 
 
 def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:
-    """Let it see a picture before anything is trained.
+    """Check the output shape of the classifier with one image of zeros.
 
     Raises:
-        ConfigError: It does not answer with a number for each class.
+        ConfigError: The output is not one logit per class.
     """
     try:
         with torch.no_grad():
@@ -215,13 +215,13 @@ def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str)
         logits = None
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, card.get("num_classes")):
         raise ConfigError(
-            f"task.classifier={classifier} does not answer a picture with a number for each class",
-            "choose a run that classified pictures",
+            f"task.classifier={classifier} does not return one logit per class for an image",
+            "choose a run that trained an image classifier",
         )
 
 
 def _preparation(card: dict[str, Any]) -> Preparation:
-    """The inverse of `Preparation.card`."""
+    """Rebuild a `Preparation` from its card; the inverse of `Preparation.card`."""
     return Preparation(
         mean=tuple(card["mean"]),
         std=tuple(card["std"]),

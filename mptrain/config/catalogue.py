@@ -1,8 +1,8 @@
-"""What there is to choose from: groups, options, keys and their comments, read from the YAML files as text.
+"""Catalogue of groups, options, keys and their comments, read from the YAML files as text.
 
-Help and listing must answer in a fraction of the time that composing takes, so this reads lines instead of
-building configurations, and imports nothing heavier than the standard library. It understands the block style in which
-the files of ``configs/`` are written; what it does not understand it leaves out, because it only describes.
+Help and listing must be much faster than composing, so this module reads lines instead of building configurations,
+and imports nothing heavier than the standard library. It understands the block style of the files in ``configs/``.
+It skips lines that it does not understand, because its results are only displayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mptrain.files import read_text
 
-#: Groups that a run may go on with another option of, and what choosing one chooses besides.
+#: Groups whose option may change when a run resumes; each maps to the groups that are reset with it.
 RECHOSEN: dict[str, tuple[str, ...]] = {
     "precision": ("scaler",),
     "scaler": (),
@@ -35,7 +35,7 @@ _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
 
 @dataclass(frozen=True)
 class Entry:
-    """A key of a file: its dotted path inside the file, its value as written, and the comment beside it."""
+    """A key in a file: its dotted path inside the file, its value as written, and the comment on its line."""
 
     key: str
     value: str
@@ -44,12 +44,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Option:
-    """A file of a group.
+    """An option: one YAML file of a group.
 
     Attributes:
-        group: The folder, with ``/`` between nested folders; empty for a file at the top.
+        group: The folder, with ``/`` between nested folders; empty for a top-level file.
         name: The file's name without ``.yaml``.
-        path: Where it is.
+        path: Path of the file.
     """
 
     group: str
@@ -58,7 +58,7 @@ class Option:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The file's lines; a file that cannot be read has none (composing will say why)."""
+        """Lines of the file; empty if the file cannot be read, which composing reports."""
         try:
             return tuple(read_text(self.path).splitlines())
         except (OSError, UnicodeDecodeError):
@@ -76,7 +76,7 @@ class Option:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What further lines of that comment say as ``NAME: WORDS``: ``size``, what it ``needs``, ``tasks`` it is for; in their order."""
+        """Facts in the ``NAME: WORDS`` lines of that comment (``size``, ``needs``, ``tasks``), in the file's order."""
         found: dict[str, str] = {}
         for line in self.lines:
             if not line.startswith("#"):
@@ -87,14 +87,14 @@ class Option:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """Which tasks a data set, or a model, is for: what its comment says, else what its defaults choose."""
+        """Tasks that a data set or a model is for: those in its comment, else those in its defaults list."""
         if said := self.facts.get("tasks", ""):
             return tuple(said.split(", "))
         return tuple(match["option"] for line in self.lines if (match := _TASK.match(line)))
 
     @cached_property
     def is_global(self) -> bool:
-        """Whether the file's keys count from the top of the configuration, not from its group."""
+        """True if the file's keys are relative to the top of the configuration, not to its group."""
         return any(re.match(r"#\s*@package\s+_global_", line) for line in self.lines[:5])
 
     @cached_property
@@ -111,11 +111,11 @@ class Option:
 
 
 class Catalogue:
-    """All groups and options under one or more folders; of files of one name, the first folder's counts.
+    """All groups and options in one or more folders; of files with the same name, the first folder's is used.
 
     Args:
-        folders: Folders of the shape of ``configs/``.
-        root: Name of the file at the top that holds the list of defaults.
+        folders: Folders laid out like ``configs/``.
+        root: Name of the top-level file with the defaults list.
     """
 
     def __init__(self, folders: Sequence[Path], root: str = "train") -> None:
@@ -130,7 +130,7 @@ class Catalogue:
         self.tops = tops
         self.root = tops.get(root)
         lines = self.root.lines if self.root else ()
-        #: Group to the option that train.yaml names for it, None for ``null``; in the order of the file.
+        #: Maps group to its default option in the top-level file, None for ``null``; in the order of the file.
         self.defaults: dict[str, str | None] = {}
         for line in lines:
             if match := _CHOICE.match(line):
@@ -138,15 +138,15 @@ class Catalogue:
                 self.defaults[match["group"]] = None if option == "null" else option
         order = [group for group in self.defaults if group in options]
         order += [group for group in sorted(options) if group not in self.defaults]
-        #: Group to its options by name.
+        #: Maps group to its options by name.
         self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
 
     def root_entries(self) -> tuple[Entry, ...]:
-        """The keys of the file at the top, without its list of defaults."""
+        """Return the keys of the top-level file, without its defaults list."""
         return self.root.entries if self.root else ()
 
     def options(self, name: str) -> list[Option]:
-        """The options that ``NAME`` or ``GROUP=NAME`` means; several where several groups have one of that name."""
+        """Return the options that match ``NAME`` or ``GROUP=NAME``; several if several groups have an option NAME."""
         group, equals, option = name.rpartition("=")
         return [
             options[option]
@@ -155,23 +155,23 @@ class Catalogue:
         ]
 
     def options_with(self, key: str) -> list[Option]:
-        """The options whose own group has this full dotted key."""
+        """Return the options, in the group of this full dotted key, whose file defines the key."""
         group = key.split(".")[0]
         return [option for option in self.groups.get(group, {}).values() if key in option.keys]
 
     def usual_keys(self) -> list[str]:
-        """Return the groups, and the keys of a run for which nothing is chosen."""
+        """Return the groups, and the keys of a run with all default options."""
         chosen = [self.groups[group].get(name or "") for group, name in self.defaults.items() if group in self.groups]
         entries = [*self.root_entries(), *(entry for option in chosen if option for entry in option.entries)]
         keys = [entry.key for entry in entries if "._target_" not in entry.key and ".defaults." not in entry.key]
         return [*self.groups, *dict.fromkeys(keys)]
 
     def about(self, key: str, chosen: Mapping[str, str]) -> str:
-        """Return the comment beside a dotted key.
+        """Return the comment on the line of a key.
 
         Args:
-            key: Of the configuration.
-            chosen: Group to option.
+            key: Dotted key of the configuration.
+            chosen: Maps group to option.
         """
         group = key.split(".")[0]
         option = self.groups.get(group, {}).get(chosen.get(group, ""))
@@ -179,7 +179,7 @@ class Catalogue:
         return next((entry.comment for entry in entries if entry.key == key), "")
 
     def comment(self, group: str) -> str:
-        """The comment beside a group in the list of defaults."""
+        """Return the comment on the line of a group in the defaults list."""
         for line in self.root.lines if self.root else ():
             match = _CHOICE.match(line)
             if match and match["group"] == group and (comment := _COMMENT.search(line)):
@@ -188,7 +188,7 @@ class Catalogue:
 
 
 def read_entries(lines: Sequence[str]) -> list[Entry]:
-    """The keys of a YAML text that have a value, with dotted paths; its ``defaults`` list is left out."""
+    """Return the keys of a YAML text that have a value, with dotted paths; the ``defaults`` list is left out."""
     entries: list[Entry] = []
     parents: list[tuple[int, str]] = []
     for line in lines:
@@ -209,7 +209,7 @@ def read_entries(lines: Sequence[str]) -> list[Entry]:
 
 
 def split_comment(line: str) -> tuple[str, str]:
-    """A line of YAML without its comment, and the comment; a ``#`` inside quotes starts none."""
+    """Split a line of YAML into its content and its comment; a ``#`` inside quotes starts no comment."""
     if line.lstrip().startswith("#"):
         return "", line.lstrip("# ").strip()
     quote = ""

@@ -1,7 +1,7 @@
-"""Turns command-line words into a `Config`, or into one ConfigError that lists everything wrong with them.
+"""Composes command-line overrides into a `Config`, or raises one ConfigError that lists all problems.
 
-Hydra merges the files of the chosen groups. Keys, types, ranges and targets are checked by our own modules,
-because Hydra's errors stop at the first problem and know no ranges.
+Hydra merges the files of the chosen groups. mptrain's own modules check keys, types, ranges and targets,
+because Hydra stops at the first problem and checks no ranges.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.directory import refuse_older_layout
 
-#: What a folder of one's own looks like.
+#: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
 
-#: What Hydra, OmegaConf and PyYAML raise about files and words that are wrong.
+#: Exceptions that Hydra, OmegaConf and PyYAML raise for invalid files and overrides.
 COMPOSITION_ERRORS = (
     *(HydraException, OmegaConfBaseException, YAMLError, OSError),
     *(ValueError, TypeError, AttributeError, AssertionError, RecursionError),  # about hydra/launcher=0, for one
@@ -43,12 +43,12 @@ COMPOSITION_ERRORS = (
 
 
 def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
-    """The configuration that the words of a command line stand for.
+    """Compose the configuration of a command line.
 
     Args:
-        overrides: Words of the form ``KEY=VALUE`` (Hydra's override grammar), without flags.
-        config_dirs: Folders with further groups and options, searched after the project's own.
-        config_name: The file at the top, without ``.yaml``.
+        overrides: Overrides of the form ``KEY=VALUE`` (Hydra's override grammar), without flags.
+        config_dirs: Folders with further groups and options, searched after mptrain's own.
+        config_name: The top-level file, without ``.yaml``.
 
     Raises:
         ConfigError: With all problems found.
@@ -63,15 +63,16 @@ def reload(
     allow: Sequence[str] = (),
     fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Config:
-    """The configuration of a finished or interrupted run, from its `Config.yaml`.
+    """Load the configuration of a finished or interrupted run from its `Config.yaml`.
 
     Args:
-        text: The text that was saved.
-        overrides: Words that change values, or choose another option of a group of `RECHOSEN`. What a run
-            is about (model, dataset, task) stays.
-        allow: Packages whose code the user let in before: what the text says of that must be among them, unless a word
-            says it (see `mptrain.config.trust`).
-        fetch: What the user let download something before (see `mptrain.config.trust.allowed_downloads`).
+        text: The saved YAML text.
+        overrides: Overrides of values, or of options of the groups in `RECHOSEN`. The model, dataset and task of a
+            run cannot change.
+        allow: Packages whose code the user has already allowed. Packages that the text allows must be among them,
+            unless an override allows them (see `mptrain.config.trust`).
+        fetch: Arguments that the user has already allowed to download files
+            (see `mptrain.config.trust.allowed_downloads`).
 
     Raises:
         ConfigError: With all problems found.
@@ -88,14 +89,14 @@ def reload(
     problems = list(words.problems)
     for word in words.groups:
         if (group := word.key_or_group) not in RECHOSEN:
-            what = f"{word.input_line}: the {group} of a saved run cannot be chosen again"
-            problems.append(Problem(what, "start another run, perhaps from its weights"))
+            what = f"{word.input_line}: the {group} of a saved run cannot change"
+            problems.append(Problem(what, "start a new run, with model.weights=RUN to keep the weights"))
     for word in words.values:
         if word.key_or_group.partition(".")[0] == "run":
-            what = f"{word.input_line} has no effect on a saved run: it stays where it is"
+            what = f"{word.input_line} has no effect on a saved run: its directory is fixed"
             problems.append(Problem(what, "leave it out; to move a run, move its folder"))
     for text in words.hydra:
-        what = f"{text} has no effect on a saved run: Hydra has composed it already"
+        what = f"{text} has no effect on a saved run: its configuration is already composed"
         problems.append(Problem(what, "leave it out"))
     words = dataclasses.replace(words, problems=tuple(problems))
     apply_typed_allow(node, words.values, "the saved configuration", allow)
@@ -107,15 +108,15 @@ def reload(
 
 
 class Composer:
-    """Composes command lines over the same folders; what was merged once is kept, for sweeps.
+    """Composer of command lines over fixed folders; caches merged files, which makes sweeps faster.
 
     Args:
-        config_dirs: Folders with further groups and options, searched after the project's own.
-        config_name: The file at the top, without ``.yaml``.
-        typed: The words that the user typed, where others come out of a file; only they may download. None: all of them.
+        config_dirs: Folders with further groups and options, searched after mptrain's own.
+        config_name: The top-level file, without ``.yaml``.
+        typed: Overrides that the user typed, if others come from a file; only typed ones may download. None means all.
 
     Raises:
-        ConfigError: A folder does not exist, or no folder holds such a file.
+        ConfigError: A folder does not exist, or no folder has the top-level file.
     """
 
     def __init__(
@@ -123,34 +124,34 @@ class Composer:
     ) -> None:
         #: See ``typed``.
         self.typed = None if typed is None else tuple(typed)
-        #: The file at the top, without its suffix.
+        #: Name of the top-level file, without its suffix.
         self.name = config_name.removesuffix(".yaml")
         folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
-            refuse_older_layout(folder)  # a run's own folder, for its config.yaml
+            refuse_older_layout(folder)  # a run directory can be named here, for its config.yaml
         if problem := find_endless(folders[1:]):
             raise ConfigError(problem)
-        # Hydra looks for the file at the top in its first folder only.
+        # Hydra looks for the top-level file in its first folder only.
         self._folders = sorted(folders, key=lambda folder: not (folder / f"{self.name}.yaml").exists())
-        #: Every group and option that these folders hold.
+        #: All groups and options in these folders.
         self.catalogue = Catalogue(self._folders, root=self.name)
         if self.name not in self.catalogue.tops:
             there_is = ", ".join(self.catalogue.tops)
-            raise ConfigError(f"--config-name {self.name}: no such file", f"there is {there_is}")
+            raise ConfigError(f"--config-name {self.name}: no such file", f"choose one of {there_is}")
         self._require_own_places()
         self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, overrides: Sequence[str]) -> Config:
-        """See `mptrain.config.compose.compose`."""
+        """Compose the configuration of a command line; see `mptrain.config.compose.compose`."""
         node, chosen, words = self._read(overrides)
         typed = words if self.typed is None else words.among(self.typed)
         fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
         return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
-        """Refuse words with unknown keys or impossible values, as far as they are known without torch.
+        """Refuse overrides with unknown keys or invalid values, as far as they can be checked without torch.
 
         Raises:
             ConfigError: With all problems found.
@@ -169,11 +170,11 @@ class Composer:
         return node, chosen, words
 
     def _chose_data(self, chosen: dict[str, str], words: ParsedOverrides) -> bool:
-        """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose.
+        """Return whether the data set is one of mptrain's, chosen by a typed override or only by mptrain's own files.
 
         Args:
-            chosen: Group to option.
-            words: That were typed.
+            chosen: Maps group to option.
+            words: The typed overrides.
         """
 
         def is_ours(option: Option | None) -> bool:
@@ -186,7 +187,7 @@ class Composer:
         )
 
     def _explain(self, error: Exception, words: ParsedOverrides) -> Problem:
-        """What is wrong with the chosen files; Hydra's own words where they can all be read."""
+        """Return the problem of the chosen files; if all of them are readable, it quotes Hydra's error."""
         named = {word.key_or_group: str(word.value()) for word in words.groups}
         options = [self.catalogue.tops[self.name]]
         for group, name in {**self.catalogue.defaults, **named}.items():
@@ -194,37 +195,37 @@ class Composer:
                 options.append(option)
         if problem := find_unreadable(option.path for option in options):
             return problem
-        if isinstance(error, YAMLError):  # what Hydra reads more strictly, such as a key that stands twice
+        if isinstance(error, YAMLError):  # Hydra's loader is stricter, for example about duplicate keys
             mark = getattr(error, "problem_mark", None)
             place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
             return Problem(
-                f"{place}{getattr(error, 'problem', None) or first_line(error)}", "look into that file" if mark else ""
+                f"{place}{getattr(error, 'problem', None) or first_line(error)}", "correct that file" if mark else ""
             )
         if words.hydra:
-            return Problem(first_line(error), f"look at {', '.join(map(show, words.hydra))}")
+            return Problem(first_line(error), f"check {', '.join(map(show, words.hydra))}")
         own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
-        return Problem(first_line(error), f"look into {', '.join(own)}" if own else "")
+        return Problem(first_line(error), f"check {', '.join(own)}" if own else "")
 
     def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
-        """Replace the groups of a saved tree by other options, in place.
+        """Replace groups of a saved tree with other options, in place.
 
         Args:
             node: The tree of a saved configuration.
-            choices: ``GROUP=OPTION`` for groups of `RECHOSEN`.
+            choices: ``GROUP=OPTION`` for groups in `RECHOSEN`.
         """
         fresh, chosen = self._merge(choices)
         asked = [word.split("=", 1)[0] for word in choices]
         for group in dict.fromkeys([*asked, *(other for name in asked for other in RECHOSEN[name])]):
             node[group] = fresh._get_node(group)
-            for learner in (node.get("learners") or {}).values():  # their keys were those of the option before
+            for learner in (node.get("learners") or {}).values():  # these keys belong to the replaced option
                 learner.pop(group, None)
             OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
 
     def _require_own_places(self) -> None:
-        """Refuse a file at the top that sends Hydra to further places: to look into ``pkg://NAME`` is to import NAME.
+        """Refuse a top-level file that sets ``hydra.searchpath``, because ``pkg://NAME`` in it imports NAME.
 
         Raises:
-            ConfigError: It does.
+            ConfigError: The file sets it.
         """
         path = self.catalogue.tops[self.name].path
         if path.is_relative_to(location.configs()):
@@ -233,21 +234,21 @@ class Composer:
             places = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath")
         except OmegaConfBaseException as error:
             raise ConfigError(find_unreadable([path]) or f"{path}: {first_line(error)}") from error
-        except COMPOSITION_ERRORS:  # said when it is composed
+        except COMPOSITION_ERRORS:  # reported by compose
             return
         if places is not None:
             raise ConfigError(f"{path}: 'hydra.searchpath' is set by mptrain", "add a folder with --config-dir DIR")
 
     @contextmanager
     def opened(self) -> Iterator[list[str]]:
-        """While the context lasts, Hydra looks into these folders if it is given these words."""
+        """Initialise Hydra with these folders; yields the overrides that Hydra needs to search all of them."""
         first, *others = self._folders
         places = ",".join(f"'file://{folder}'" for folder in others)
         with initialize_config_dir(str(first), version_base="1.3"):
             yield [f"hydra.searchpath=[{places}]"] if places else []
 
     def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-        """Hydra's merge of the chosen files, and group to option; both are the caller's to change."""
+        """Merge the chosen files with Hydra; return copies of the tree and of the map from group to option."""
         key = tuple(overrides)
         if key not in self._merged:
             with self.opened() as search:

@@ -1,7 +1,7 @@
-"""Says whether two saved configurations describe the same training, and where they differ.
+"""Compares two saved configurations: whether they describe the same training, and where they differ.
 
-Keys about where things are written and how often (``run``, ``log``, ``logger``, ``checkpoint``), or what is looked at
-(``diagnostics``), never count: they change no number.
+Keys about output locations and intervals (``run``, ``log``, ``logger``, ``checkpoint``) and about monitoring
+(``diagnostics``) are ignored, because they do not change the training.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 
-#: Keys and sections that may differ between a run and its continuation.
+#: Keys and sections that may differ when a run is resumed.
 IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen")
 
 _ABSENT = "(absent)"
 
 
 def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
-    """SHA-256, in hexadecimal, of what a configuration says, whatever its layout and the order of its keys.
+    """Return the hexadecimal SHA-256 of a configuration's content, independent of layout and key order.
 
     Args:
         yaml: `Config.yaml`.
-        ignoring: Dotted keys, or sections, that do not count.
+        ignoring: Dotted keys or sections to ignore.
     """
     flat = {
         key: float(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -36,12 +36,12 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
 
 
 def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> list[tuple[str, Any, Any]]:
-    """The keys whose values differ: dotted key, old value, new value; ``"(absent)"`` where a side has none.
+    """Return the keys whose values differ as (dotted key, old value, new value), with ``"(absent)"`` for a missing key.
 
     Args:
-        old_yaml: `Config.yaml` of the run that exists.
-        new_yaml: `Config.yaml` of the run that is asked for.
-        ignoring: Dotted keys, or sections, that do not count.
+        old_yaml: `Config.yaml` of the existing run.
+        new_yaml: `Config.yaml` of the requested run.
+        ignoring: Dotted keys or sections to ignore.
     """
     old, new = _flat(old_yaml, ignoring), _flat(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
@@ -53,7 +53,7 @@ def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> lis
 
 
 def describe_change(key: str, before: Any, after: Any) -> str:
-    """One difference as a reader of YAML knows its values: ``train.clip_norm was null, now 1``."""
+    """Describe one difference, with values written as in YAML: ``train.clip_norm was null, now 1``."""
     return f"{key} was {show(before)}, now {show(after)}"
 
 

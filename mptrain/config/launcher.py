@@ -1,7 +1,8 @@
-"""Where the jobs of a sweep run instead of here: the file that ``--launcher`` names, or the bare name of an executor.
+"""Reads ``--launcher``: a YAML file, or the name of an executor, that says where the jobs of a sweep run.
 
-A file may come from a stranger, and what submitit writes is a script for a shell. So a key has to be one of these, and none
-of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are); a text cannot hold a blank, a quote or the end of a line.
+The file may be untrusted, and submitit writes its values into a shell script. So only the keys below are accepted.
+None of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are), and a text value cannot contain a
+blank, a quote or a line end.
 """
 
 from __future__ import annotations
@@ -26,35 +27,36 @@ Word = Annotated[
     RangeDescription("letters, digits and _.,:=+@&|*()[]-, without blanks"),
 ]
 
-#: Bytes of a launcher's file at most.
+#: Largest size of a launcher file, in bytes.
 _LARGEST = 100_000
 
-#: Keys of submitit's that run commands, and what to do instead.
+#: Keys of submitit that run commands.
 _COMMANDS = ("setup", "teardown", "python", "srun_args", "additional_parameters")
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What each job of a sweep asks for.
+    """Resources that each job of a sweep requests.
 
     Attributes:
-        executor: ``slurm``, or ``local``: processes of this machine, to try the rest.
-        timeout_min: Minutes of one go; what is not done then is saved, queued again and goes on.
-        signal_delay_s: Seconds before that, in which a job saves itself.
-        mem_gb: Gigabytes of memory; None leaves it to Slurm.
-        cpus_per_task: CPU cores; None leaves it to Slurm.
-        gpus_per_node: GPUs.
-        at_once: Jobs in the queue at a time; None for all, or one where they run here. ``--jobs N`` goes before it.
-        job_name: What ``squeue`` shows.
-        partition: Where, as ``sbatch`` has it; so are those below.
-        account: Who pays.
+        executor: ``slurm``, or ``local`` for processes on this machine, to test a launcher.
+        timeout_min: Time limit in minutes; an unfinished job saves a checkpoint, is queued again and resumes.
+        signal_delay_s: Seconds before the time limit at which a job starts to save.
+        mem_gb: Memory in gigabytes; None uses Slurm's default.
+        cpus_per_task: CPU cores; None uses Slurm's default.
+        gpus_per_node: GPUs per node.
+        at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or one with
+            ``local``.
+        job_name: Name that ``squeue`` shows.
+        partition: Option ``--partition`` of ``sbatch``; the attributes below are the options of the same name.
+        account: Account to charge.
         qos: Quality of service.
-        constraint: Features of nodes.
+        constraint: Required node features.
         gres: Generic resources.
-        nodelist: Nodes to take.
-        exclude: Nodes to leave out.
-        comment: For whoever reads it.
-        word: How it was named on the command line; no key of the file.
+        nodelist: Nodes to use.
+        exclude: Nodes to avoid.
+        comment: Free comment.
+        word: Value of ``--launcher`` on the command line; not a key of the file.
     """
 
     executor: Executor = "slurm"
@@ -77,18 +79,18 @@ class Launcher:
 
 
 def is_elsewhere(launcher: Launcher | None) -> bool:
-    """Whether jobs run on machines whose devices are not known here."""
+    """Return whether jobs run on other machines, whose devices are not known here."""
     return launcher is not None and launcher.executor != "local"
 
 
 def read_launcher(word: str) -> Launcher:
-    """The launcher that ``--launcher`` means.
+    """Return the launcher that ``--launcher`` names.
 
     Args:
-        word: ``slurm`` or ``local``, with nothing but defaults; or the path of a YAML file.
+        word: ``slurm`` or ``local`` for the defaults, or the path of a YAML file.
 
     Raises:
-        ConfigError: With everything that is wrong with the file.
+        ConfigError: With all problems of the file.
     """
     if word in get_args(Executor):
         return _made({"executor": word}, "--launcher")
@@ -96,9 +98,11 @@ def read_launcher(word: str) -> Launcher:
     if not path.exists():
         hint = f"name a YAML file, or one of {', '.join(get_args(Executor))}"
         raise ConfigError(f"--launcher {word}: there is no such file", hint)
-    with contextlib.suppress(OSError):  # which is said below
+    with contextlib.suppress(OSError):  # reported below
         if (size := path.stat().st_size) > _LARGEST:
-            raise ConfigError(f"{path} describes no launcher: it has {size:,} bytes", "it is a few lines of KEY: VALUE")
+            raise ConfigError(
+                f"{path} is too large for a launcher file: {size:,} bytes", "a launcher is a few lines of KEY: VALUE"
+            )
     if problem := find_unreadable([path]):
         raise ConfigError(problem)
     try:
@@ -109,10 +113,10 @@ def read_launcher(word: str) -> Launcher:
 
 
 def _made(tree: dict[str, Any], place: str) -> Launcher:
-    """The launcher of a mapping.
+    """Build the launcher from a mapping.
 
     Raises:
-        ConfigError: With everything that is wrong with it.
+        ConfigError: With all problems of the mapping.
     """
     hints = get_type_hints(Launcher, include_extras=True)
     del hints["word"]
@@ -121,9 +125,9 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
     for key, value in tree.items():
         if key not in hints:
             guess = did_you_mean(show(key), hints)
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(hints)}"
+            hint = f"did you mean {guess}?" if guess else f"the keys are {', '.join(hints)}"
             if key in _COMMANDS:
-                hint = "a launcher runs no commands: set the environment up before, jobs inherit it"
+                hint = "a launcher runs no commands: set up the environment first, jobs inherit it"
             problems.append(Problem(f"{place}: unknown key '{show(key)}'", hint))
             continue
         try:
@@ -131,7 +135,7 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
         except InvalidValueError as unfit:
             problems.append(Problem(f"{place}: {key}: {show(value)} {unfit}"))
     if not problems and 60 * (made := Launcher(**values)).timeout_min <= made.signal_delay_s:
-        what = f"{place}: signal_delay_s: {made.signal_delay_s} seconds before the end is before the beginning"
+        what = f"{place}: signal_delay_s: {made.signal_delay_s} seconds is not less than timeout_min"
         problems.append(Problem(what, "write a larger timeout_min"))
     if problems:
         raise ConfigError(problems)

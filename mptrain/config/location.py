@@ -1,6 +1,6 @@
-"""Finds the folders of configuration files by path; works from a wheel, an editable install and a checkout.
+"""Finds the folders of configuration files; works from a wheel, an editable install and a checkout.
 
-Must not import anything heavier than the standard library: `mptrain --help` goes through here.
+Must not import anything heavier than the standard library, because `mptrain --help` uses it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def configs() -> Path:
-    """The folder that holds ``train.yaml`` and one folder for each group.
+    """Return the folder that holds ``train.yaml`` and one folder per group.
 
     Raises:
         EnvironmentRefused: The installation has no such folder.
@@ -22,7 +22,7 @@ def configs() -> Path:
 
 
 def recipes() -> Path:
-    """The folder of recipes.
+    """Return the folder of recipes.
 
     Raises:
         EnvironmentRefused: The installation has no such folder.
@@ -31,12 +31,12 @@ def recipes() -> Path:
 
 
 def _find(folder: str, inside: str) -> Path:
-    # The copy inside a wheel, then the top folder of a checkout (editable installs point there too).
+    # A wheel has a copy in the package; a checkout, and so an editable install, has it in the top folder.
     candidates = (_PACKAGE / "_data" / folder, _PACKAGE.parent / folder)
     for candidate in candidates:
         if (candidate / inside).exists():
             return candidate
     raise EnvironmentRefused(
-        f"the folder {folder}/ of mptrain is missing; looked at {' and '.join(map(str, candidates))}",
+        f"the folder {folder}/ of mptrain is missing; searched {' and '.join(map(str, candidates))}",
         "the installation is damaged: install mptrain again",
     )

@@ -1,4 +1,4 @@
-"""Reads the words of a command line and finds what is wrong with them before anything is composed.
+"""Parses command-line overrides and reports their problems before anything is composed.
 
 Knows the catalogue of groups and options, and the tree of keys that the chosen files define; knows no types
 and no ranges. Imports no torch.
@@ -25,10 +25,10 @@ from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
-#: Groups without which there is no run.
+#: Groups that every run needs.
 REQUIRED = (*TARGET_GROUPS, "precision")
 
-#: Keys that stand for each other in different options of a group.
+#: Keys that have the same role in different options of a group.
 COUNTERPARTS = {
     "scaler.scale": "scaler.init_scale",
     "scaler.init_scale": "scaler.scale",
@@ -36,7 +36,7 @@ COUNTERPARTS = {
     "dataset.root": "dataset.path",
 }
 
-#: Stands for a key that is not there.
+#: Sentinel for a missing key.
 _ABSENT = object()
 
 _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.chdir")]
@@ -44,13 +44,13 @@ _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subd
 
 @dataclass(frozen=True)
 class ParsedOverrides:
-    """The parsed words of a command line.
+    """The parsed overrides of a command line.
 
     Attributes:
         groups: Overrides that choose an existing option of a group.
         values: Overrides of keys.
         hydra: Overrides of Hydra's own configuration, as text.
-        problems: What is wrong so far.
+        problems: Problems found so far.
     """
 
     groups: tuple[Override, ...]
@@ -59,14 +59,14 @@ class ParsedOverrides:
     problems: tuple[Problem, ...]
 
     def among(self, words: Sequence[str]) -> ParsedOverrides:
-        """Return the overrides that are written like one of these."""
+        """Return the overrides whose text is one of ``words``."""
         groups = tuple(word for word in self.groups if word.input_line in words)
         values = tuple(word for word in self.values if word.input_line in words)
         return replace(self, groups=groups, values=values)
 
 
 def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
-    """Parses and sorts the words; of several words for one group the last one counts, as for keys."""
+    """Parse and sort the overrides; of several overrides of one group the last is used, as for keys."""
     groups: dict[str, Override] = {}
     values: list[Override] = []
     hydra: list[str] = []
@@ -79,7 +79,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
         key = override.key_or_group
         if key.split(".")[0] == "hydra" or key.startswith("hydra/"):
             if key in _DIRECTORIES:
-                what = f"'{key}' has no effect: mptrain makes run directories"
+                what = f"'{key}' has no effect: mptrain creates the run directories"
                 problems.append(Problem(what, "use run.root or run.name"))
             elif key == "hydra.searchpath":
                 problems.append(Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR"))
@@ -91,7 +91,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
             wrong = list(check_group(override, catalogue))
             problems += wrong
             if not wrong and override.value() is None and not override.is_delete():
-                groups.pop(key, None)  # it asks for no option of a group that has none by default
+                groups.pop(key, None)  # null for a group that has no default option
             elif not wrong:
                 groups[key] = override
         else:
@@ -100,7 +100,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
 
 
 def parse(word: str) -> tuple[Override | None, Problem | None]:
-    """One word as an override, or the problem with it."""
+    """Parse one override; return it, or the problem if it cannot be parsed."""
     if "=" not in word and not word.startswith("~"):
         return None, Problem(f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3")
     try:
@@ -113,19 +113,19 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         reason = re.sub(r" expecting \{.*\}| at: '<EOF>'", "", reason).replace(
             "mismatched input '<EOF>'", "it ends too early"
         )
-        reason = re.sub(r"token recognition error at: ('[^']')$", r"\1 has to stand in quotes", reason)
+        reason = re.sub(r"token recognition error at: ('[^']')$", r"\1 must be in quotes", reason)
         return None, Problem(f"'{show(word)}' cannot be read: {reason}", _readable(word))
     if is_too_deep(value):
         return None, Problem(
             f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets"
         )
     if not override.key_or_group:
-        return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
+        return None, Problem(f"'{show(word)}' has no key", "write KEY=VALUE, for example train.epochs=3")
     return override, None
 
 
 def _readable(word: str) -> str:
-    """Return the hint for a word that cannot be read: without stray characters, a power of two as a number, or quoted."""
+    """Return the hint for an unreadable override: a power of two as a number, no stray characters, or quotes."""
     key, _, value = word.partition("=")
     if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
         return ""
@@ -141,16 +141,16 @@ def _readable(word: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A value in Hydra's quotes, where a backslash counts only before a quote."""
+    """Quote a value for Hydra, which treats a backslash as an escape only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
-#: Characters that may stand in a value only if it is quoted, with their names.
+#: Characters that are allowed only in quoted values, with their names.
 _IN_QUOTES = {"'": "a single quote", '"': "a double quote", "\n": "a line end", "\r": "a line end", "\t": "a tab"}
 
 
 def _unquoted(word: str) -> Problem | None:
-    """The problem of a plain text that Hydra cannot read because it has to stand in quotes; None where it is another one."""
+    """Return the problem of a plain text that Hydra can read only in quotes; None if quotes are not the reason."""
     key, _, value = word.partition("=")
     found = [name for letter, name in _IN_QUOTES.items() if letter in value]
     if not found or set(value) & set("[]{}()") or value[0] in "'\"":
@@ -161,21 +161,21 @@ def _unquoted(word: str) -> Problem | None:
     except HydraException:
         fits = False
     hint = f"write {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
-    return Problem(f"'{show(word)}' cannot be read: {found[0]} has to stand in quotes", hint)
+    return Problem(f"'{show(word)}' cannot be read: a value with {found[0]} must be in quotes", hint)
 
 
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
-    """What is wrong with a word that chooses an option of a group."""
+    """Yield the problems of an override that chooses an option of a group."""
     group, value = override.key_or_group, override.value()
     options = catalogue.groups[group]
     needed = group in REQUIRED or catalogue.defaults.get(group) is not None
     if override.package is not None:
-        yield Problem(f"'{override.input_line}': {group} stands at one place only", f"write {group}={show(value)}")
+        yield Problem(f"'{override.input_line}': the package of {group} is fixed", f"write {group}={show(value)}")
     elif override.is_delete():
         if needed:
             yield Problem(f"'{override.input_line}': a run needs an option of {group}", _instead(group, catalogue))
     elif override.is_add() and group in catalogue.defaults:
-        yield Problem(f"'{override.input_line}': {group} is chosen already", f"write {group}={show(value)}")
+        yield Problem(f"'{override.input_line}': {group} already has an option", f"write {group}={show(value)}")
     elif value is None:
         if needed:
             yield Problem(f"{group}=null: a run needs an option of {group}", _instead(group, catalogue))
@@ -186,12 +186,12 @@ def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
 
 
 def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]) -> Problem | None:
-    """What is wrong with the key of an override, if anything.
+    """Return the problem of an override's key, or None if the key is valid.
 
     Args:
-        override: The word.
+        override: The override.
         tree: The composed configuration as plain containers, before any value was overridden.
-        catalogue: Where else the key may exist.
+        catalogue: All groups and options, to find the key elsewhere.
         known: Dotted keys that exist although no file names them (fields with defaults).
     """
     key, text = override.key_or_group, override.input_line or ""
@@ -206,7 +206,7 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         return None
     if exists:
         if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
-            return Problem(f"'{text}': {key} exists already", f"write {key}={show(override.value())}")
+            return Problem(f"'{text}': {key} already exists", f"write {key}={show(override.value())}")
         return None
     if override.is_add() or override.is_force_add():
         parent = key.rpartition(".")[0]
@@ -216,7 +216,7 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
 
 
 def _meant(group: str, word: str, catalogue: Catalogue) -> str:
-    """Return the hint for a word that is no option of a group."""
+    """Return the hint for a word that is not an option of the group."""
     options = catalogue.groups[group]
     own = _of_ones_own(group, word)
     if own:
@@ -228,26 +228,26 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
         return _options(catalogue, group)
     guesses.sort(key=lambda name: name != catalogue.defaults.get(group))
     question = f"did you mean {either(guesses)}?"
-    return f"{question} mptrain help {group} says what they are" if guesses[1:] else question
+    return f"{question} mptrain help {group} describes them" if guesses[1:] else question
 
 
 def _of_ones_own(group: str, word: str) -> str:
-    """Return the hint for a word that is a path or a dotted name: what is one's own is chosen in another way."""
+    """Return the hint for a path or a dotted name given as an option, which means code or data of the user's own."""
     if "/" in word or word.endswith((".yaml", ".yml", ".py")):
         if group == "dataset" and Path(word).expanduser().is_dir():
-            return f"for pictures with one folder a class write dataset=image_folder dataset.root={word}"
-        return f"an option of your own is DIR/{group}/NAME.yaml: write --config-dir DIR {group}=NAME"
+            return f"for images with one folder per class write dataset=image_folder dataset.root={word}"
+        return f"for an option of your own, save it as DIR/{group}/NAME.yaml and write --config-dir DIR {group}=NAME"
     if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
         return f"write {group}._target_={word}"
     return ""
 
 
 def _options(catalogue: Catalogue, group: str) -> str:
-    return f"there is {', '.join(catalogue.groups[group])}"
+    return f"the options are {', '.join(catalogue.groups[group])}"
 
 
 def _instead(group: str, catalogue: Catalogue) -> str:
-    """Return the hint for a group that cannot be left out: its option that does least, or its default."""
+    """Return the hint for a group that cannot be left out: write its option ``none``, or its default."""
     options = catalogue.groups[group]
     name = "none" if "none" in options else catalogue.defaults.get(group) or next(iter(options))
     summary = options[name].summary.rstrip(".") if name in options else ""
@@ -255,10 +255,10 @@ def _instead(group: str, catalogue: Catalogue) -> str:
 
 
 def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
-    """The problem of a key that does not exist, with the best guess at what was meant."""
+    """Return the problem of an unknown key, with a guess at the intended key as the hint."""
     what = f"unknown key '{key}'"
     if new := new_key(key):
-        return Problem(f"{what}: its name is {new} since 0.2", f"write {new}={show(value)}")
+        return Problem(f"{what}: renamed to {new} in 0.2", f"write {new}={show(value)}")
     group = key.split(".")[0]
     if group == "learners" and (guess := did_you_mean(key, known_keys(tree, key))):
         return Problem(what, f"did you mean {guess}={show(value)}?")
@@ -266,10 +266,10 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         usual = catalogue.defaults.get(group)
         names = [f"{group}={option.name}" for option in sorted(elsewhere, key=lambda option: option.name != usual)]
         chosen = " or ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} or one of {len(names) - 3} more"
-        what += f" in the {group} chosen here: it belongs to {chosen}"
+        what += f" in the chosen {group}: it belongs to {chosen}"
         counterpart = COUNTERPARTS.get(key, "")
         ways = [f"{names[0]} {key}={show(value)}"] if names[0] == f"{group}={usual}" or len(names) < 4 else []
-        ways += [f"{counterpart}={show(value)} for the one chosen here"] if has_key(tree, counterpart) else []
+        ways += [f"{counterpart}={show(value)} for the chosen {group}"] if has_key(tree, counterpart) else []
         return Problem(what, f"write {', or '.join(ways)}" if ways else f"choose {chosen}")
     if words := translate(key, show(value)):
         return Problem(what, f"did you mean {words}?")
@@ -285,16 +285,16 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         return Problem(what, f"{key.rpartition('.')[0]} has {', '.join(parent)}")
     if parent is not None and not isinstance(parent, (dict, list)):
         return Problem(what, f"{key.rpartition('.')[0]} is a single value")
-    return Problem(what, "see mptrain list for the groups and keys there are")
+    return Problem(what, "mptrain list shows all groups and keys")
 
 
 def has_key(tree: Any, key: str) -> bool:
-    """Whether a dotted key exists in nested containers; list entries count by index."""
+    """Return whether a dotted key exists in nested containers; list entries are addressed by index."""
     return bool(key) and lookup(tree, key, _ABSENT) is not _ABSENT
 
 
 def lookup(tree: Any, key: str, absent: Any = None) -> Any:
-    """Return the value at a dotted key, the whole tree for an empty key, ``absent`` where there is nothing."""
+    """Return the value at a dotted key, the whole tree for an empty key, or ``absent`` for a missing key."""
     for part in key.split(".") if key else ():
         if isinstance(tree, dict) and part in tree:
             tree = tree[part]
@@ -306,7 +306,7 @@ def lookup(tree: Any, key: str, absent: Any = None) -> Any:
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of all single values and lists."""
+    """Yield the dotted keys of all single values and lists."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{name}.")
@@ -315,7 +315,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
-    """The keys that may stand below ``learners.NAME``, for the learner of a key ``learners.NAME...``."""
+    """Yield the valid keys below ``learners.NAME``, with NAME taken from a key ``learners.NAME...``."""
     name = key.split(".")[1] if key.count(".") else "NAME"
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
@@ -346,12 +346,12 @@ def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
 
 
 def _like_a_section(key: str, tree: dict[str, Any]) -> str:
-    """The section that a word without a dot looks like; empty where it is like none."""
+    """Return the section whose name resembles a key without a dot; empty if there is none."""
     return "" if "." in key else did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)])
 
 
 def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any]) -> str:
-    """How to pass a new argument to a target, or which ones it takes; it has to be imported to know."""
+    """Return the hint for a new argument of a target: how to pass it, or the accepted ones. Imports the target."""
     path, name = parent.get("_target_"), key.rpartition(".")[2]
     write = f"write +{key}={show(value)}"
     if not isinstance(path, str):
@@ -372,7 +372,7 @@ def _several_values(word: str, override: Override, catalogue: Catalogue) -> Prob
     count = len(getattr(value, "list", ()))
     number = "two values" if count == 2 else "several values"
     listed = word.split("=", 1)[1]
-    hint = f"write {override.key_or_group}=[{listed}] if one list is meant" if count else ""
+    hint = f"write {override.key_or_group}=[{listed}] to pass one list" if count else ""
     if override.key_or_group in catalogue.groups:
         hint = ""  # only one option of a group can be chosen
     return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

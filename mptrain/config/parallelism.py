@@ -1,4 +1,4 @@
-"""Spreads what was built over the ranks of a run, or says why it cannot be."""
+"""Distributes a built run over its ranks, and refuses combinations that cannot be distributed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from mptrain.precision.support import resolve_device
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:
-    """The device of this rank: of several on a machine, each takes the CUDA device of its number.
+    """Return the device of this rank; with several ranks, each uses the CUDA device with its local rank as index.
 
     Raises:
-        EnvironmentRefused: There is none.
-        ConfigError: One device is named for several ranks, or one of a kind that exchanges nothing.
+        EnvironmentRefused: There is no such device.
+        ConfigError: One device is named for several ranks, or its kind supports no collective communication.
     """
     if comm.world_size == 1:
         return resolve_device(name)
     if ":" in name:
         raise ConfigError(
-            f"device={name} for {comm.world_size} ranks", "write device=cuda: each rank takes the device of its number"
+            f"device={name} names one device for {comm.world_size} ranks",
+            "write device=cuda: each rank uses the device with its local rank as index",
         )
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            f"device={name} for {comm.world_size} ranks: they exchange gradients on CUDA devices and CPUs only",
+            f"device={name} with {comm.world_size} ranks: several ranks need CUDA devices or CPUs",
             "write device=cpu, or distributed.procs=1",
         )
     if name == "cpu" or (name == "auto" and not count_of("cuda")):
@@ -42,28 +43,28 @@ def device_of(name: str, comm: Communicator) -> torch.device:
 
 
 def check_parallelism(config: Config, count: int) -> None:
-    """Refuse what several ranks cannot do.
+    """Refuse settings that do not work with several ranks.
 
     Raises:
-        ConfigError: With all that is wrong.
+        ConfigError: With all problems found.
     """
     if count == 1:
         return
     problems = []
     if config.train.batch_size < count:
-        what = f"train.batch_size={config.train.batch_size} for {count} ranks: not every rank would have a sample"
+        what = f"train.batch_size={config.train.batch_size} with {count} ranks: some ranks would have no sample"
         problems.append(Problem(what, f"write train.batch_size={count} or more"))
     if config.inject.rank is not None and config.inject.rank >= count:
         problems.append(
-            Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"they count from 0 to {count - 1}")
+            Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"write a rank from 0 to {count - 1}")
         )
     if is_sharded_by(config, count):
         refused = {
             "train.compile=true": config.train.compile,
-            "diagnostics that look into modules": not config.diagnostics.path.endswith(".NoProbe"),
+            "diagnostics that hook into modules": not config.diagnostics.path.endswith(".NoProbe"),
         }
         problems += [
-            Problem(f"distributed=fsdp2 with {what}: ranks hold parts of the weights only", "choose distributed=ddp")
+            Problem(f"distributed=fsdp2 with {what}: the weights are sharded over the ranks", "choose distributed=ddp")
             for what, there in refused.items()
             if there
         ]
@@ -72,31 +73,32 @@ def check_parallelism(config: Config, count: int) -> None:
 
 
 def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:
-    """Return what the user should know about a way of spreading that this number of ranks does not have."""
+    """Return a warning if ``distributed=fsdp2`` is chosen for a single rank."""
     if count > 1 or config.distributed.kind != "fsdp2":
         return ()
     return (
-        "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more, or begin the ranks with torchrun",
+        "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more, or start the ranks with "
+        "torchrun",
     )
 
 
 def is_sharded_by(config: Config, count: int) -> bool:
-    """Whether ranks will hold parts of the weights."""
+    """Return whether the weights will be sharded over the ranks."""
     return count > 1 and config.distributed.kind == "fsdp2"
 
 
 def require_same_weights(digest: str, comm: Communicator) -> None:
-    """Refuse ranks that have not drawn, or read, the same weights.
+    """Check that all ranks have the same initial weights.
 
     Raises:
-        EnvironmentRefused: They differ.
+        EnvironmentRefused: The weights of two ranks differ.
     """
     digests = comm.all_gather_object(digest)
     if len(set(digests)) > 1:
         other = next(rank for rank, one in enumerate(digests) if one != digests[0])
         raise EnvironmentRefused(
-            f"ranks 0 and {other} do not begin with the same weights",
-            "run the same versions of everything on all machines; weights from a file must be the same file",
+            f"ranks 0 and {other} have different initial weights",
+            "use the same versions of all packages, and the same weights file, on all machines",
         )
 
 
@@ -108,18 +110,18 @@ def apply_parallel_strategy(
     comm: Communicator,
     learners: int,
 ) -> tuple[ParallelStrategy, nn.Module | None]:
-    """How gradients come about, and where ranks hold parts of the weights, the model without values.
+    """Shard the model if configured; return the parallel strategy and, for a sharded model, a copy without storage.
 
     Args:
-        config: Of the run.
-        model: On its device, in its dtypes; where it is sharded, this rank has its parts from here on.
-        kept: Its modules in FP32.
-        initial: Its parameters before they were cast.
-        comm: Who they are.
-        learners: How many train it.
+        config: Configuration of the run.
+        model: The model on its device, in its dtypes. With FSDP2 it is sharded in place.
+        kept: Modules of the model that stay in FP32.
+        initial: Parameters of the model before the cast.
+        comm: Communicator of the ranks.
+        learners: Number of learners that train the model.
 
     Raises:
-        ConfigError: It cannot be sharded.
+        ConfigError: The model cannot be sharded.
     """
     options = config.distributed
     wide = options.reduce == "float32"
@@ -128,12 +130,12 @@ def apply_parallel_strategy(
         return strategy_of(comm, None, wide=wide, meeting=meeting, find_unused=find), None
     if learners > 1:
         raise ConfigError(
-            f"distributed=fsdp2 with {learners} learners: it gathers the weights of one loss at a time",
+            f"distributed=fsdp2 with {learners} learners: FSDP2 gathers the weights for a single loss",
             "choose distributed=ddp",
         )
     blank, root = without_storage(model), LossModule(None, model)
     policy, compute = config.precision, None
-    if policy.master_weights:  # which are what is sharded then, and rounded whenever they are gathered
+    if policy.master_weights:  # FSDP2 shards the master weights and rounds them at each all-gather
         compute = DTYPES[policy.parameters]
         for name, parameter in model.named_parameters():
             parameter.data = initial[name].to(parameter.device)

@@ -1,6 +1,6 @@
-"""The one value that a command line and its YAML files become, and the options that no other package has.
+"""`Config`, the checked configuration, and the options dataclasses that belong to no other package.
 
-Nothing after this border sees a DictConfig, and nothing here reads files or command lines.
+Code that receives a `Config` never sees a DictConfig. Nothing here reads files or command lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Device = Annotated[
     StringConstraints(pattern=r"^(auto|cpu|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,2}))?)$"),
     RangeDescription("auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
 ]
-#: torch takes seeds of 64 bits and counts those above half of them as negative.
+#: torch accepts 64-bit seeds and treats those of 2^63 and above as negative.
 Seed = Annotated[int, Ge(0), Le(2**63 - 1), RangeDescription("a whole number from 0 to 2^63-1 (9223372036854775807)")]
 FolderPath = Annotated[
     str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), RangeDescription("the path of a folder")
@@ -41,19 +41,19 @@ TargetPattern = Annotated[
 TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "logger", "diagnostics", "model")
 
 
-#: Groups of which a learner may have another choice.
+#: Groups that a learner may override.
 LEARNER_GROUPS = ("optimizer", "schedule", "scaler")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where the run directory is.
+    """Options of the run directory.
 
     Attributes:
-        name: A stable directory, ``ROOT/NAME``; None makes a new one for each run.
-        resume: What to do when ``ROOT/NAME`` exists: ``auto`` continues it or starts it, ``never`` refuses,
-            ``must`` continues it and refuses to start.
-        root: The folder in which run directories are made.
+        name: Fixed run directory ``ROOT/NAME``; None creates a new directory for each run.
+        resume: ``auto`` resumes ``ROOT/NAME`` if it exists and starts it otherwise, ``never`` refuses an existing one,
+            ``must`` resumes it and never starts a new run.
+        root: Folder in which run directories are created.
     """
 
     name: str | None = None
@@ -71,7 +71,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ExtensionOptions:
-    """What may be called from YAML besides `mptrain.config.targets.PACKAGES`.
+    """Packages that YAML may call in addition to `mptrain.config.targets.PACKAGES`.
 
     Attributes:
         allow: Packages, or patterns of them (``mypkg.*``).
@@ -82,12 +82,12 @@ class ExtensionOptions:
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """The keys at the top that belong to no section.
+    """Top-level keys that belong to no section.
 
     Attributes:
-        seed: Of initial weights, data order, augmentation and dropout.
+        seed: Seed of initial weights, data order, augmentation and dropout.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
-        threads: CPU threads of torch; None leaves torch's own choice.
+        threads: Number of CPU threads of torch; None keeps torch's default.
     """
 
     seed: Seed = 0
@@ -95,7 +95,7 @@ class GeneralOptions:
     threads: PositiveInt | None = None
 
 
-#: Section of the configuration to the dataclass that checks it.
+#: Maps each section of the configuration to the dataclass that checks it.
 SECTIONS: dict[str, type] = {
     "train": TrainOptions,
     "checkpoint": CheckpointOptions,
@@ -110,13 +110,13 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class LearnerChoices:
-    """The parts of one learner.
+    """Optimizer, schedule, scaler and clipping of one learner.
 
     Attributes:
-        optimizer: What moves its weights.
-        schedule: Its learning rate as a function of its applied updates.
-        scaler: How its gradients stay in range.
-        clip_norm: Largest global L2 norm of its unscaled gradients; None does not clip.
+        optimizer: The update rule.
+        schedule: Learning rate as a function of the learner's applied updates.
+        scaler: The loss scaler.
+        clip_norm: Largest global L2 norm of the learner's unscaled gradients; None disables clipping.
     """
 
     optimizer: Target
@@ -130,33 +130,33 @@ class Config:
     """A checked configuration.
 
     Attributes:
-        task: What the workload's loss and metrics are.
-        dataset: Where the samples come from.
-        optimizer: What moves the weights.
-        schedule: The learning rate as a function of applied updates.
-        scaler: How gradients stay in range.
-        logger: The experiment tracker that is shown the run.
-        diagnostics: What looks at steps.
+        task: The task: losses and metrics.
+        dataset: The data set.
+        optimizer: The update rule.
+        schedule: Learning rate as a function of applied updates.
+        scaler: The loss scaler.
+        logger: The experiment tracker.
+        diagnostics: The probe that records tensors of single steps.
         model: The network; its ``defaults`` are in `model_defaults`.
-        precision: Which dtype everything has.
-        seed: Of initial weights, data order, augmentation and dropout.
+        precision: The precision policy: dtypes of parameters, compute, state and so on.
+        seed: Seed of initial weights, data order, augmentation and dropout.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
-        threads: CPU threads of torch; None leaves torch's own choice.
-        train: How long to train and what one update is.
-        checkpoint: When to save and how much to keep.
-        log: How often the host looks at the device's records.
-        inject: A fault to put in on purpose.
-        distributed: How the run is spread over processes.
-        run: Where the run directory is.
-        extensions: What else may be called from YAML.
-        weights: A file of weights, or a run, that the model begins with; None draws them.
-        learners: What differs from learner to learner, by name; see `for_learner`.
-        yaml: The whole configuration, resolved; `mptrain.config.compose.reload` reads it again.
-        overrides: The words of the command line that led to it.
-        chosen: Group to the option chosen, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``; where the words replaced
-            the option's target, e.g. ``model._target_=torchvision.models.alexnet``, to the path of theirs.
-        model_defaults: What the model's file says for other parts: rates, image size.
-        warnings: What is allowed but probably not meant; one sentence each.
+        threads: Number of CPU threads of torch; None keeps torch's default.
+        train: Training length, batch size and other options of an update.
+        checkpoint: When to save checkpoints and how many to keep.
+        log: How often the host reads the device's records.
+        inject: A fault to inject on purpose.
+        distributed: How the run is distributed over processes.
+        run: Options of the run directory.
+        extensions: Further packages that YAML may call.
+        weights: File or run with the initial weights; None draws them from the seed.
+        learners: Settings of single learners, by name; see `for_learner`.
+        yaml: The whole configuration, resolved, as `mptrain.config.compose.reload` reads it.
+        overrides: The overrides on the command line.
+        chosen: Maps group to the chosen option, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``. If an
+            override replaces the target, e.g. ``model._target_=torchvision.models.alexnet``, it maps to that path.
+        model_defaults: Values in the model's file for other parts, such as learning rates and image size.
+        warnings: Warnings about values that are valid but probably unintended; one sentence each.
     """
 
     task: Target
@@ -187,10 +187,10 @@ class Config:
     warnings: tuple[str, ...] = ()
 
     def for_learner(self, name: str) -> LearnerChoices:
-        """The parts of a learner: its own where ``learners.NAME`` says so, else those that all share."""
+        """Return the settings of a learner: those in ``learners.NAME``, else the shared ones."""
         shared = LearnerChoices(self.optimizer, self.schedule, self.scaler, self.train.clip_norm)
         return self.learners.get(name, shared)
 
     def for_dataset(self) -> dict[str, Any]:
-        """Return what a data set is told about the run, where it has parameters for it."""
+        """Return the values of the run that are passed to a data set with parameters for them."""
         return {"seed": self.seed, "batch_size": self.train.batch_size}

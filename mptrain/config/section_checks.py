@@ -1,6 +1,6 @@
-"""Checks that need more than one field: of sections as a whole, of learners, of parts against each other; and warnings.
+"""Checks that need more than one field: whole sections, learners, combinations of parts; and warnings.
 
-Imports no torch; what needs a target's own fields is in `mptrain.config.targets`.
+Imports no torch. `mptrain.config.targets` has the checks of a target's own fields.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.precision.policy import Policy
 
-#: What a file whose keys have landed one level too deep, or too high, is missing.
+#: Hint for a file whose keys are one level too deep or too high.
 HEADER = (
-    "a file of {group}/ either begins with the line '# @package _global_' and has its keys below '{group}:', "
-    "or it has neither"
+    "a file in {group}/ needs both or neither: the first line '# @package _global_', and its keys indented below "
+    "'{group}:'"
 )
 
 _HINT = "write for example learners.discriminator.optimizer.lr=4e-4"
@@ -34,21 +34,21 @@ FP16_TINY = 2.0**-24
 SCALES = ("scale", "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
 
 
-#: Those of them that follow from a rule, not from a network.
+#: Arguments in `SCALES` that are factors of the rule, not scales that depend on the network.
 FACTORS = ("growth_factor", "backoff_factor")
 
 
 def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
-    """A section of the configuration as its dataclass.
+    """Check a section of the configuration and convert it to its dataclass.
 
     Args:
-        name: The section's key; empty for the keys at the top.
-        node: What the configuration holds there.
+        name: Key of the section; empty for the top-level keys.
+        node: Value of the section in the configuration.
         schema: The dataclass.
-        problems: Takes what is wrong.
+        problems: List to which problems are added.
 
     Returns:
-        The dataclass, or None where something is wrong.
+        The dataclass, or None if there is a problem.
     """
     prefix = f"{name}." if name else ""
     if node is UNRESOLVED:
@@ -63,7 +63,7 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     for key, value in node.items():
         if key not in hints:
             guess = "" if key == name else did_you_mean(str(key), hints)
-            hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"there is {', '.join(hints)}"
+            hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
             hint = HEADER.format(group=name) if key == name else hint
             problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
             continue
@@ -82,10 +82,10 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
 
 
 def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
-    """Problems between parts: an eps that FP16 optimizer state cannot hold."""
+    """Return problems between precision and optimizer: an eps that underflows in FP16 optimizer state."""
     if policy.optimizer_state != "parameters" or policy.parameters != "float16":
         return []
-    eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # a dataclass's default
+    eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # the dataclass default
     if isinstance(eps, (int, float)) and eps < FP16_TINY:
         what = (
             f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "
@@ -96,36 +96,36 @@ def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
 
 
 def check_train(train: TrainOptions) -> list[Problem]:
-    """Problems between the fields of ``train``: more micro-batches than samples."""
+    """Return problems between fields of ``train``: more micro-batches than samples."""
     if train.accumulate <= train.batch_size:
         return []
     both = f"train.accumulate={train.accumulate} with train.batch_size={train.batch_size}"
     hint = f"write train.accumulate={train.batch_size} or less, or a larger train.batch_size"
-    return [Problem(f"{both}: there is at most one micro-batch a sample", hint)]
+    return [Problem(f"{both}: a micro-batch needs at least one sample", hint)]
 
 
 def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
-    """Warnings about values that are allowed but probably not meant: scales that are not powers of two.
+    """Return warnings about valid but probably unintended values: scales that are not powers of two.
 
     Args:
         scaler: The scaler.
-        written: The keys of the command line. A factor that stands in a preset's file is the framework's own.
+        written: Keys on the command line. Growth and backoff factors from a preset's file get no warning.
     """
     sentences = []
     for name in SCALES:
         value = scaler.arguments.get(name)
         if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
             continue
-        if name == "max_scale" and value in (FLOAT16.max, FLOAT32.max):  # a format's end, or no ceiling at all
+        if name == "max_scale" and value in (FLOAT16.max, FLOAT32.max):  # the largest FP16 value, or no limit
             continue
         if name in FACTORS and f"scaler.{name}" not in written:
             continue
         nearest = round(math.log2(value))
-        if name in FACTORS:  # not 1, which would be refused
+        if name in FACTORS:  # a factor of 1 is invalid
             nearest = max(nearest, 1) if value > 1 else min(nearest, -1)
         power = f"{2.0**nearest:.15g}" if -10 <= nearest <= 32 else f"2^{nearest}"
         sentences.append(
-            f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; nearest {power}"
+            f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; nearest: {power}"
         )
     return sentences
 
@@ -133,17 +133,17 @@ def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
 def read_learners(
     node: Any, shared: Mapping[str, Target], train: TrainOptions, problems: list[Problem]
 ) -> dict[str, LearnerChoices]:
-    """The choices of the learners that ``learners.NAME`` changes, everything else taken from what they share.
+    """Return the settings of the learners in ``learners``, completed with the shared settings.
 
     Args:
-        node: The ``learners`` section: name to ``optimizer``, ``schedule``, ``scaler`` (keys that differ, or with a
-            ``_target_`` of its own all keys) and ``clip_norm``.
+        node: The ``learners`` section. Maps name to ``optimizer``, ``schedule``, ``scaler`` (the keys that differ, or
+            all keys if it has a ``_target_`` of its own) and ``clip_norm``.
         shared: The checked targets of `LEARNER_GROUPS`.
-        train: Holds the shared ``clip_norm``.
-        problems: Takes what is wrong.
+        train: Options with the shared ``clip_norm``.
+        problems: List to which problems are added.
     """
     if not isinstance(node, Mapping):
-        problems.append(Problem(f"learners={show(node)}: must be a mapping of learners' names", _HINT))
+        problems.append(Problem(f"learners={show(node)}: must be a mapping from learner names to settings", _HINT))
         return {}
     known = (*LEARNER_GROUPS, "clip_norm")
     chosen, hints = {}, typing.get_type_hints(TrainOptions, include_extras=True)
@@ -181,10 +181,10 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
 
 def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
     guess = did_you_mean(str(key), known)
-    hint = f"did you mean {place}.{guess}?" if guess else f"there is {', '.join(known)}"
+    hint = f"did you mean {place}.{guess}?" if guess else f"the keys are {', '.join(known)}"
     return Problem(f"unknown key '{place}.{key}'", hint)
 
 
 def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass."""
+    """Return the fields of a dataclass."""
     return dataclasses.fields(schema)

@@ -1,6 +1,6 @@
-"""Names that other frameworks, and mptrain 0.1, have for groups, options, keys, targets and commands.
+"""Names of other frameworks and of mptrain 0.1 for groups, options, keys, targets and commands.
 
-Hints translate them, and nothing accepts them. The only place that knows such names. Imports nothing heavy, since usage errors answer at once.
+Only hints use these names; no command accepts them. Imports nothing heavy, so that usage errors are reported at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mptrain.errors import did_you_mean, near_names
 if TYPE_CHECKING:
     from mptrain.config.catalogue import Catalogue
 
-#: Keys of 0.1 and their present names.
+#: Maps keys of 0.1 to their current names.
 RENAMED_KEYS = {
     "checkpoint.background": "checkpoint.async_save",
     "log.stalled": "log.stall_report_after",
@@ -25,14 +25,14 @@ RENAMED_KEYS = {
     "train.patience": "train.max_consecutive_overflows",
 }
 
-#: Key to its old value and its new one.
+#: Maps key to its old values and their current names.
 RENAMED_VALUES = {"precision.cpu_kernels": {"widened": "upcast"}}
 
-#: Values that switch a group off elsewhere; they stand for its option ``none``, where there is one.
+#: Values that disable a group in other frameworks; they mean its option ``none``, if it has one.
 _OFF = "off false no none null disabled"
 
-#: For each group and each of its options, or families of options, the names elsewhere; O1 and its like are apex's,
-#: 16-mixed and its like Lightning's, mixed_float16 and its like Keras's.
+#: Maps group and option (or prefix of options) to its names in other frameworks: O0 to O3 are apex's, 16-mixed etc.
+#: Lightning's, mixed_float16 etc. Keras's.
 _OPTIONS: dict[str, dict[str, str]] = {
     "precision": {
         "amp_dynamic": "16-mixed 16 O1 mixed mixed_precision mixed_float16 amp_fp16 autocast true",
@@ -59,7 +59,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "logger": {"tensorboard": "tb summarywriter", "wandb": "weights_and_biases"},
 }
 
-#: For each key, the names that others give it. Words that are no key are whole, and ``{value}`` in them stands for the value.
+#: Maps key to its names in other frameworks. Entries with ``=`` or a blank are complete; ``{value}`` is replaced.
 _KEYS = {
     "optimizer.lr": "learning_rate base_lr max_lr",
     "train.epochs": "max_epochs num_epochs n_epochs num_train_epochs",
@@ -95,13 +95,13 @@ _KEYS = {
     "mptrain resume {value}": "resume resume_from_checkpoint ckpt_path",
 }
 
-#: For each group that a flag of another framework names, the words that switch it off.
+#: Maps group to the override that disables it, for flags of other frameworks such as ``fp16=false``.
 _WITHOUT = {"precision": "precision=fp32", "logger": "logger=none"}
 
-#: For each key, the values that others write, with ours.
+#: Maps key to values of other frameworks and the values of mptrain.
 _VALUES = {"device": {"gpu": "cuda", "hip": "cuda", "metal": "mps", "rocm": "cuda"}}
 
-#: For each command, the names that others give it.
+#: Maps command to its names in other programs.
 _COMMANDS = {
     "train": "fit run start",
     "eval": "test validate predict",
@@ -113,12 +113,12 @@ _COMMANDS = {
 }
 
 
-#: Packages whose parts are in the folders of `mptrain.workloads` and in `mptrain.probe` now.
+#: Packages of 0.1 whose contents have moved to `mptrain.workloads` and `mptrain.probe`.
 _PACKAGES = ("mptrain.dataset.", "mptrain.diagnostics.", "mptrain.model.", "mptrain.task.")
 
 
 def new_key(key: str) -> str:
-    """Return the present name of a key, those of single learners included; empty where it was not renamed."""
+    """Return the current name of a renamed key, also below ``learners.NAME``; empty if it was not renamed."""
     learner = re.match(r"learners\.[^.]+\.", key)
     prefix = learner.group() if learner else ""
     new = RENAMED_KEYS.get(key.removeprefix(prefix), "")
@@ -126,7 +126,7 @@ def new_key(key: str) -> str:
 
 
 def new_target(path: str) -> str:
-    """Return the present path of a target, as the configuration files name it; empty where it was not moved."""
+    """Return the current path of a moved target, found in the configuration files; empty if it was not moved."""
     if not path.startswith(_PACKAGES):
         return ""
     written = re.compile(rf"_target_: (mptrain\.[\w.]+\.{re.escape(path.rpartition('.')[2])})$", re.MULTILINE)
@@ -135,7 +135,7 @@ def new_target(path: str) -> str:
 
 
 def near_options(group: str, word: str, options: list[str]) -> list[str]:
-    """Return the options of a group that a word may stand for."""
+    """Return the options of a group that a word may mean."""
     for option, others in _OPTIONS.get(group, {}).items():
         if _plain(word) in map(_plain, others.split()):
             return near_names(option, options)
@@ -145,7 +145,7 @@ def near_options(group: str, word: str, options: list[str]) -> list[str]:
 
 
 def translate(key: str, value: str) -> str:
-    """Return the words for a key that is another framework's, or an empty string."""
+    """Return the override for a key of another framework, or an empty string."""
     last = _plain(key.rpartition(".")[2])
     for ours, others in _KEYS.items():
         if last in map(_plain, others.split()):
@@ -158,25 +158,25 @@ def translate(key: str, value: str) -> str:
 
 
 def translate_value(key: str, value: object) -> str:
-    """Return what is written here for a value of another framework's, or an empty string."""
+    """Return mptrain's value for a value of another framework, or an empty string."""
     if key == "device" and str(value).isdecimal():
         return f"cuda:{value}"
     return {**_VALUES, **RENAMED_VALUES}.get(key, {}).get(str(value).lower(), "")
 
 
 def translate_command(word: str) -> str:
-    """Return the command for a word that other programs use for it, or an empty string."""
+    """Return the command for its name in other programs, or an empty string."""
     return next((command for command, others in _COMMANDS.items() if word.lower() in others.split()), "")
 
 
 def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = False) -> str:
-    """Return the words that a flag or a bare word may stand for, or an empty string; nothing is composed.
+    """Return the override that a flag or a bare word may mean, or an empty string; composes nothing.
 
     Args:
-        name: As it was written, without dashes before it.
-        value: What belongs to it.
-        catalogue: The groups and keys there are.
-        exact: Take no key that is only near.
+        name: Name as written, without leading dashes.
+        value: Value of the flag.
+        catalogue: All groups and keys.
+        exact: Whether to reject keys that only resemble the name.
     """
     name = name.replace("-", "_")
     keys = catalogue.usual_keys()
@@ -192,7 +192,7 @@ def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = Fal
 
 
 def torchvision_names(word: str) -> list[str]:
-    """Return torchvision's classifier of this name, or those whose names begin with it; its files are read, not imported."""
+    """Return torchvision's classifier of this name, or those that begin with it; reads its files without importing."""
     name = word.lower()
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or not name.isidentifier() or len(name) < 3:

@@ -1,8 +1,8 @@
-"""What a ``_target_`` in YAML may name, how its arguments are checked, and how it is called.
+"""Targets: resolves a ``_target_`` in YAML, checks its arguments and calls it.
 
-A target is a class or a function of a package that its group allows, defined there and public: so a YAML file of a
-stranger's cannot run commands or write files, unless the user has allowed more. Importing happens only for paths that
-are admitted; nothing is called before everything has been checked.
+A target is a public class or function, defined in a package that its group allows. So an untrusted YAML file cannot
+run commands or write files unless the user has allowed more packages. Only allowed paths are imported, and nothing is
+called before everything has been checked.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-#: Trackers, as YAML names them and where they are defined. Around them is what runs them: it is handed pickles.
+#: Trackers, by their names in YAML and where they are defined. Other names in that package read pickles.
 _TRACKERS = (
     *("NoLogger", "TensorBoard", "MLflow", "WandB"),
     *("base.NoLogger", "tensorboard.TensorBoard", "mlflow.MLflow", "wandb.WandB"),
 )
 
-#: Group to the packages whose classes and functions any YAML file may name there, which were made for that; not the
-#: rest of mptrain, where some take words of a command line or write files. Recipes compute what ``arithmetic`` names.
+#: Maps group to the packages whose classes and functions every YAML file may name. The rest of mptrain is excluded,
+#: because some of its functions take command lines or write files. ``arithmetic`` is for the demonstrations of recipes.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("mptrain.workloads.*.models.*", "torchvision.models.*"),
     "task": ("mptrain.workloads.*.task.*",),
@@ -44,10 +44,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
 
-#: Arguments of torchvision's networks that name weights to download, some by default.
+#: Arguments of torchvision's networks for weights to download; some download by default.
 _PRETRAINED = ("weights", "weights_backbone")
 
-#: What data sets say about themselves (`mptrain.workloads.base.dataset.Dataset.facts`).
+#: Facts that data sets provide (`mptrain.workloads.base.dataset.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),
@@ -63,7 +63,7 @@ DATA_FACTS = (
     ),
 )
 
-#: What a target may require and the program, not the configuration, knows when it builds it.
+#: Parameters that a target may require and that mptrain, not the configuration, supplies.
 FACTS: dict[str, tuple[str, ...]] = {
     "model": DATA_FACTS,
     "optimizer": ("params",),
@@ -73,13 +73,13 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
-#: Facts of the data that are given to a callable of any keywords: torchvision's and timm's networks know this word.
+#: Facts that are passed to a callable with ``**kwargs``; torchvision's and timm's networks accept this keyword.
 FACTS_FOR_ANY = frozenset({"num_classes"})
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword that a target accepts: its annotation (None when unknown) and whether it has no default."""
+    """One keyword argument of a target: its annotation (None if unknown) and whether it is required."""
 
     annotation: Any
     required: bool
@@ -91,10 +91,10 @@ class Target:
 
     Attributes:
         path: Dotted path of a class or a function.
-        arguments: Keyword arguments, converted to what the callable annotates.
-        allow: Patterns of all packages that it may come from: `PACKAGES` of its group, and what the user allows.
-        fetch: Arguments that may make it download something.
-        made: The frozen dataclass that `check` has made of them; None where it makes none.
+        arguments: Keyword arguments, converted to the annotated types.
+        allow: Patterns of the allowed packages: `PACKAGES` of its group, and those that the user allows.
+        fetch: Arguments that are allowed to cause a download.
+        made: Instance that `check` has built, if the callable is a frozen dataclass; else None.
     """
 
     path: str
@@ -104,25 +104,26 @@ class Target:
     made: Any = field(default=None, compare=False, repr=False)
 
     def resolve(self) -> Callable[..., Any]:
-        """The class or function.
+        """Import the class or function and return it.
 
         Raises:
-            ConfigError: Not allowed, not importable, or not a class or function of that package.
+            ConfigError: It is not allowed, not importable, or not a class or function of that package.
         """
         return resolve(self.path, self.allow)
 
     def build(self, **facts: Any) -> Any:
-        """Call the target with its arguments and with those facts that it has parameters for and they do not give.
+        """Call the target with its arguments, plus those facts that it has parameters for and no argument for.
 
-        What `check` has made is returned as it is, if no fact is added: it is a value that never changes.
+        The instance that `check` has built is returned if no fact is added, because it is frozen.
 
-        One that takes any keywords (``**kwargs``) hands them on to something that may not, so it is given those of `FACTS_FOR_ANY` alone.
+        A callable with ``**kwargs`` may pass them on to one that rejects unknown keywords, so for ``**kwargs`` it gets
+        only the facts in `FACTS_FOR_ANY`.
 
-        Nothing is downloaded but by arguments in ``fetch``: a data set is told ``download=False``, and torchvision's networks have
-        fresh weights.
+        Only arguments in ``fetch`` may download: otherwise a data set gets ``download=False``, and torchvision's
+        networks get random weights.
 
         Raises:
-            ConfigError: The target cannot be had, or refuses the values together.
+            ConfigError: The target cannot be resolved, or rejects its arguments.
         """
         target = self.resolve()
         accepted, open_ended = parameters(target)
@@ -141,24 +142,25 @@ class Target:
         except MptrainError:
             raise
         except ValueError as error:
-            raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
-        except Exception as error:  # a user's or torchvision's constructor may raise anything; ours has its callers
+            raise ConfigError(f"{self.path} rejects its arguments: {error}") from error
+        except Exception as error:  # constructors of users and torchvision may raise anything; mptrain's are re-raised
             if refused := out_of_memory(error, f"building {self.path}"):
                 raise refused from error
             if is_allowed(self.path, ("mptrain",)):
                 raise
             given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
             raise ConfigError(
-                f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
+                f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: "
+                f"{first_line(error)}",
                 _by_name(self.path) or "--traceback shows where it failed",
             ) from error
 
     @contextlib.contextmanager
     def _without_pretrained(self, accepted: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
-        """Hand out what makes one of torchvision's networks begin with fresh weights, and refuse others that were not typed.
+        """Yield arguments that give a torchvision network random weights, and block downloads that were not typed.
 
         Raises:
-            ConfigError: Inside, where pretrained weights are asked for, in whatever way.
+            ConfigError: In the body, if it loads pretrained weights in any way.
         """
         if not is_allowed(self.path, ("torchvision",)):
             yield {}
@@ -175,7 +177,7 @@ class Target:
         def refuse(weights: WeightsEnum, *_: Any, **__: Any) -> None:
             words = " ".join(f"model.{name}={show(value)}" for name, value in asked.items())
             raise ConfigError(
-                f"{self.path} would download pretrained weights, {weights}, and only what is typed may download",
+                f"{self.path} would download pretrained weights, {weights}, which only a typed override may allow",
                 f"write {words or '+model.weights_backbone=null'}",
             )
 
@@ -187,14 +189,14 @@ class Target:
             WeightsEnum.get_state_dict = kept
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
-        """The same target, arguments converted; a dataclass is made here, so that it can object as a whole.
+        """Check the arguments and return the target with converted ones; builds a dataclass to run its own checks.
 
         Args:
-            group: The key of the configuration it stands under.
-            other_facts: Facts that nobody knows yet may come from the data set: `build` finds out what is missing.
+            group: Key of the target in the configuration.
+            other_facts: Whether the data set may supply unknown facts, so that only `build` checks for missing ones.
 
         Raises:
-            ConfigError: With every problem found.
+            ConfigError: With all problems found.
         """
         target = self.resolve()
         accepted, open_ended = parameters(target)
@@ -211,7 +213,7 @@ class Target:
                 continue
             annotation = accepted[name].annotation
             if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
-                annotation = None  # torchvision takes its weights by name too
+                annotation = None  # torchvision also accepts the name of weights
             converted[name] = (
                 value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
             )
@@ -224,7 +226,7 @@ class Target:
         complete = all(name in converted for name, known in accepted.items() if known.required)
         complete = complete and UNRESOLVED not in converted.values()
         made = None
-        # Making a model or a data set may take seconds and read files.
+        # Building a model or a data set may take seconds and read files.
         if complete and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
             try:
                 made = target(**converted)
@@ -235,18 +237,17 @@ class Target:
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
-    """The class or function with a dotted path.
+    """Import the class or function with a dotted path.
 
-    Only one step leads from a module to the target, the target must have been *defined* in an allowed
-    package, and names with a leading underscore are private; so no attribute of an allowed module leads out
-    of it.
+    The target must be a direct attribute of its module, must be *defined* in an allowed package, and must not have a
+    leading underscore. So no attribute of an allowed module gives access to anything outside the allowed packages.
 
     Args:
         path: ``package.module.name``.
         allow: Patterns of packages; ``mypkg`` and ``mypkg.*`` mean the same.
 
     Raises:
-        ConfigError: Says what was tried, and how to allow it.
+        ConfigError: The target is not allowed or cannot be imported; the hint says how to allow it.
     """
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
@@ -254,13 +255,13 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
             f"_target_ '{path}' is not the dotted path of a class or function", "write package.module.Name"
         )
     if new := new_target(path):
-        raise ConfigError(f"_target_ '{path}': its path is {new} since 0.2", f"write _target_={new}")
+        raise ConfigError(f"_target_ '{path}': moved to {new} in 0.2", f"write _target_={new}")
     if not is_allowed(path, allow):
         raise ConfigError(
             f"_target_ '{path}' is not in an allowed package ({', '.join(allow)})", _how_to_allow(path, allow)
         )
     if any(part.startswith("_") for part in path.split(".")):
-        raise ConfigError(f"_target_ '{path}' names something private", "name a public class or function")
+        raise ConfigError(f"_target_ '{path}' is private", "name a public class or function")
     module = _import(module_name, path)
     if not hasattr(module, name):
         guess = did_you_mean(name, [word for word in dir(module) if not word.startswith("_")])
@@ -274,14 +275,14 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     home = f"{target.__module__}.{target.__qualname__}"
     if not is_allowed(home, allow):
         raise ConfigError(
-            f"_target_ '{path}' is really {home}, which is not in an allowed package ({', '.join(allow)})",
+            f"_target_ '{path}' is defined as {home}, which is not in an allowed package ({', '.join(allow)})",
             _how_to_allow(home, allow),
         )
     return typing.cast("Callable[..., Any]", target)
 
 
 def is_allowed(path: str, allow: Sequence[str]) -> bool:
-    """Return whether a dotted path lies inside one of the packages; ``*`` inside a pattern stands for one name."""
+    """Return whether a dotted path is inside one of the packages; ``*`` in a pattern matches one name."""
     names = path.split(".")
     packages = [pattern.removesuffix(".*").split(".") for pattern in allow]
     return any(
@@ -294,22 +295,22 @@ def is_allowed(path: str, allow: Sequence[str]) -> bool:
 
 def _how_to_allow(path: str, allow: Sequence[str]) -> str:
     package = path.split(".")[0]
-    if package == "mptrain":  # what does not stand in this group was not made to be called from YAML
+    if package == "mptrain":  # code outside the packages of this group is not meant to be called from YAML
         return f"name a class or function of {' or '.join(allow)}"
-    if package in sys.stdlib_module_names:  # whoever wrote that meant no part of a run
-        return f"{package} is of Python's own library, which has no parts of a run: look at who wrote this file"
+    if package in sys.stdlib_module_names:  # suspicious: no part of a run comes from the standard library
+        return f"{package} is in Python's standard library, which has no parts of a run: check who wrote this file"
     return f"if you trust it, add extensions.allow=[{package}.*]"
 
 
 def _by_name(path: str) -> str:
-    """Return the hint for one of torchvision's classifiers, which has an option of its own; empty for anything else."""
+    """Return the hint for a torchvision classifier, which ``model=torchvision`` covers; empty for any other path."""
     package, _, name = path.rpartition(".")
     known = package.startswith("torchvision.models") and torchvision_names(name) == [name]
-    return f"write model=torchvision model.name={name} in place of the other words about the model" if known else ""
+    return f"write model=torchvision model.name={name} instead of the other model overrides" if known else ""
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:
-    """The keywords that a callable accepts, and whether it takes any others (``**kwargs``)."""
+    """Return the keyword arguments of a callable, and whether it accepts others (``**kwargs``)."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):
@@ -324,9 +325,9 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:
 
 
 def _annotation(target: Callable[..., Any], name: str) -> Any:
-    """The annotation of one parameter; None where it names something that does not exist at run time.
+    """Return the annotation of one parameter; None if it uses a name that does not exist at run time.
 
-    One by one, because one annotation that cannot be had (a return type imported for checkers only) must not
+    Annotations are resolved one by one, so that one that fails (a type imported for type checkers only) does not
     leave the others unchecked.
     """
     sources: list[Any] = [inspect.unwrap(target)]
@@ -340,7 +341,7 @@ def _annotation(target: Callable[..., Any], name: str) -> Any:
         names = getattr(source, "__globals__", None) or vars(sys.modules[source.__module__])
         try:
             return typing.get_type_hints(holder, globalns=names, include_extras=True)[name]
-        except Exception:  # a third party's annotations may say anything
+        except Exception:  # annotations of third parties may contain anything
             return None
     return None
 
@@ -351,11 +352,11 @@ def _import(module_name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(missing + "."):
-            hint = "check the spelling; a package outside the installation is found through PYTHONPATH"
+            hint = "check the spelling; a package that is not installed must be on PYTHONPATH"
         else:
             hint = f"install {missing}, which {module_name} needs"
-        raise ConfigError(f"_target_ '{path}': tried to import {module_name}: {error}", hint) from error
-    except Exception as error:  # importing runs the module: any exception is possible, and none is ours
+        raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {error}", hint) from error
+    except Exception as error:  # importing runs code of third parties, which may raise anything
         if refused := out_of_memory(error, f"importing {module_name}"):
             raise refused from error
         what = f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""Whose code a configuration may call, and what it may download: what the person who types says, never what a file says.
+"""Trust: which code a configuration may call and what it may download. Only typed overrides decide, never a file.
 
-Runs, sweeps and folders of YAML are copied from machine to machine, and nothing in them tells who wrote them.
+Runs, sweeps and folders of YAML are copied between machines, and nothing in them proves who wrote them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _KEY = f"{_SECTION}.{_NAME}"
 
 
 def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
-    """Let a merged tree say about ``extensions`` what was typed, in place, before anything that it names is imported.
+    """Set ``extensions`` of a merged tree to the typed value, in place, before any target is imported.
 
     Args:
-        node: The tree; what words say is not applied yet.
-        words: Of the command line.
-        where: What to call the files that the tree came from.
-        allow: Packages that were confirmed before.
+        node: The tree, before the value overrides are applied.
+        words: Overrides on the command line.
+        where: Name of the tree's source in messages.
+        allow: Packages that the user has already allowed.
 
     Raises:
-        ConfigError: The files let in code that neither the words nor ``allow`` let in.
+        ConfigError: The files allow packages that neither the overrides nor ``allow`` contain.
     """
     typed = [_given(word) for word in words if word.key_or_group in (_SECTION, _KEY)]
     typed = [value for value in typed if value is not None]
-    if typed:  # what is wrong with the value is said when it is checked
+    if typed:  # an invalid value is reported when the section is checked
         node[_SECTION] = {_NAME: typed[-1] if _packages(typed[-1]) is not None else []}
         return
     said = _of_tree(node)
@@ -45,28 +45,28 @@ def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, a
 
 
 def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
-    """The problem with a file that lets in code of these packages; ``line`` is the command line to write, where it is known."""
+    """Return the problem of a file that allows code of other packages; ``line`` is the command line, if known."""
     word = f"{_KEY}=[{','.join(packages)}]"
     add = f"write {line} '{word}'" if line else f"add '{word}' to the command line"
-    return Problem(f"{where} lets in code that is not mptrain's: {word}", f"if you trust that code, {add}")
+    return Problem(f"{where} runs code from outside mptrain: {word}", f"if you trust that code, {add}")
 
 
 def allow_argument(packages: Sequence[str]) -> str:
-    """What a line that names a run needs behind it, with a blank before; empty where the run has no code of others."""
+    """Return the override, after a blank, that a command on a run needs to allow its packages; else empty."""
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
 
 
 def allow_argument_for(sweep: Sweep) -> str:
-    """What a line that names a sweep, or a run of it, needs behind it (see `allow_argument`)."""
+    """Return the override that a command on a sweep, or on one of its runs, needs (see `allow_argument`)."""
     return allow_argument(allowed_packages(word for job in sweep.jobs for word in job.overrides))
 
 
 def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of data set and model that may download something: those that were typed.
+    """Return the arguments of data set and model that may download files: the typed ones.
 
     Args:
-        words: That the user typed.
-        ours: The data set is one of mptrain's that the user chose, whose files say that it is downloaded.
+        words: Overrides that the user typed.
+        ours: Whether the user chose one of mptrain's data sets, which may download as their files say.
     """
     found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
     for word in words.values:
@@ -77,17 +77,17 @@ def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple
 
 
 def allowed_downloads(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return what `download_arguments` returned when a configuration was made."""
+    """Return the result of `download_arguments` that is stored in a configuration."""
     return {"dataset": config.dataset.fetch, "model": config.model.fetch}
 
 
 def is_allow_override(word: str) -> bool:
-    """Whether a word says whose code may be called, and nothing else."""
+    """Return whether an override sets ``extensions.allow``."""
     return word.partition("=")[0].lstrip("+") == _KEY
 
 
 def allowed_packages(words: Iterable[str]) -> list[str]:
-    """The packages that words let in, each once; a value that cannot be read stands for itself."""
+    """Return the packages that overrides allow, without duplicates; an unreadable override is returned as it is."""
     found: list[str] = []
     for word in words:
         override, _ = parse(word)
@@ -100,7 +100,7 @@ def allowed_packages(words: Iterable[str]) -> list[str]:
 
 
 def _given(word: Override) -> Any:
-    """The whole list of packages that a word gives; None where it gives none."""
+    """Return the list of packages that an override sets; None if it sets none."""
     if word.is_delete():
         return None
     value = word.value()
@@ -120,7 +120,7 @@ def _of_tree(node: DictConfig) -> Any:
 
 
 def _packages(value: Any) -> list[str] | None:
-    """The packages in a list of plain names; None for anything else, such as what stands for another value."""
+    """Return the packages in a list of plain names; None for anything else, such as an interpolation."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) and "${" not in item for item in value):
         return [str(item) for item in value]
     return None

@@ -1,7 +1,7 @@
-"""Checks one value against the annotation of the field it is meant for, and says the allowed range in words.
+"""Checks a value against the annotation of its field, and describes the allowed range in words.
 
-pydantic is the judge; the words are ours, because a person at a terminal reads them. Numbers given as text,
-numbers in place of true and false, and non-finite numbers are refused.
+pydantic validates; the messages are mptrain's own, for users at a terminal. Numbers given as text, numbers in place
+of true and false, and non-finite numbers are refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folde
 
 @dataclass(frozen=True)
 class RangeDescription:
-    """Words for an annotation whose constraint (a pattern) says little to a reader."""
+    """Readable description of an annotation whose constraint is a pattern."""
 
     text: str
 
 
 class _Unresolved:
-    """Stands for a value that could not be had, and about which a problem was reported already."""
+    """Placeholder for a value that could not be resolved, and whose problem is already reported."""
 
     def __repr__(self) -> str:
         return "(unresolved)"
@@ -46,22 +46,22 @@ UNRESOLVED = _Unresolved()
 
 
 class InvalidValueError(Exception):
-    """A value does not fit its annotation; the text says what would."""
+    """Raised if a value does not match its annotation; the text describes the allowed values."""
 
 
 def check_value(value: Any, annotation: Any) -> Any:
-    """The value as its field wants it: a list becomes a tuple, and 1e3 an int, where one is annotated.
+    """Check a value and convert it to the annotated type: a list to a tuple, 1e3 to an int.
 
-    An annotation that pydantic cannot read (it belongs to a third party) accepts everything.
+    An annotation that pydantic cannot process (such as a third party's) accepts everything.
 
     Raises:
-        UnfitError: Wrong type or outside the range.
+        InvalidValueError: Wrong type, or outside the range.
     """
     if _unresolved(value):
         return value
     try:
         adapter = _adapter(annotation)
-    except TypeError:  # an annotation with unhashable parts cannot be kept for the next time
+    except TypeError:  # lru_cache cannot store an annotation with unhashable parts
         adapter = _adapter.__wrapped__(annotation)
     shaped = _shape(value, annotation)
     if adapter is None:
@@ -76,7 +76,7 @@ def check_value(value: Any, annotation: Any) -> Any:
 
 
 def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
-    """Return the value of a key as its field wants it, or `UNRESOLVED` with one more problem where it does not fit."""
+    """Check and convert the value of a key; if it is invalid, add a problem and return `UNRESOLVED`."""
     try:
         return check_value(value, annotation)
     except InvalidValueError as unfit:
@@ -85,7 +85,7 @@ def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) 
 
 
 def hint_for(key: str, value: Any, annotation: Any) -> str:
-    """Return what to write instead of a value that does not fit: another name for it, the list that it was meant to be."""
+    """Return the hint for an invalid value: mptrain's name for it, another way to write it, or a list with it."""
     if other := translate_value(key, value):
         return f"did you mean {key}={other}?"
     for meaning in _meanings(value):
@@ -102,7 +102,7 @@ def hint_for(key: str, value: Any, annotation: Any) -> str:
     return f"write {key}=[{show(value)}]"
 
 
-#: The values that a word may stand for though YAML reads text or a number.
+#: Values that a word may mean, although YAML reads it as text or a number.
 _MEANINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("none", "nil", "no", "off"), (None, False)),
     **dict.fromkeys(("yes", "on", "y", "1"), (True,)),
@@ -111,7 +111,7 @@ _MEANINGS: dict[str, tuple[Any, ...]] = {
 
 
 def _meanings(value: Any) -> tuple[Any, ...]:
-    """Return what a value may mean that YAML reads otherwise: a power of two, nothing, a truth value."""
+    """Return the values that a text or number may mean: a power of two, null, true or false."""
     text = str(value).lower()
     if power := _POWER.fullmatch(text):
         number = 2.0 ** int(power["exponent"])
@@ -120,7 +120,7 @@ def _meanings(value: Any) -> tuple[Any, ...]:
 
 
 def describe(annotation: Any) -> str:
-    """The allowed values in words, to follow "must be": ``a whole number, at least 1``."""
+    """Describe the allowed values in words that follow "must be": ``a whole number, at least 1``."""
     base, metadata = _peel(annotation)
     for item in metadata:
         if isinstance(item, RangeDescription):
@@ -143,7 +143,7 @@ def describe(annotation: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as one would write it on the command line."""
+    """Format a value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -157,7 +157,7 @@ def show(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
+    """Return the first line of an error's text that is not blank, or the error's type if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return show(lines[0]) if lines else type(error).__name__
 
@@ -197,7 +197,7 @@ def _shape(value: Any, annotation: Any) -> Any:
     base, _ = _peel(annotation)
     origin, arguments = get_origin(base), get_args(base)
     if origin is Literal and isinstance(value, float) and str(value) in arguments:
-        return str(value)  # Hydra reads the words inf and nan as numbers
+        return str(value)  # Hydra parses inf and nan as numbers
     if origin in (Union, types.UnionType):
         plain = {_peel(argument)[0] for argument in arguments}
         if isinstance(value, float) and math.isfinite(value) and float in plain:
@@ -220,7 +220,7 @@ def _shape(value: Any, annotation: Any) -> Any:
 
 
 def _shape_item(value: Any, annotation: Any) -> Any:
-    # YAML reads the name 16 of a module in a list of names as a number.
+    # In a list of module names, YAML reads the name 16 as a number.
     if _peel(annotation)[0] is str and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return _shape(value, annotation)

@@ -1,6 +1,6 @@
-"""Says which configuration file cannot be read, and where in it; reads YAML that may be a stranger's.
+"""Finds unreadable configuration files, with the line of the error; reads YAML that may be untrusted.
 
-Hydra reads the files and stops at the first that is wrong, often without its name. This reads them again, after that.
+Hydra stops at the first invalid file, often without naming it. This module then reads the files again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.files import read_bytes
 
-#: Values of a file once its aliases are followed.
+#: Largest number of values in a file after its aliases are expanded.
 _MOST_VALUES: Final = 100_000
 
-#: Brackets, or blanks before a line, below which nothing is nested too deeply for a reader.
+#: Number of brackets, or of leading blanks in a line, up to which a file cannot be nested too deeply to parse.
 _DEEPEST: Final = 100
 
-_NO_ALIASES: Final = "write out what its aliases (*NAME) stand for"
+_NO_ALIASES: Final = "replace its aliases (*NAME) with their values"
 
 
 def find_unreadable(paths: Iterable[Path]) -> Problem | None:
-    """The problem of the first file that is no readable YAML mapping, with its line where there is one."""
+    """Return the problem of the first file that is not a readable YAML mapping, with the line if known."""
     for path in dict.fromkeys(paths):
         if problem := _read(path):
             return problem
@@ -49,17 +49,17 @@ def _read(path: Path) -> Problem | None:
         what = ": ".join(part for part in (error.context, error.problem) if part)
         return Problem(f"{place} is not YAML: {what}", _hint(text, mark.line if mark else None))
     except (YAMLError, ValueError, RecursionError) as error:
-        return Problem(f"{path} is not YAML: {error}", "see a file that mptrain list names for the shape")
+        return Problem(f"{path} is not YAML: {error}", "see the files that mptrain list names for the format")
     if node is not None and not isinstance(node, MappingNode):
-        return Problem(f"{path} must be a mapping, with lines of the form KEY: VALUE", "it holds a list or one value")
+        return Problem(f"{path} is a list or a single value, not a mapping", "write lines of the form KEY: VALUE")
     return None
 
 
 def read_yaml(text: str) -> Any:
-    """What a text of YAML holds, as OmegaConf reads it: plain containers, interpolations as they are written.
+    """Parse YAML with OmegaConf into plain containers; interpolations are not resolved.
 
     Raises:
-        ConfigError: It is no YAML, or its aliases unfold to more than there is memory for.
+        ConfigError: The text is not YAML, or its aliases expand to too many values.
     """
     try:
         if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
@@ -67,7 +67,7 @@ def read_yaml(text: str) -> Any:
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except ConfigError:
         raise
-    except Exception as error:  # OmegaConf and PyYAML document no set of errors for what is no configuration
+    except Exception as error:  # OmegaConf and PyYAML do not document which errors invalid text raises
         mark = getattr(error, "problem_mark", None)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         where = f"line {mark.line + 1}: " if mark else ""
@@ -75,7 +75,7 @@ def read_yaml(text: str) -> Any:
 
 
 def find_endless(folders: Iterable[Path]) -> Problem | None:
-    """The problem of the first file whose aliases, or brackets, would take all memory, or for ever, to follow."""
+    """Return the problem of the first file whose aliases or nesting would exhaust memory or never end."""
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
             text = read_bytes(path).decode("utf-8")
@@ -85,14 +85,14 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
             if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
                 return Problem(f"{path}: {too_large}", _NO_ALIASES)
         except RecursionError:
-            return Problem(f"{path} is nested too deeply", "no configuration needs that")
-        except (OSError, UnicodeDecodeError, YAMLError, ValueError):  # said when it is chosen
+            return Problem(f"{path} is nested too deeply", "remove it from the folder, or nest its values less deeply")
+        except (OSError, UnicodeDecodeError, YAMLError, ValueError):  # reported when the file is chosen
             continue
     return None
 
 
 def _unfolded(root: Node | None) -> str:
-    """Why the aliases of a document must not be followed; empty where each is short, and none holds itself."""
+    """Return the reason not to expand the aliases of a document; empty if they are few and none contains itself."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
@@ -101,17 +101,17 @@ def _unfolded(root: Node | None) -> str:
         if isinstance(node, ScalarNode):
             return 1
         if id(node) not in sizes:
-            sizes[id(node)] = _MOST_VALUES + 1  # while it is being counted: what holds itself has no end
+            sizes[id(node)] = _MOST_VALUES + 1  # until it is counted, so that a node inside itself counts as too large
             sizes[id(node)] = 1 + sum(map(size, node.value))
         return sizes[id(node)]
 
     if root is None or size(root) <= _MOST_VALUES:
         return ""
-    return f"it unfolds to more than {_MOST_VALUES:,} values"
+    return f"its aliases expand to more than {_MOST_VALUES:,} values"
 
 
 def _hint(text: str, line: int | None) -> str:
     lines = text.split("\n")
     if line is not None and line < len(lines) and "\t" in lines[line]:
         return "YAML is indented with spaces, not with tabs"
-    return "a value that contains any of [ ] { } : # needs quotes, and what is opened must be closed above that line"
+    return "quote values that contain any of [ ] { } : #, and close brackets and quotes opened above that line"

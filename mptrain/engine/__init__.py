@@ -1,1 +1,1 @@
-"""Runs training: the step, the loop, evaluation, checkpoints. Knows neither Hydra nor the terminal."""
+"""The training engine: step, loop, evaluation and checkpoints. It must not depend on Hydra or on the terminal."""

@@ -1,7 +1,8 @@
-"""What must be known before each step: its batch, and whether the run is asked to end. Ranks agree on it on the host.
+"""Agreement of all ranks, before each step, on its batch and on whether the run is asked to stop.
 
-What one rank alone knows (a signal, a sample that cannot be used, the time) would otherwise make it leave the others
-waiting. One exchange of a few numbers before each step does for all of it; the host is ahead of a CUDA device there.
+A signal, an unusable sample or the time limit may be known to one rank only. If that rank acted on it alone, the others
+would wait for it forever. One all_reduce of a few integers on the host before each step shares all of this; on CUDA the
+host runs ahead of the device there, so the exchange costs no device time.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class SyncedBatch(NamedTuple):
-    """A step to come.
+    """The batch of the next step.
 
     Attributes:
-        batch: This rank's part of it, on the host.
-        samples: Of all ranks.
-        terms: Loss terms of all ranks.
+        batch: This rank's part of the batch, on the host.
+        samples: Number of samples over all ranks.
+        terms: Number of loss terms over all ranks.
     """
 
     batch: Batch
@@ -31,11 +32,11 @@ class SyncedBatch(NamedTuple):
 
 
 class BatchSync:
-    """Those of a run on one rank.
+    """Source of batches and stop requests for a run on one rank.
 
     Args:
-        interrupts: Hears signals.
-        late: Whether the run's time is over.
+        interrupts: Listener for signals.
+        late: Returns whether the run's time limit is reached.
     """
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool]) -> None:
@@ -44,20 +45,20 @@ class BatchSync:
 
     @property
     def asked(self) -> str | None:
-        """The signal that asks the run to end, as far as all ranks know of it."""
+        """Name of the signal that asked the run to stop, once all ranks know of it."""
         return self._interrupts.received
 
     @property
     def late(self) -> bool:
-        """Whether the run's time is over, as far as all ranks know."""
+        """Whether the run's time limit is reached, once all ranks know of it."""
         return self._late()
 
     def should_stop(self) -> bool:
-        """Find out whether the run is asked to end; all ranks ask at the same places."""
+        """Return whether the run is asked to stop. All ranks must call this at the same places."""
         return self.asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """Fetch the next batch; None where there is none.
+        """Return the next batch, or None if there is none.
 
         Raises:
             DataError: A sample cannot be used.
@@ -67,12 +68,12 @@ class BatchSync:
 
 
 class DistributedBatchSync(BatchSync):
-    """Those of a run on several ranks.
+    """Source of batches and stop requests for a run on several ranks.
 
     Args:
-        interrupts: Hears this rank's signals.
-        late: Whether the run's time is over; the first rank's clock counts.
-        comm: Who they are.
+        interrupts: Listener for this rank's signals.
+        late: Returns whether the run's time limit is reached; only the clock of rank 0 counts.
+        comm: Communicator of all ranks.
     """
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool], comm: Communicator) -> None:
@@ -97,7 +98,7 @@ class DistributedBatchSync(BatchSync):
         return self._asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """See `BatchSync`; an error of one rank is raised by all."""
+        """See `BatchSync`. An error of one rank is raised on all ranks."""
         batch, error = None, None
         try:
             batch = next(batches, None)
@@ -122,5 +123,5 @@ class DistributedBatchSync(BatchSync):
         if interrupted or signalled:
             own = self._interrupts.received
             self._asked = "SIGINT" if interrupted else own if own not in (None, "SIGINT") else "SIGTERM"
-            self._interrupts.received = self._asked  # of which the exit code speaks
+            self._interrupts.received = self._asked  # determines the exit code
         self._over = self._over or late > 0

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when its state is saved, and how it gets back there."""
+"""Saves the state of a run to checkpoints and restores it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Checkpointing:
-    """Saves the state of a run.
+    """Saves and restores the state of a run.
 
     Args:
-        parts: What the run is made of.
-        options: What the user chose about it.
-        storage: Where it keeps checkpoints.
-        progress: How far it has come.
-        telemetry: Takes records.
+        parts: The built run.
+        options: The user's options.
+        storage: Storage for the checkpoints.
+        progress: Progress of the run; updated in place.
+        telemetry: Receives records.
 
     Attributes:
-        saver: Writes checkpoints, perhaps in a thread of its own; entered around the run.
-        carried: The buffers that belong to the run and not to its weights.
+        saver: Writes checkpoints, optionally in a background thread. A context manager, entered around the run.
+        carried: Buffers that belong to the run and not to its weights.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Checkpointing:
         self.carried = CarriedBuffers(parts)
 
     def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
-        """Go back to where a checkpoint was taken.
+        """Restore the run to the state in a checkpoint.
 
         Args:
             state: The checkpoint's state.
-            forgive: Count refused steps in a row anew; for a run that was stopped by them and is tried again.
+            forgive: Reset the count of consecutive overflows, for a run that they stopped and that is tried again.
 
         Returns:
-            What could not be restored, as sentences.
+            One sentence for each item that could not be restored.
         """
         restored, notes = restore_snapshot(self._parts, self._telemetry.step_log, state)
         self._progress.become(restored)
@@ -58,29 +58,29 @@ class Checkpointing:
         return notes
 
     def due_after_step(self) -> bool:
-        """Return whether the state is to be saved behind the present step."""
+        """Return whether to save the state after the current step."""
         every = self._options.every_steps
         return every is not None and self._progress.step % every == 0
 
     def due_after_epoch(self) -> bool:
-        """Return whether the state is to be saved behind the present epoch."""
+        """Return whether to save the state after the current epoch."""
         every = self._options.every_epochs
         return every is not None and self._progress.epoch % every == 0
 
     def save(self, *, wait: bool = False) -> None:
-        """Save the state, with the metric of exactly these weights if they were validated.
+        """Save the state, with the validation metric if exactly these weights were validated.
 
         Args:
-            wait: Until it is on the disk.
+            wait: Block until the checkpoint is on disk.
 
         Raises:
-            StorageError: The disk refuses.
+            StorageError: The checkpoint cannot be written.
         """
         progress, telemetry = self._progress, self._telemetry
         telemetry.show("saving")
         telemetry.step_log.flush()
         telemetry.clock.save()
-        metric = None  # also when a step is saved again: the best checkpoint is found by it
+        metric = None  # kept also if a step is saved again, because it selects the best checkpoint
         if progress.evaluated_at == progress.step:
             metric = progress.last.get("val", {}).get(self._parts.task.metric or "")
         telemetry.event("checkpoint", metric=metric)
@@ -96,14 +96,15 @@ class Checkpointing:
 
 
 class CarriedBuffers:
-    """The carried buffers of a run.
+    """Carried buffers of a run, merged over all ranks.
 
-    Each rank trains on its rows of every batch, so it changes its rows of such a buffer and no others. The whole is what
-    each rank has changed since all had the same. The last batch of an epoch may be smaller, and then a row belongs to
-    another rank; so the whole is asked for at the end of every epoch, where the later rank's row counts.
+    Each rank trains on its rows of every batch, so it changes only its own rows of a carried buffer. The merged buffer
+    combines the rows that each rank has changed since all ranks last held the same values. If the last batch of an
+    epoch is smaller, a row may belong to another rank. Buffers are therefore merged at the end of every epoch, where
+    the row of the highest rank wins.
 
     Args:
-        parts: The run; all ranks have the same buffers.
+        parts: The built run; all ranks start with the same buffers.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -111,14 +112,14 @@ class CarriedBuffers:
         self.begin()
 
     def begin(self) -> None:
-        """All ranks have the same buffers now."""
+        """Mark the current buffers as equal on all ranks."""
         alone = self._parts.comm.world_size == 1
         self._base = {} if alone else {name: buffer.clone() for name, buffer in self._parts.carried().items()}
 
     def whole(self) -> dict[str, Tensor]:
-        """The buffers with the rows of all ranks, which must all ask, and have them from then on.
+        """Return the buffers merged over all ranks, and store them in place on each rank.
 
-        Asked where a checkpoint is taken and where an epoch ends, outside of steps: the device is waited for.
+        All ranks must call this, outside of steps: at checkpoints and at the end of an epoch. It waits for the device.
         """
         buffers = self._parts.carried()
         if not self._base:

@@ -1,4 +1,4 @@
-"""Counts the time of training steps, what they got done, and what they cost in energy."""
+"""Measures the time, throughput and energy of training steps."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mptrain.device import properties_of
 if TYPE_CHECKING:
     from mptrain.engine.parts import Progress
 
-#: Steps of an attempt that do not count as steady: kernels are chosen and caches filled in them.
+#: Warm-up steps of each attempt. They are left out of steady figures: kernels are chosen and caches filled in them.
 WARM_UP = 10
 
 
 class Clock:
-    """Adds up a run's time in a `Progress`, and knows its recent throughput.
+    """Accumulates a run's training time in a `Progress` and reports its recent throughput.
 
     Args:
-        progress: Changed in place.
-        device: Where it trains; its energy is read.
+        progress: Updated in place.
+        device: Training device; its energy counter is read.
 
     Attributes:
-        progress: The same.
-        rate: Loss terms a second at the last `read`; evaluating and saving do not count.
-        wait_share: Share of the time spent waiting for data at the last `read`, 0 to 1.
+        progress: As given.
+        rate: Loss terms per second as of the last `read`, without evaluation and saving.
+        wait_share: Fraction of time spent waiting for data as of the last `read`, 0 to 1.
     """
 
     def __init__(self, progress: Progress, device: torch.device) -> None:
@@ -45,10 +45,10 @@ class Clock:
         self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
     def lap(self, terms: int, waited: float, seconds: float) -> bool:
-        """Count a step of ``terms`` loss terms that took ``seconds``, of which it waited for data for ``waited``.
+        """Count one step of ``terms`` loss terms that took ``seconds``, ``waited`` of them spent waiting for data.
 
         Returns:
-            Whether the warm-up ends here, and the device should be waited for before the next step.
+            Whether this step ends the warm-up, so that the caller should wait for the device before the next one.
         """
         progress, steady = self.progress, self._steps >= WARM_UP
         self._steps += 1
@@ -63,7 +63,7 @@ class Clock:
         return self._steps == WARM_UP
 
     def add(self, seconds: float, *, steady: bool | None = None) -> None:
-        """Count time of training that belongs to no step: the device finished what it had to do."""
+        """Count training time that belongs to no step, such as waiting for the device to finish its queue."""
         progress = self.progress
         progress.seconds += seconds
         progress.epoch_seconds += seconds
@@ -72,17 +72,17 @@ class Clock:
         self._seconds += seconds
 
     def begin(self) -> None:
-        """Training steps begin: the device's energy counts from here."""
+        """Start counting the device's energy: training steps begin."""
         self._training = True
         self._energy = self._meter.read()
 
     def end(self) -> None:
-        """Training steps end for now, and the device is done with them."""
+        """Stop counting energy: training steps have ended and the device has finished them."""
         self.save()
         self._training = False
 
     def save(self) -> None:
-        """Bring the energy in the progress up to date; NaN from where a device did not say for a part of the run."""
+        """Update the energy in the progress; it becomes NaN once the device fails to report a part of the run."""
         if not self._training:
             return
         before, self._energy = self._energy, self._meter.read()
@@ -91,11 +91,11 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Wall time since the last `read`, seconds."""
+        """Wall time since the last `read`, in seconds."""
         return time.perf_counter() - self._read_at
 
     def read(self) -> None:
-        """Turn what was counted since the last call into `rate` and `wait_share`."""
+        """Update `rate` and `wait_share` from the counts since the last call."""
         if self._seconds > 0:
             self.rate, self.wait_share = self._terms / self._seconds, min(1.0, self._waited / self._seconds)
         self._read_at, self._terms, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0
@@ -105,25 +105,25 @@ _RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter(Protocol):
-    """Counts the energy that a device uses."""
+    """Meter of the energy that a device uses."""
 
     def read(self) -> float | None:
-        """Joules since some moment in the past, never falling; None where the device does not say."""
+        """Return the joules since a fixed moment, never decreasing, or None if the device reports no energy."""
 
 
 class NoMeter:
-    """A device that does not say."""
+    """Meter for a device that reports no energy."""
 
     def read(self) -> None:
-        """Always None."""
+        """Return None."""
 
 
 class RaplMeter:
-    """All packages of a CPU, through Linux's powercap files.
+    """Energy meter of all packages of a CPU, read from Linux's powercap files.
 
     Args:
-        packages: Folders with ``energy_uj``, which counts microjoules and wraps at ``max_energy_range_uj``. A wrap between
-            two reads is made good; more than one (after an hour or so) cannot be seen.
+        packages: Folders with ``energy_uj``, which counts microjoules and wraps at ``max_energy_range_uj``. One wrap
+            between two reads is corrected; a second one (after about an hour) cannot be detected.
     """
 
     def __init__(self, packages: list[Path]) -> None:
@@ -132,7 +132,7 @@ class RaplMeter:
         self._microjoules = 0
 
     def read(self) -> float | None:
-        """Joules since this meter was made."""
+        """Return the joules since this meter was created."""
         try:
             now = [_number(counter) for counter, _ in self._packages]
         except (OSError, ValueError):
@@ -144,29 +144,29 @@ class RaplMeter:
 
 
 class NvmlMeter:
-    """A CUDA device, through NVML.
+    """Energy meter of a CUDA device, read through NVML.
 
     Args:
-        millijoules: Reads the device's counter, in millijoules since the driver was loaded.
+        millijoules: Returns the device's counter, in millijoules since the driver was loaded.
     """
 
     def __init__(self, millijoules: Callable[[], int]) -> None:
         self._millijoules = millijoules
 
     def read(self) -> float | None:
-        """Joules since the driver was loaded."""
+        """Return the joules since the driver was loaded."""
         try:
             return self._millijoules() / 1000
-        except Exception:  # NVML's errors are its own; energy is never worth a run
+        except Exception:  # NVML has its own error classes; a missing reading must not stop the run
             return None
 
 
 def energy_meter(device: torch.device, rapl: Path = _RAPL) -> EnergyMeter:
-    """The meter of a device.
+    """Return the energy meter of a device.
 
     Args:
         device: The training device.
-        rapl: Where the CPU's counters are.
+        rapl: Folder of the CPU's energy counters.
     """
     if device.type == "cuda":
         return _nvml_meter(device)
@@ -187,7 +187,7 @@ def _nvml_meter(device: torch.device) -> EnergyMeter:
         uuid = properties_of(device).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         meter = NvmlMeter(lambda: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-    except Exception:  # the package is missing, or the driver, or the device does not count
+    except Exception:  # no package, no driver, or a device without an energy counter
         return NoMeter()
     return meter if meter.read() is not None else NoMeter()
 

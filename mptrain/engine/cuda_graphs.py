@@ -1,8 +1,8 @@
-"""Captures steps as CUDA graphs, and leaves no trace of a capture that fails.
+"""Captures steps as CUDA graphs and cleans up after a capture that fails.
 
-torch puts its own state back only where a capture succeeds. After a failed one the stream of the capture stays the current one;
-before 2.12 memory of the capture's pool is asked for as if it went on (pytorch#180395), before 2.14 the pool is kept for
-good (pytorch#190348), and the device's generator still expects a capture and refuses to draw.
+torch restores its own state only after a successful capture. After a failed one, the capture stream stays current and
+the device's generator still expects a capture and refuses to draw. Before torch 2.12 allocations still go to the
+capture's pool (pytorch#180395); before 2.14 the pool is never released (pytorch#190348).
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-#: From this version on torch may give the pool of a failed capture back itself, and to do so twice would break its count.
+#: From this version on torch may release the pool of a failed capture itself; releasing it twice breaks its count.
 _RELEASES_POOLS = TorchVersion("2.13")
 
 
 class GraphsInvalidated(RuntimeError):
-    """A capture has failed, and graphs that were captured before it can be run no more."""
+    """Error raised when a failed capture has made the graphs captured before it unusable."""
 
 
 class CudaGraphs:
-    """Captures what a function launches, without running it; what it returns runs it.
+    """Captures the kernels that a function launches, without running them; calling it returns the replay function.
 
-    All graphs share one pool of memory: only one runs at a time, each writes whatever it reads of the pool, and tensors that are
-    read after a graph has run are kept, so that no other graph is given their memory.
+    All graphs share one memory pool. That is safe because only one graph runs at a time and each graph writes
+    everything that it reads from the pool. References to tensors that are read after a replay are kept, so no other
+    graph gets their memory.
 
     Args:
         device: A CUDA device.
@@ -40,11 +41,11 @@ class CudaGraphs:
         self._captured = False
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Capture.
+        """Capture a function and return its replay.
 
         Raises:
-            RuntimeError: It failed; the first reason, not what came of it.
-            GraphsLost: It failed, and graphs of before are lost.
+            RuntimeError: The capture failed; this is the first error, not a follow-up of it.
+            GraphsInvalidated: The capture failed and earlier graphs can no longer be replayed.
         """
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -53,7 +54,7 @@ class CudaGraphs:
         try:
             with torch.cuda.graph(
                 graph, pool=self._pool, capture_error_mode="relaxed"
-            ):  # memory may be pinned meanwhile
+            ):  # relaxed: other threads may pin memory meanwhile
                 begun = True
                 body()
         except BaseException as error:
@@ -70,16 +71,16 @@ class CudaGraphs:
         return graph.replay
 
     def _release(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End what the capture has begun in the allocator, where torch has not."""
+        """End the capture's allocations to the pool if torch has not."""
         try:
-            graph.pool()  # refused unless the capture itself came to its end, as it does where something else went wrong
+            graph.pool()  # raises unless the capture itself ended, as it does if the error came from elsewhere
             ended = True
         except RuntimeError:
             ended = False
         graph.reset()
         if ended:
             return
-        with contextlib.suppress(RuntimeError):  # it is not begun any more
+        with contextlib.suppress(RuntimeError):  # torch has ended it already
             torch._C._cuda_endAllocateToPool(self._index, self._pool)
         if TorchVersion(torch.__version__) < _RELEASES_POOLS:
             with contextlib.suppress(RuntimeError):
@@ -90,7 +91,7 @@ class CudaGraphs:
         return torch.cuda.current_device() if self._device.index is None else self._device.index
 
     def _free_generator(self) -> bool:
-        """Give the device's generator a new state where the old one expects the capture to go on; whether it did."""
+        """Replace the state of the device's generator if it still expects a capture; return whether it was replaced."""
         try:
             torch.rand((), device=self._device)
         except RuntimeError:
@@ -100,13 +101,13 @@ class CudaGraphs:
         return False
 
 
-#: How torch's warning of a wait begins, and its warning, once in a process, that it does not notice all.
+#: Start of torch's warning about a synchronisation, and of its one-time warning that it does not detect all of them.
 _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode"
 
 
 @contextlib.contextmanager
 def host_waits(device: torch.device) -> Iterator[list[str]]:
-    """A region that fills its list, at its end, with the places where the host waited: file and line. Empty but on CUDA."""
+    """Context manager that lists where the host waited (file:line). The list is filled on exit, on CUDA only."""
     found: list[str] = []
     if device.type != "cuda":
         yield found

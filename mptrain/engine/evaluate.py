@@ -1,4 +1,4 @@
-"""Measures a model on a split: never in a training region, never touching training's random numbers."""
+"""Evaluates a model on a split. Must not run inside a training step or consume the training's random numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What came out of an evaluation.
+    """Result of an evaluation.
 
     Attributes:
         record: The metrics.
-        exhibits: What the task shows, by name, on the host; empty unless asked for.
+        exhibits: The task's exhibits by name, on the host; empty unless requested.
     """
 
     record: EvalRecord
@@ -50,24 +50,24 @@ def evaluate(
     exhibit: bool = False,
     intervals: bool = False,
 ) -> EvalResult | None:
-    """Metrics of the current weights on all samples of a split.
+    """Evaluate the current weights on all samples of a split.
 
-    The sums are kept on the device and read at the end. Each of several ranks measures its part of every batch; the metrics
-    are those of all samples, each counted once.
+    Sums are accumulated on the device and read at the end. With several ranks, each measures its part of every batch;
+    the metrics cover all samples, each counted once.
 
     Args:
         parts: The built run.
-        loader: Over the split, without shuffling.
+        loader: Loader of the split, without shuffling.
         split: ``val`` or ``test``.
-        step: Attempts so far, for the record.
+        step: Attempted steps, for the record.
         epoch: Completed epochs, for the record.
-        stop: Asked between batches whether to give up.
-        average: Measure the average of the weights, where there is one.
-        exhibit: Let the task show something.
-        intervals: Say how far the metrics would move on other samples.
+        stop: Called between batches; evaluation is aborted if it returns True.
+        average: Evaluate the average of the weights if there is one.
+        exhibit: Collect the task's exhibits.
+        intervals: Compute 95 % CIs of the metrics over the choice of samples.
 
     Returns:
-        The outcome, or None if evaluation was given up.
+        The result, or None if evaluation was aborted.
     """
     wide = parts.policy.eval == "fp32" and parts.policy.half
     prepare = parts.prepare_float32 if wide else parts.prepare
@@ -98,7 +98,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, in which buffers and random numbers may move: they are put back."""
+    """Context manager for evaluation mode without gradients. Buffers and random states are restored on exit."""
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()
@@ -111,7 +111,7 @@ def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
 
 
 def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
-    """The model itself, or where other weights or dtypes are asked for, a copy."""
+    """Return the model itself, or a copy if other weights or dtypes are requested."""
     averages = {name: whole(value) for name, value in parts.averages().items()} if average else {}
     if wide and parts.policy.parameters != "float32":
         weights = {name: whole(value) for name, value in parts.full_precision().items()}
@@ -122,7 +122,7 @@ def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
 
 
 def gather_model(parts: Parts) -> nn.Module:
-    """The model with all of its weights: itself, or where ranks hold parts of them, a copy; all ranks must ask."""
+    """Return the model with all of its weights: itself, or a copy if weights are sharded. All ranks must call this."""
     if parts.blank is None:
         return parts.model
     model = copy.deepcopy(parts.blank)
@@ -136,23 +136,24 @@ def gather_model(parts: Parts) -> nn.Module:
 
 
 def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
-    """An FP32 copy of a model with the best copy of each weight: masters where there are any.
+    """Return an FP32 copy of a model that uses master weights where there are any.
 
     Args:
-        model: The model as it trains.
-        full_precision: Best copies by parameter name (see `MasterWeights.full_precision`); others are widened.
+        model: The model in training dtypes.
+        full_precision: Full-precision values by parameter name (see `MasterWeights.full_precision`); other parameters
+            are converted from their own dtype.
     """
     return with_weights(copy.deepcopy(model).float(), full_precision)
 
 
 def without_storage(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters take no memory."""
+    """Return a copy of a model with its parameters on the meta device."""
     blank = copy.deepcopy(model)
     return with_values(blank, {name: torch.empty_like(p, device="meta") for name, p in blank.named_parameters()})
 
 
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """The model with other tensors for its parameters, by name; a parameter with several names stays one."""
+    """Replace a model's parameters by other tensors, by name, and return the model. Tied parameters stay tied."""
     made: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -169,7 +170,7 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """The model with parameters replaced in place, by name; FP16 ones saturate."""
+    """Copy values into a model's parameters in place, by name, and return the model. FP16 parameters saturate."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

@@ -1,4 +1,4 @@
-"""Writes what a task exhibits into the run directory: pictures as grids, texts as tables, sounds as recordings."""
+"""Writes a task's exhibits to the run directory: pictures as grids, texts as tables, sounds as WAV files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
 
-#: The loudest sample of a 16-bit recording.
+#: Largest sample value of a 16-bit recording.
 _FULL_SCALE = 32767
 
 
 def on_host(shown: Exhibit) -> Exhibit:
-    """The same exhibit on the host, its numbers in float32."""
+    """Return a copy of an exhibit on the host, with numbers in float32."""
     if isinstance(shown, Texts):
         return shown
     if isinstance(shown, Sounds):
@@ -30,21 +30,22 @@ def on_host(shown: Exhibit) -> Exhibit:
 
 
 def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> list[str]:
-    """Write the files of each exhibit; the same step replaces its own.
+    """Write the files of each exhibit, replacing those of the same step.
 
-    Pictures become ``NAME-STEP.png``, one sheet; texts ``NAME-STEP.tsv``, whose first line names the columns; sounds
-    ``NAME-N-STEP.wav``, one each, 16 bits a sample. What captions say stands in ``captions.json``, by ``NAME`` or ``NAME-N``.
+    Pictures become one grid, ``NAME-STEP.png``. Texts become ``NAME-STEP.tsv``, whose first line has the column names.
+    Each sound becomes ``NAME-N-STEP.wav``, 16 bits per sample. Captions are written to ``captions.json`` by ``NAME``
+    or ``NAME-N``.
 
     Args:
-        folder: Made if missing, when there is something to write.
+        folder: Target folder; created if there is something to write.
         step: Attempted steps.
-        exhibits: By name, on the host.
+        exhibits: Exhibits by name, on the host.
 
     Returns:
-        The names of the files, without that of the captions.
+        The file names, without ``captions.json``.
 
     Raises:
-        StorageError: The disk refuses.
+        StorageError: A file cannot be written.
     """
     files: dict[str, bytes] = {}
     captions: dict[str, str] = {}
@@ -84,7 +85,7 @@ def _table(texts: Texts) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
     for row in (texts.columns, *texts.rows):
-        # Python before 3.13 puts no quotes around a carriage return, which would end the row where it is read.
+        # Python before 3.13 does not quote a carriage return, and a reader would take it as the end of the row.
         writer.writerow([text.replace("\r\n", "\n").replace("\r", "\n") for text in row])
     return file.getvalue().encode(errors="replace")
 

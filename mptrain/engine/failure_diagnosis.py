@@ -1,6 +1,6 @@
-"""What is kept of a run that cannot go on, and what can be said about why.
+"""Diagnoses a run that overflows in every step, and saves the batch of its last step.
 
-Called once, at the end, so it may wait for the device.
+It is called once, at the end of a run, so it may wait for the device.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the last refused step looked like.
+    """Cause of the last overflow of a run that stopped because of consecutive overflows.
 
     Attributes:
-        learner: Whose step it was.
-        step: Attempts so far.
-        loss_scale: The scale in force.
-        refused: Overflowed steps in a row.
-        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer does that did not from the start), ``forward`` (all of
-            those are finite, the loss is not), ``backward`` (the loss is finite, gradients are not).
-        tensors: The first non-finite tensors: inputs, weights, or gradients by parameter name, with their kind.
-        count: How many there are.
-        advice: What to try.
+        learner: Name of the learner that overflowed.
+        step: Attempted steps.
+        loss_scale: Loss scale of the step.
+        refused: Number of consecutive overflows.
+        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer holds inf or NaN that did not
+            at the start), ``forward`` (all of these are finite, but the loss is not) or ``backward`` (the loss is
+            finite, but gradients are not).
+        tensors: The first non-finite tensors, each with its kind: inputs, weights, or gradients by parameter name.
+        count: Number of non-finite tensors.
+        advice: Suggested fix.
     """
 
     learner: str
@@ -57,7 +58,7 @@ class Diagnosis:
     advice: str
 
     def describe(self) -> str:
-        """One sentence for the person at the terminal."""
+        """Return the diagnosis as one sentence for the user."""
         named = ", ".join(f"{name} ({kind})" for name, kind in self.tensors[:3]) or "no tensor"
         more = f" and {self.count - 3} more" if self.count > 3 else ""
         whose = f" of the {self.learner}" if self.learner != "main" else ""
@@ -70,17 +71,17 @@ class Diagnosis:
 _WHAT = {
     "input": "the batch itself is not finite",
     "weights": "weights or buffers are not finite",
-    "forward": "the loss is not finite though inputs and weights are; gradients that are not",
-    "backward": "inputs, weights and loss are finite; gradients that are not",
+    "forward": "the loss is not finite, although inputs and weights are; non-finite gradients",
+    "backward": "inputs, weights and loss are finite; non-finite gradients",
 }
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
-    "weights": "weights or buffers themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
-    "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr{precision}",
+    "weights": "weights or buffers are not finite: resume from an earlier checkpoint with scaler.on_overflow=skip",
+    "forward": "the loss is not finite, although inputs and weights are: lower optimizer.lr{precision}",
     "backward": "only gradients overflow: {lower}{precision}",
 }
 
-#: Another precision, as advice about one that computes in a format.
+#: Advice on precision, by compute dtype.
 _PRECISION = {
     "float16": ", name the module in precision.keep_fp32, or use precision=bf16",
     "bfloat16": ", or name the module in precision.keep_fp32",
@@ -88,13 +89,13 @@ _PRECISION = {
 
 
 def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, batch: Batch) -> Diagnosis:
-    """Look at the tensors of the last step, whose gradients are still there.
+    """Diagnose the last step from its tensors; its gradients must still be there.
 
     Args:
-        parts: The run.
-        learner: The one that only overflows.
-        last: Its newest record.
-        refused: Overflowed steps in a row.
+        parts: The built run.
+        learner: The learner that overflows.
+        last: Its newest step record.
+        refused: Number of consecutive overflows.
         batch: The prepared batch of that step.
     """
     buffers = {name for name, _ in parts.model.named_buffers()}
@@ -135,31 +136,31 @@ def diagnose_overflows(
     random: Mapping[str, Any],
     folder: Path,
 ) -> Diagnosis:
-    """Find out on all ranks why a learner only overflows, and keep on the first what its last step can be done again from.
+    """Diagnose on all ranks why a learner overflows in every step; rank 0 saves what is needed to replay its last step.
 
     Args:
-        parts: The run.
-        log: Of that learner.
-        progress: Just behind that step.
-        batch: Of that step, prepared; this rank's part.
-        given: What was trained on; another one where a fault was put into it.
-        random: The first rank's random state before that step.
-        folder: Where it is kept; made if missing.
+        parts: The built run.
+        log: Log of the learner.
+        progress: Progress right after that step.
+        batch: Prepared batch of that step; this rank's part.
+        given: The batch that was trained on; differs from ``batch`` if a fault was injected into it.
+        random: Random state of rank 0 before that step.
+        folder: Target folder; created if missing.
 
     Raises:
-        StorageError: The disk refuses.
+        StorageError: A file cannot be written.
     """
     learner = next(learner for learner in parts.learners if learner.name == log.name)
     assert log.last is not None
     found = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
-    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # nearest to the data
+    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # the earliest cause
     if parts.fault.is_at(diagnosis.step):
-        first = "a fault was put in on purpose (inject.*), so leave that out first"
+        first = "a fault was injected on purpose (inject.*): remove it first"
         diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
     if parts.comm.is_rank_zero:
         whole, world_size = batch, 1
         if parts.comm.world_size > 1:
-            with contextlib.suppress(Exception):  # no memory, no file: then there is this rank's part
+            with contextlib.suppress(Exception):  # out of memory or file missing: keep this rank's part
                 fetched = parts.loaders["train"].whole_batch(progress.epoch, progress.batch - 1)
                 whole, world_size = parts.prepare(fetched), parts.comm.world_size
         _keep(folder, diagnosis, whole, random, world_size)
@@ -167,47 +168,45 @@ def diagnose_overflows(
 
 
 def _scale_keys(scaler: Scaler) -> str:
-    """The keys of a scaler that lower its scale, in brackets; empty where it has none."""
+    """Return the keys that lower a scaler's scale, in parentheses, or an empty string if it has none."""
     keys = [f"scaler.{key}" for key in ("scale", "init_scale", "min_scale") if hasattr(scaler, key)]
     return f" ({' or '.join(keys)})" if keys else ""
 
 
 def is_finite(parts: Parts) -> bool:
-    """Whether all weights and buffers are finite, so that the state is worth saving."""
+    """Return whether all weights and buffers are finite, so that the state is worth saving."""
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
 def require_success(
     progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, *, half: bool
 ) -> list[str]:
-    """Refuse to call a run done that learned nothing because of its numerics.
+    """Raise an error if a run trained nothing because of its numerics.
 
     Returns:
-        Warnings, one sentence each: a short run that ended while its first loss scales were still coming down.
+        Warnings, one sentence each: a short run ended while its initial loss scale was still decreasing.
 
     Raises:
-        NumericsError: A learner never applied an update though its scale could fall no further, or a loss of the last
-            evaluation, or the task's metric, is not finite.
+        NumericsError: A learner applied no update, and not only because its initial loss scale was still decreasing; or
+            a loss or the task's metric is not finite in the last evaluation.
     """
     warnings = []
     for log in learner_logs:
         if not progress.step or log.updates:
             continue
         whose = "" if len(learner_logs) == 1 else f" of the {log.name}"
-        what = f"not one of {progress.step} updates{whose} was applied: every step overflowed"
+        what = f"none of {progress.step} updates{whose} was applied: every step overflowed"
         if log.history.counts.keys() != {"calibrating"}:
-            raise NumericsError(
-                what, "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down"
-            )
-        warnings.append(f"{what}, because the loss scale was still coming down; train for longer")
+            raise NumericsError(what, "lower the loss scale (scaler.scale, scaler.init_scale), or train for more steps")
+        warnings.append(f"{what}, because the loss scale was still decreasing; train for more steps")
     for split, metrics in progress.last.items():
         for name, value in metrics.items():
             if (name == metric or name.endswith("loss")) and not math.isfinite(value):
                 trained = all(log.last is not None and math.isfinite(log.last.loss) for log in learner_logs)
-                what = f"its last {name.replace('_', ' ')} on {split} is {value}"
+                what = f"the last {name.replace('_', ' ')} on {split} is {value}"
                 if half and trained:
                     raise NumericsError(
-                        f"{what}, though its last training loss is finite",
+                        f"{what}, although the last training loss is finite",
                         "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr",
                     )
                 raise NumericsError(
@@ -218,14 +217,16 @@ def require_success(
 
 
 def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], world_size: int) -> None:
-    """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be done again.
+    """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed.
+
+    ``step.pt`` is loadable with ``weights_only=True``.
 
     Args:
-        folder: Made if missing.
-        diagnosis: What was found.
-        batch: The prepared batch of the last step, of all ranks.
-        random: The random state before that step, the first rank's. ``step.pt`` is loadable with ``weights_only=True``.
-        world_size: Number of ranks that did it, if ``batch`` is that of all.
+        folder: Target folder; created if missing.
+        diagnosis: The diagnosis.
+        batch: The prepared batch of the last step, over all ranks.
+        random: Random state of rank 0 before that step.
+        world_size: Number of ranks that ran the step, or 1 if ``batch`` is only one rank's part.
     """
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Puts a wrong value into a run on purpose, to see what notices it and what it does about it.
+"""Injects a wrong value into a run on purpose, to test how the run detects and handles it.
 
-One element, the first of the tensor, is overwritten in some steps in a row. Everything after that is the run's own doing:
-the verdict, the skip, the scale, the end of a run, the names on record.
+The first element of a tensor is overwritten in one or more consecutive steps. Everything that follows is the run's
+normal behaviour: the verdict, the skipped step, the loss scale, the end of the run and the names on record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
     from mptrain.workloads.base.batch import Batch
 
-#: What ``inject.tensor`` may begin with, and what must follow.
+#: Kinds of ``inject.tensor``, each with what must follow the colon.
 _KINDS = {
     "input": "",
     "activation": "MODULE",
@@ -38,21 +38,21 @@ _KINDS = {
 }
 
 
-#: The most tensors that a message names.
+#: Maximum number of tensors that a message names.
 _MOST_NAMES = 24
 
 
 class Injection:
-    """The fault of a run; without ``inject.step`` there is none.
+    """Injected fault of a run; without ``inject.step`` it does nothing.
 
     Args:
-        options: What, where and when.
-        model: Whose modules and parameters are named.
-        learners: Whose weights are named.
-        comm: Of which ``inject.rank`` may name one.
+        options: Value, tensor and steps of the fault.
+        model: Model whose modules and parameters ``inject.tensor`` may name.
+        learners: Learners whose weights ``inject.tensor`` may name.
+        comm: Communicator whose ranks ``inject.rank`` may name.
 
     Raises:
-        ConfigError: There is no such tensor.
+        ConfigError: The tensor does not exist.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Injection:
         comm: Communicator = SINGLE_PROCESS,
     ) -> None:
         self._options = options
-        self._rank = options.rank if comm.world_size > 1 else None  # one alone does what any would do
+        self._rank = options.rank if comm.world_size > 1 else None  # a single rank ignores inject.rank
         self._is_mine = self._rank in (None, comm.rank)
         self._model = model
         self._learners = learners
@@ -72,16 +72,16 @@ class Injection:
             self._require_tensor()
         elif options.tensor is not None:
             raise ConfigError(
-                f"inject.tensor={options.tensor} needs an inject.step", "add inject.step=1, or leave it out"
+                f"inject.tensor={options.tensor} needs an inject.step", "add inject.step=1, or remove inject.tensor"
             )
 
     @property
     def in_modules(self) -> bool:
-        """Whether it needs the modules of the model in one piece each."""
+        """Whether the fault needs each module of the model to run as a whole."""
         return self._options.step is not None and self._kind.startswith("activation")
 
     def describe(self) -> tuple[str, ...]:
-        """One sentence that says which fault the run has; none where it has none."""
+        """Return one sentence that describes the fault, or an empty tuple if there is none."""
         options = self._options
         if options.step is None:
             return ()
@@ -89,48 +89,46 @@ class Injection:
             options.count, f"in {options.count} steps from {options.step} on"
         )
         where = "" if self._rank is None else f" on rank {self._rank}"
-        return (f"a fault is put in on purpose: {options.value} into {options.tensor}{where}, {steps}",)
+        return (f"a fault is injected on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:
-        """What can only be said once there is a batch.
+        """Check the fault against the first batch.
 
         Args:
-            batch: Prepared.
-            planned: How many steps will be attempted.
+            batch: A prepared batch.
+            planned: Number of steps that will be attempted.
 
         Returns:
-            A warning where no step will have the fault.
+            A warning if no step will have the fault.
 
         Raises:
-            ConfigError: The inputs are whole numbers, such as tokens, and none of them can be infinite.
+            ConfigError: The inputs are integers, such as tokens, which cannot hold inf.
         """
         if self._options.step is None:
             return []
         if self._kind == "input" and not batch.inputs.is_floating_point():
             raise ConfigError(
-                "inject.tensor=input: the inputs are whole numbers (tokens)",
-                "write inject.tensor=activation:MODULE, with the module that embeds them",
+                "inject.tensor=input: the inputs are integers (tokens)",
+                "write inject.tensor=activation:MODULE, where MODULE is the embedding",
             )
         late = self._options.step > planned
-        return (
-            [f"inject.step={self._options.step} is never reached: the training ends at step {planned}"] if late else []
-        )
+        return [f"inject.step={self._options.step} is never reached: training ends at step {planned}"] if late else []
 
     def records(self, step: int) -> tuple[EventRecord, ...]:
-        """What is to be put on record before a step: that it is a poisoned one."""
+        """Return the record of an injected fault before a step, or an empty tuple if the step has none."""
         if not self.is_at(step):
             return ()
         return (EventRecord("injected", step, {"tensor": self._options.tensor, "value": str(self._options.value)}),)
 
     def at(self, step: int, batch: Batch) -> AbstractContextManager[Batch]:
-        """Around one step of all learners.
+        """Return a context manager that injects the fault into one step of all learners.
 
         Args:
-            step: Attempts, this one included.
-            batch: Prepared.
+            step: Attempted steps, including this one.
+            batch: The prepared batch.
 
         Returns:
-            Gives the batch to train on; another one where the fault is in the input.
+            Context manager that yields the batch to train on; a changed copy if the fault is in the input.
         """
         return self._around(batch) if self._is_mine and self.is_at(step) else contextlib.nullcontext(batch)
 
@@ -144,12 +142,12 @@ class Injection:
             yield batch
 
     def is_at(self, step: int) -> bool:
-        """Whether a step has the fault."""
+        """Return whether a step has the fault."""
         first, count = self._options.step, self._options.count
         return first is not None and first <= step and (count is None or step < first + count)
 
     def _install(self, hooks: contextlib.ExitStack) -> None:
-        """Put the fault into the weights, or hook it in for as long as the stack lasts."""
+        """Change the weights, or install hooks that are removed when the stack closes."""
         if self._kind == "weight":
             for learner in self._learners:
                 if self._name in learner.weights.names:
@@ -173,7 +171,7 @@ class Injection:
             path, _, name = self._name.rpartition(".")
             module = self._model.get_submodule(path)
 
-            def on_the_whole(module: nn.Module, inputs: Any) -> None:  # which there is in a forward pass only
+            def on_the_whole(module: nn.Module, inputs: Any) -> None:  # the whole parameter exists only during forward
                 hooks.callback(module._parameters[name].register_hook(self._poisoned).remove)  # type: ignore[union-attr]
 
             hooks.callback(module.register_forward_pre_hook(on_the_whole).remove)
@@ -199,7 +197,7 @@ class Injection:
         return hook
 
     def _poisoned(self, tensor: Tensor) -> Tensor:
-        """A tensor with another first element; a value that its dtype cannot hold becomes infinite."""
+        """Return a copy of a tensor with another first element; a value beyond the range of the dtype becomes inf."""
         place = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
         place[:1] = True
         value = torch.tensor(float(self._options.value), dtype=torch.float64).to(tensor.dtype).to(tensor.device)
@@ -212,15 +210,16 @@ class Injection:
             raise ConfigError(
                 f"inject.step={self._options.step} needs an inject.tensor"
                 if words is None
-                else f"inject.tensor={words}: no such kind",
-                f"it is one of {forms}",
+                else f"inject.tensor={words}: unknown kind",
+                f"choose one of {forms}",
             )
         if self._name in known:
             return
         guess = did_you_mean(self._name, known)
         what = _KINDS[self._kind]
         raise ConfigError(
-            f"inject.tensor={words}: {f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
+            f"inject.tensor={words}: "
+            f"{f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
             f"{f'did you mean {self._kind}:{guess}? ' if guess else ''}there is {_listed(known)}"
             if what
             else f"write {self._kind}",
@@ -235,7 +234,7 @@ class Injection:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names in their order, with the middle left out where there are many."""
+    """Join names in order; a long list is shortened in the middle."""
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
     half = _MOST_NAMES // 2

@@ -1,6 +1,6 @@
-"""What a run began with: digests by which a comparison proves that its arms began alike, and saw the same data.
+"""Digests of initial weights and data, which show that the arms of a comparison had the same start and the same data.
 
-Computed on the host, from values that are there anyway; nothing here changes anything.
+They are computed on the host, from values that exist anyway. Nothing here may change the run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.loader import Loader
 
 
-#: Of a sample that are part of a digest of evaluated data: all of a text, and one of some hundred of a picture.
+#: Maximum number of values per sample in a digest of evaluated data: all of a text, one in some hundred of a picture.
 VALUES = 256
 
 
 @dataclass(frozen=True)
 class StartFingerprints:
-    """What was so before the first step.
+    """State of a run before its first step.
 
     Attributes:
-        initial_weights: SHA-256 of the FP32 weights as they were drawn, or taken over; empty for a run that goes on.
+        initial_weights: SHA-256 of the initial FP32 weights, drawn or loaded; empty for a resumed run.
         memory: Bytes in use before the model was built (see `mptrain.engine.memory.memory_in_use`).
     """
 
@@ -36,10 +36,10 @@ class StartFingerprints:
 
 
 def sample_digests(batch: Batch) -> list[bytes]:
-    """SHA-256 of every sample of a host batch: of each tensor its dtype and up to `VALUES` values.
+    """Return the SHA-256 of every sample of a host batch, over the dtype and up to `VALUES` values of each tensor.
 
-    The zeros at the end of a sample do not count: they are what pads the shorter samples of a batch, so the same sample
-    would have another digest among other samples.
+    Trailing zeros of a sample are left out: they pad the shorter samples of a batch, and would make the digest of a
+    sample depend on the other samples in its batch.
     """
     digests = [hashlib.sha256() for _ in range(batch.samples)]
     for name, tensor in batch.tensors().items():
@@ -54,17 +54,17 @@ def sample_digests(batch: Batch) -> list[bytes]:
 
 
 def digest_of_samples(digests: Iterable[bytes]) -> str:
-    """SHA-256, in hexadecimal, of samples in their order: other samples, another order and other targets give another one."""
+    """Return the SHA-256, in hexadecimal, of sample digests in order. It depends on samples, targets and order."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
-    """What an epoch consists of, JSON values: number, digests of the order of its samples and of its first batch.
+    """Return the data of an epoch as JSON values: its number and digests of its sample order and first batch.
 
     Args:
-        loader: Of the training split.
-        epoch: From 0.
-        batch: Its first, as it was fetched.
+        loader: Loader of the training split.
+        epoch: Epoch, from 0.
+        batch: First batch of the epoch, as fetched.
     """
     return {
         "epoch": epoch,
@@ -75,18 +75,18 @@ def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """SHA-256, in hexadecimal, of all parameters and lasting buffers: names, shapes and values, in their order."""
+    """Return the SHA-256, in hexadecimal, of names, dtypes, shapes and values of parameters and persistent buffers."""
     named = (item for item in model.state_dict(keep_vars=True).items() if isinstance(item[1], torch.Tensor))
     return _digest(named)
 
 
 def digest_of_batch(batch: Batch) -> str:
-    """SHA-256, in hexadecimal, of a host batch as it was fetched, augmentation included."""
+    """Return the SHA-256, in hexadecimal, of a host batch as fetched, including augmentation."""
     return _digest(batch.tensors().items())
 
 
 def digest_of_order(order: Tensor) -> str:
-    """SHA-256, in hexadecimal, of sample numbers in their order, an int64 tensor ``[N]``."""
+    """Return the SHA-256, in hexadecimal, of sample indices in order, an int64 tensor ``[N]``."""
     return _digest([("order", order)])
 
 

@@ -1,7 +1,7 @@
-"""Puts module buffers back when a step is refused.
+"""Restores module buffers after a skipped step.
 
-A forward pass with one inf input leaves BatchNorm's running variance NaN for ever, although the step that followed was
-skipped. So the buffers of every module are part of what a refused step must not change.
+A forward pass with one inf input leaves BatchNorm's running variance NaN for good, even if the step is skipped. A
+skipped step must therefore not change the buffers of any module.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
-#: Bytes at whose multiples a buffer begins, as in memory of its own: vectorised kernels and compilers count on 16.
+#: Alignment of each buffer in bytes, as if it were allocated on its own; vectorised kernels and compilers expect 16.
 ALIGNMENT = 64
 
 
 class BufferGuard:
-    """Snapshots all buffers of a model before a step and restores them on the device if it is refused.
+    """Snapshots all buffers of a model before a step and restores them on the device if the step is skipped.
 
-    The buffers move into one flat tensor per dtype and kind, lasting or carried, so that both are single kernels however many there are.
-    Each stays the tensor that the module knows, with a version counter of its own: autograd refuses a backward pass where a
-    tensor that it saved was changed since, and views of one tensor would be changed together as far as it knows.
-    Build it after the model has its final device and dtypes. A module must change its buffers in place: one that puts
-    a new tensor there takes it out of the guard, and `recapture` names it.
+    The buffers move into one flat tensor per dtype and kind (persistent or carried), so that snapshot and restore are
+    one kernel each, however many buffers there are. Each buffer stays the tensor that its module holds, with its own
+    version counter: autograd rejects a backward pass if a saved tensor was changed, and views share a counter.
+    Build the guard after the model has its final device and dtypes. Modules must change their buffers in place. If a
+    module replaces a buffer by a new tensor, that buffer is no longer guarded, and `recapture` names it.
 
     Attributes:
-        count: How many buffers are guarded.
-        lasting: The memory of all buffers that are part of the weights, such as BatchNorm's running statistics; one tensor a dtype.
+        count: Number of guarded buffers.
+        lasting: Memory of all persistent buffers, such as BatchNorm's running statistics; one tensor per dtype.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,26 +60,26 @@ class BufferGuard:
                 self.lasting.append(flat)
 
     def snapshot(self) -> None:
-        """Remember all buffers."""
+        """Save a copy of all buffers."""
         for flat, saved in self._flat:
             saved.copy_(flat)
 
     def restore(self, skip: Tensor) -> None:
-        """Put all buffers back where a step was refused.
+        """Restore all buffers if the step was skipped.
 
         Args:
-            skip: float32, shape (1,): 1 where the step was refused, else 0.
+            skip: float32, shape (1,): 1 if the step was skipped, else 0.
         """
         if not self._flat:
             return
         refused = skip == 1
         for flat, saved in self._flat:
             torch.where(refused, saved, flat, out=flat)
-        increment_version(self._buffers)  # a graph that is still alive may have saved what they held
+        increment_version(self._buffers)  # a live autograd graph may have saved the old values
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """A region that leaves all buffers as they were."""
+        """Context manager that restores all buffers on exit."""
         before = [flat.clone() for flat, _ in self._flat]
         yield
         for (flat, _), kept in zip(self._flat, before, strict=True):
@@ -87,10 +87,10 @@ class BufferGuard:
         increment_version(self._buffers)
 
     def recapture(self) -> list[str]:
-        """Put the guarded tensors back where modules have put others in their place.
+        """Put the guarded tensors back where modules have replaced them.
 
         Returns:
-            The names of those buffers, which no refused step restores.
+            Names of the replaced buffers, which a skipped step cannot restore.
         """
         escaped = []
         for qualified, module, name, buffer in self._places:

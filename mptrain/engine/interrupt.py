@@ -1,8 +1,8 @@
-"""Turns signals into a wish that the loop obeys between two steps.
+"""Turns signals into a stop request that the loop obeys between two steps.
 
-The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (the terminal has gone) asks for an orderly end; a second Ctrl-C ends the
-process at once. A signal that is ignored stays ignored, as under nohup. Before the loop listens, and when it has done so,
-there is no step to be finished: `ending_at_once` lets the same signals end the process there with the same exit code.
+The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
+process at once. An ignored signal stays ignored, as under nohup. Before and after the loop listens there is no step to
+finish: there, `ending_at_once` lets the same signals end the process with the same exit code.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class EndRequested(KeyboardInterrupt):
-    """A signal other than Ctrl-C asked for the end where nothing is finished first; no `except Exception` takes it for a fault.
+    """Exception for a signal other than Ctrl-C that ends the process immediately.
+
+    As a subclass of KeyboardInterrupt it is not caught by ``except Exception``.
 
     Attributes:
-        name: Of the signal.
+        name: Name of the signal.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,12 +35,12 @@ class EndRequested(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Inside, SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, as Ctrl-C raises KeyboardInterrupt.
+    """Context manager in which SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, like Ctrl-C.
 
-    `SignalListener` takes its place while a run trains.
+    `SignalListener` replaces these handlers while a run trains.
 
     Raises:
-        Preempted: One came, and nobody inside had anything more to say about it.
+        Preempted: A signal arrived and the code inside did not handle it.
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -61,10 +63,10 @@ def ending_at_once() -> Iterator[None]:
 
 
 class SignalListener:
-    """Listens to signals while the context lasts; does nothing outside the main thread.
+    """Context manager that records signals; does nothing outside the main thread.
 
     Attributes:
-        received: Name of the first signal that asked the run to end, or None.
+        received: Name of the first signal that asked the run to stop, or None.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class SignalListener:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 75 (saved, run me again) after the others."""
+        """Exit code: 130 after Ctrl-C, 75 (saved, run again) after other signals."""
         return EXIT_INTERRUPTED if self.received == "SIGINT" else EXIT_PREEMPTED
 
     def __enter__(self) -> SignalListener:

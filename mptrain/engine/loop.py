@@ -1,7 +1,7 @@
-"""The training loop: epochs, evaluations, checkpoints, and an orderly end whatever happens.
+"""The training loop: epochs, evaluations, checkpoints, and an orderly end in every case.
 
-It reads top to bottom. What one step does is in `mptrain.engine.step`; what a run tells, in `mptrain.engine.telemetry`; how it is
-saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrain.engine.termination`.
+It reads top to bottom. See `mptrain.engine.step` for one step, `mptrain.engine.telemetry` for records and display,
+`mptrain.engine.checkpointing` for saving, and `mptrain.engine.termination` for early ends.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Trains a run to its end, from wherever it stands.
+    """Trains a new or resumed run to its end.
 
     Args:
-        parts: What the run is made of.
-        options: What the user chose about it.
-        storage: Where it keeps records and checkpoints.
-        displays: Further sinks, which only show.
+        parts: The built run.
+        options: The user's options.
+        storage: Storage for records and checkpoints.
+        displays: Additional sinks, for display only.
 
     Attributes:
         parts: As given.
         options: As given.
         storage: As given.
-        progress: How far the run has come.
-        interrupts: Hears signals.
-        telemetry: What it tells.
-        checkpointing: How it is saved, and brought back to a checkpoint.
+        progress: Progress of the run.
+        interrupts: Listener for signals.
+        telemetry: Records, warnings and display of the run.
+        checkpointing: Saves the run and restores it from a checkpoint.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Loop:
         self._runner = StepRunner(parts, self.telemetry.rings, capture_on(parts.device) if graphs else None)
         self._within_step = False
         self._rehearsed = False
-        self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
+        self._random: dict[str, Any] = {}  # random state before the last step, if that step may end the run
 
     @property
     def planned(self) -> int:
-        """How many steps will be attempted."""
+        """Number of steps that will be attempted."""
         return self.options.train.planned(self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one epoch."""
+        """Number of batches in one epoch."""
         return self.parts.loaders["train"].steps_per_epoch
 
     @property
@@ -98,13 +98,13 @@ class Loop:
         """Train, evaluate, save.
 
         Returns:
-            The numbers of the summary.
+            The contents of the summary.
 
         Raises:
-            NumericsError: Every one of the last ``train.max_consecutive_overflows`` steps of a learner overflowed.
-            Preempted: A signal asked for the end, and the run is saved; or another rank has gone.
+            NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
+            Preempted: A signal asked the run to stop, and it was saved; or another rank was lost.
             DataError: A sample cannot be used.
-            StorageError: The disk refuses.
+            StorageError: A file cannot be written.
         """
         forget_peak(self.parts.device)
         try:
@@ -114,16 +114,16 @@ class Loop:
                 except BaseException as error:
                     self._end_records(error)
                     raise
-        except StorageError as error:  # the checkpoint that the records announce may not be there
+        except StorageError as error:  # the last checkpoint on record may be missing
             self.telemetry.event("storage", message=str(error))
             raise
         return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
 
     def require_success(self) -> None:
-        """Refuse to call a run done that learned nothing because of its numerics.
+        """Raise an error if the run trained nothing because of its numerics.
 
         Raises:
-            NumericsError: A learner never applied an update, or what was last evaluated is not finite.
+            NumericsError: A learner applied no update, or the last evaluation is not finite.
         """
         for warning in require_success(
             self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
@@ -131,11 +131,11 @@ class Loop:
             self.telemetry.warn(warning)
 
     def _train(self) -> None:
-        """Train, evaluate and save until the run is finished: the loop."""
+        """Train, evaluate and save until the run is finished."""
         parts, progress, checkpointing = self.parts, self.progress, self.checkpointing
         if parts.loaders.keys() == {"train"}:
-            self.telemetry.warn(f"{parts.dataset.name} has neither validation nor test data: nothing will be evaluated")
-        self._batch_sync.should_stop()  # whether time is over already, in a run that is resumed
+            self.telemetry.warn(f"{parts.dataset.name} has neither validation nor test data: nothing is evaluated")
+        self._batch_sync.should_stop()  # the time limit of a resumed run may be reached already
         while not self._finished or progress.evaluated_at != progress.step:
             self.train_epoch()
             completed = progress.epoch + (progress.batch >= self.steps_per_epoch)
@@ -149,14 +149,14 @@ class Loop:
         self._evaluate_test()
 
     def train_epoch(self) -> None:
-        """Train on what is left of the current epoch."""
+        """Train on the remaining batches of the current epoch."""
         parts, progress, telemetry, checkpointing = self.parts, self.progress, self.telemetry, self.checkpointing
         for upcoming, waited in self._rest_of_epoch():
             started = time.perf_counter()
             self.attempt(parts.prepare(upcoming.batch))
             progress.samples += upcoming.samples
             if telemetry.clock.lap(upcoming.terms, waited, waited + time.perf_counter() - started):
-                telemetry.sync()  # the device is waited for once, so that steady time begins with nothing under way
+                telemetry.sync()  # steady time starts with an idle device
             telemetry.show_progress()
             checkpointing.saver.check()
             self._obey_signals()
@@ -165,7 +165,7 @@ class Loop:
                 checkpointing.save()
 
     def _rest_of_epoch(self) -> Iterator[tuple[SyncedBatch, float]]:
-        """Yield the batches that are left of the current epoch, each with the seconds that it was waited for."""
+        """Yield the remaining batches of the current epoch, each with the seconds spent waiting for it."""
         progress, clock = self.progress, self.telemetry.clock
         if progress.batch >= self.steps_per_epoch or self._finished:
             return
@@ -175,7 +175,7 @@ class Loop:
         while progress.batch < self.steps_per_epoch and not self._finished:
             started = time.perf_counter()
             upcoming = self._batch_sync.next(batches)
-            if upcoming is None:  # unusable samples were left out, and with them the last batches
+            if upcoming is None:  # unusable samples were left out, so the epoch has fewer batches
                 progress.batch = self.steps_per_epoch
                 break
             waited = time.perf_counter() - started
@@ -186,10 +186,10 @@ class Loop:
         clock.end()
 
     def _look_at(self, batch: Batch) -> None:
-        """Do what is done with the first batch of an epoch, and of the run, before it is trained on; no time of training."""
+        """Record the data order at the first batch of an epoch, and rehearse at the first batch of the run; untimed."""
         progress, loader, comm = self.progress, self.parts.loaders["train"], self.parts.comm
         begins = progress.batch == 0 and not (loader.one_batch and progress.epoch)
-        if begins and comm.is_rank_zero:  # which keeps the record
+        if begins and comm.is_rank_zero:  # rank 0 writes the records
             first = batch if comm.world_size == 1 else loader.whole_batch(progress.epoch)
             order = data_order(loader, progress.epoch, first)
             self.telemetry.expect(EventRecord("data_order", progress.step, order))
@@ -198,10 +198,10 @@ class Loop:
             self._rehearsed = True
 
     def attempt(self, batch: Batch) -> None:
-        """Attempt one step of every learner on one prepared batch, and put it on record.
+        """Attempt one step of every learner on one prepared batch, and record it.
 
         Raises:
-            NumericsError: Every one of the last ``train.max_consecutive_overflows`` steps of a learner overflowed.
+            NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
         """
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
@@ -232,17 +232,17 @@ class Loop:
             self._obey_signals()
 
     def _move_on(self) -> bool:
-        """Note that an evaluation gets on; return whether the run is asked to end."""
+        """Send a heartbeat during an evaluation; return whether the run is asked to stop."""
         self.telemetry.heartbeat()
         return self._batch_sync.should_stop()
 
     def _obey_signals(self) -> None:
-        """End in order if a signal asked for it."""
+        """Save and stop if a signal asked for it."""
         if self._batch_sync.asked is not None:
             self._termination.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
 
     def _end_records(self, error: BaseException) -> None:
-        """Have on record what was recorded on the device, whatever ended the run."""
+        """Write the records that are still on the device, whatever ended the run."""
         comm, telemetry = self.parts.comm, self.telemetry
         comm.send_error(error)
         lost = comm.is_lost(error)
@@ -250,7 +250,7 @@ class Loop:
             comm.abandon()
         else:
             telemetry.record_expected()
-        if not lost or self.parts.device.type == "cpu":  # a device may wait for the lost one for ever
+        if not lost or self.parts.device.type == "cpu":  # an accelerator may wait for the lost rank forever
             telemetry.step_log.flush()
         if lost:
             self._termination.by_lost_rank(error, within_step=self._within_step)

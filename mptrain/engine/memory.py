@@ -1,4 +1,4 @@
-"""How much memory a run uses."""
+"""Memory use of a run, and the C library's settings for it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from mptrain import device as devices
 from mptrain import machine
 
-#: Options of glibc's mallopt(3), and what a training on a CPU sets them to.
+#: Options of glibc's mallopt(3), and their values for training on a CPU.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER_TRIM, _MAPPED_FROM = 2**31 - 1, 2**30
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what tensors on the CPU free, instead of giving it back to the system at every step.
+    """Let the C library keep the memory of freed CPU tensors instead of returning it to the system at every step.
 
-    Without this each large tensor is fresh memory, which the kernel must clear: measured, a step of a word LSTM took 1.6
-    times as long, one of a small convolutional network 1.15 times. The price is up to a third more resident memory.
-    Nothing happens where the user has set glibc's own variables, or with another C library.
+    Otherwise each large tensor gets fresh memory, which the kernel must clear: a step of a word LSTM took 1.6 times as
+    long when measured, a step of a small convolutional network 1.15 times. The cost is up to a third more resident
+    memory. Does nothing if the user has set glibc's own variables, or with another C library.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -32,17 +32,17 @@ def keep_freed_memory() -> None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes in use at this moment: allocated on an accelerator, resident set of the process on a CPU."""
+    """Return the bytes in use now: allocated on an accelerator, resident set of the process on a CPU."""
     return machine.resident_memory() if device.type == "cpu" else devices.memory_in_use(device)
 
 
 def memory_now(device: torch.device) -> int:
-    """Return the bytes to show while a run goes on: the peak on an accelerator, what is in use on a CPU."""
+    """Return the bytes to display during a run: the peak on an accelerator, the current use on a CPU."""
     return memory_in_use(device) if device.type == "cpu" else devices.memory_peak(device)
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin `memory_peak` anew: what was in use before, importing torch included, must not count."""
+    """Reset `memory_peak`, so that earlier use, such as importing torch, does not count."""
     if device.type == "cpu":
         machine.forget_peak()
     else:
@@ -50,5 +50,5 @@ def forget_peak(device: torch.device) -> None:
 
 
 def memory_peak(device: torch.device) -> int:
-    """Return the largest number of bytes in use since `forget_peak`: allocated on an accelerator, resident set on a CPU."""
+    """Return the peak of bytes in use since `forget_peak`: allocated on an accelerator, resident set on a CPU."""
     return machine.resident_peak() if device.type == "cpu" else devices.memory_peak(device)

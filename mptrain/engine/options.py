@@ -1,4 +1,4 @@
-"""What a user chooses about the run itself, not its parts: the ``train``, ``checkpoint``, ``log``, ``inject`` keys."""
+"""Options of the run itself, apart from its parts: the keys ``train``, ``checkpoint``, ``log`` and ``inject``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveF
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How long to train and what one update is.
+    """Length of the training and contents of one update.
 
     Attributes:
         epochs: Passes over the training data.
-        max_steps: End after so many attempted steps; None leaves it to ``epochs``.
-        batch_size: Samples of one update, over all its micro-batches.
-        accumulate: Micro-batches that make up one update, over all ranks: each of N has a N-th of them, rounded up.
-        clip_norm: Largest global L2 norm of the unscaled gradients; None does not clip.
-        channels_last: Memory layout of images and convolution kernels.
-        max_consecutive_overflows: Refused steps in a row that end a run.
-        max_minutes: End after so many minutes of training steps, over all attempts; None sets no limit.
-        ema_decay: Largest decay of an exponential moving average of the weights, which is evaluated in their place
-            (see `mptrain.optimizer.average`); None keeps none.
-        one_batch: Train on the first batch again and again; an epoch is that batch.
-        compile: Let torch.compile make kernels for the model.
-        engine: ``eager`` launches a step operator by operator, ``graph`` captures it in a CUDA graph.
+        max_steps: Maximum number of attempted steps. With None, only ``epochs`` limits training.
+        batch_size: Samples per update, over all micro-batches and ranks.
+        accumulate: Micro-batches per update, over all ranks; each of N ranks runs 1/N of them, rounded up.
+        clip_norm: Maximum global L2 norm of the unscaled gradients. None disables clipping.
+        channels_last: Use the channels-last memory format for images and convolution kernels.
+        max_consecutive_overflows: Number of consecutive overflows that end a run.
+        max_minutes: Maximum minutes of training steps, over all attempts. None means no limit.
+        ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place
+            (see `mptrain.optimizer.average`). None keeps no average.
+        one_batch: Train on the first batch only; it makes up each epoch.
+        compile: Compile the model with torch.compile.
+        engine: ``eager`` launches each operator of a step; ``graph`` captures the step in a CUDA graph.
     """
 
     epochs: PositiveInt = 10
@@ -42,20 +42,20 @@ class TrainOptions:
     engine: Literal["eager", "graph"] = "eager"
 
     def planned(self, steps_per_epoch: int) -> int:
-        """How many steps will be attempted, if time allows."""
+        """Return the number of steps to attempt, if the time limit allows."""
         steps = self.epochs * steps_per_epoch
         return min(steps, self.max_steps or steps)
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When to save and how much to keep.
+    """When to save checkpoints and how many to keep.
 
     Attributes:
-        every_epochs: Epochs between checkpoints; None saves only at the end and on a signal.
-        every_steps: Attempted steps between checkpoints, besides those of ``every_epochs``; None adds none.
-        keep: How many of the newest checkpoints to keep, besides the best one.
-        async_save: Train on while a copy of the state is written; False waits for the disk at each save.
+        every_epochs: Epochs between checkpoints. With None, only at the end and on a signal.
+        every_steps: Attempted steps between checkpoints, in addition to ``every_epochs``. None adds none.
+        keep: Number of newest checkpoints to keep, in addition to the best one.
+        async_save: Continue training while a copy of the state is written. With False, each save blocks.
     """
 
     every_epochs: PositiveInt | None = 1
@@ -66,13 +66,13 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How often the host looks at what the device recorded.
+    """How often the host reads and shows the records on the device.
 
     Attributes:
-        ring: Steps kept on the device before the host reads them.
-        seconds: The host reads the ring, and refreshes the display, at least this often.
-        lines: Seconds between two lines of output where there is no terminal.
-        stall_report_after: Seconds without progress after which it is written down where every thread stands; None never.
+        ring: Number of steps kept on the device before the host reads them.
+        seconds: Maximum seconds between two reads of the ring and refreshes of the display.
+        lines: Seconds between two lines of output if there is no terminal.
+        stall_report_after: Seconds without progress after which all thread stacks are written. None disables this.
     """
 
     ring: PositiveInt = 32
@@ -83,15 +83,15 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class InjectOptions:
-    """A fault to put in on purpose (`mptrain.engine.fault_injection`).
+    """A fault to inject on purpose (`mptrain.engine.fault_injection`).
 
     Attributes:
-        step: The first attempted step that has it, from 1; None puts in none.
-        count: How many steps in a row have it; None means all from the first on.
+        step: First attempted step with the fault, from 1. None injects no fault.
+        count: Number of consecutive steps with the fault. None means all from ``step`` on.
         tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER``,
-            ``reduced_gradient:PARAMETER`` (as it is judged, summed over micro-batches and ranks) or ``weight:PARAMETER``.
-        value: What the first element of that tensor becomes: ``inf``, ``-inf``, ``nan`` or a number.
-        rank: Which of several ranks has it; None means all.
+            ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or ``weight:PARAMETER``.
+        value: New value of the tensor's first element: ``inf``, ``-inf``, ``nan`` or a number.
+        rank: Rank that has the fault. None means all ranks.
     """
 
     step: PositiveInt | None = None

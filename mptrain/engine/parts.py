@@ -1,4 +1,4 @@
-"""A run as it was built, before and while it trains: its parts, its options, and how far it has come."""
+"""The built run: its parts, its options and its progress."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of.
+    """Parts of a built run.
 
     Attributes:
-        model: On its device, in its dtypes.
-        kept: Its modules that stay in FP32, by name.
+        model: The model, on its device and in its dtypes.
+        kept: Modules that stay in FP32, by name.
         task: Losses and metrics.
-        dataset: Where samples come from.
-        policy: Which dtype everything has.
-        device: Where it trains.
-        learners: One for each objective of the task.
-        plan: What holds for every step.
-        memory_format: Of images.
-        loaders: ``train``, and ``val`` and ``test`` where the data set has them.
-        origin: What was so before it was built, and how its weights began.
-        probe: What looks at its steps.
-        fault: What is put in on purpose.
-        notes: What the user should know about how it was built, one sentence each.
-        warnings: What was not built as it was asked for, one sentence each.
-        comm: The processes that train it.
-        blank: The whole model without values, where ranks hold parts of its weights; else None.
-        infinite: Names of the buffers that held inf when the model was built, as masks of attention do.
+        dataset: Source of the samples.
+        policy: Dtypes of the precision mode.
+        device: Training device.
+        learners: One learner per objective of the task.
+        plan: Settings that hold for every step.
+        memory_format: Memory format of images.
+        loaders: ``train``, and ``val`` and ``test`` if the data set has them.
+        origin: Memory use before the model was built, and digest of the initial weights.
+        probe: Observer of steps.
+        fault: Injected fault.
+        notes: Remarks for the user about how the run was built, one sentence each.
+        warnings: Deviations from what the user asked for, one sentence each.
+        comm: Communicator of all ranks.
+        blank: The whole model on the meta device if its weights are sharded, else None.
+        infinite: Names of the buffers that held inf when the model was built, such as attention masks.
     """
 
     model: nn.Module
@@ -74,45 +74,45 @@ class Parts:
     infinite: frozenset[str] = frozenset()
 
     def prepare(self, batch: Batch) -> Batch:
-        """A host batch, on the device and in the dtype the model takes."""
+        """Return a host batch on the device, in the input dtype of the model."""
         return self._transfer(lambda: self._prepared(batch).cast(input_dtype(self.policy)))
 
     def prepare_float32(self, batch: Batch) -> Batch:
-        """A host batch, on the device, in FP32."""
+        """Return a host batch on the device, in FP32."""
         return self._transfer(lambda: self._prepared(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
         prepared = self.dataset.prepare(batch, self.device, self.memory_format)
         if batch.whole is None and not batch.is_dummy:
             return prepared
-        return replace(prepared, whole=batch.whole, is_dummy=batch.is_dummy)  # of which no data set has to know
+        return replace(prepared, whole=batch.whole, is_dummy=batch.is_dummy)  # data sets need not know these fields
 
     @functools.cached_property
     def _transfer(self) -> Transfer:
         return Transfer(self.device, self.comm)
 
     def must_be_finite(self) -> dict[str, Tensor]:
-        """Parameters in their best copies and floating-point buffers by name, without those of ``infinite``."""
+        """Return full-precision parameters and floating-point buffers by name, except those in ``infinite``."""
         state = {**self.full_precision(), **dict(self.model.named_buffers())}
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """The best copy of each trained parameter by name."""
+        """Return the trained parameters in full precision, by name: master weights where there are any."""
         return {
             name: value for learner in self.learners for name, value in learner.weights.masters.full_precision().items()
         }
 
     def averages(self) -> dict[str, Tensor]:
-        """The average of each parameter that has one, by name."""
+        """Return the averaged parameters by name."""
         averages = [learner.average.values() for learner in self.learners if learner.average]
         return {name: value for values in averages for name, value in values.items()}
 
     def compile(self) -> None:
-        """Let torch.compile make kernels for the modules that the learners train.
+        """Compile the modules that the learners train with torch.compile.
 
-        Each shape of batch gets kernels of its own: kernels for any shape would come into use only after a second shape
-        was seen, and a resumed run would compute other bits than an undisturbed one. For the same reason the compiler must
-        not give up on a shape: all modules share one allowance of shapes, eight by default, and a GAN needs more.
+        Each batch shape gets its own kernels. Dynamic-shape kernels would be used only after a second shape was seen,
+        so a resumed run would not be bitwise equal to an uninterrupted one. For the same reason the compiler must not
+        give up on a shape: all modules share one recompile limit, eight by default, and a GAN needs more.
         """
         import torch._dynamo
 
@@ -125,32 +125,32 @@ class Parts:
                 modules[name].compile(dynamic=False)
 
     def data_card(self) -> dict[str, Any]:
-        """What the data are, for people and programs that use the weights: JSON values."""
+        """Return a description of the data as JSON values, for people and programs that use the weights."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
-        # What is called is for the task, not for a file, and the names of classes and speakers are the card's labels.
+        # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
         facts = {n: fact for n, fact in self.dataset.facts().items() if not callable(fact) and n not in names}
         return {"name": self.dataset.name, **facts, **own}
 
     @functools.cached_property
     def labels_digest(self) -> str:
-        """SHA-256 of the labels of the data, in hexadecimal; those of a data set without any are an empty list."""
+        """SHA-256 of the labels of the data, in hexadecimal; a data set without labels counts as an empty list."""
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:
-        """Buffers that belong to the run and not to the weights: those that the model's state_dict leaves out."""
+        """Return the buffers that belong to the run and not to the weights: the non-persistent buffers of the model."""
         lasting = self.model.state_dict(keep_vars=True).keys()
         return {name: buffer for name, buffer in self.model.named_buffers() if name not in lasting}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user chose about the run itself.
+    """The user's options for the run itself.
 
     Attributes:
-        train: How long, how many samples an update, when to give up.
+        train: Length of the training, samples per update, limits.
         checkpoint: When to save.
-        log: How often to look.
+        log: How often to read and show records.
     """
 
     train: TrainOptions
@@ -160,13 +160,13 @@ class Options:
 
 @dataclass
 class LearnerTotals:
-    """What is added up of one learner's steps.
+    """Totals over one learner's steps.
 
     Attributes:
-        epoch_loss: Sum of the finite losses of the current epoch's steps.
-        epoch_losses: How many there were.
-        epoch_skipped: Refused updates of the current epoch.
-        scale_path: First, smallest, largest and newest loss scale; empty before any step.
+        epoch_loss: Sum of the finite losses of the current epoch.
+        epoch_losses: Number of finite losses of the current epoch.
+        epoch_skipped: Skipped updates of the current epoch.
+        scale_path: First, smallest, largest and latest loss scale; empty before the first step.
     """
 
     epoch_loss: float = 0.0
@@ -177,24 +177,24 @@ class LearnerTotals:
 
 @dataclass
 class Progress:
-    """How far a run has come; saved with every checkpoint.
+    """Progress of a run; saved with every checkpoint.
 
     Attributes:
         step: Attempted steps.
-        epoch: Completed epochs, their evaluation included.
-        batch: Batches of the current epoch that were consumed; equal to the epoch's length while it is evaluated.
-        best: Best validation metric so far; None before the first evaluation, or where the task has no metric.
-        last: Metrics of the last evaluation by split.
-        intervals: Ends of the 95 % intervals of the last evaluation, by split and metric, where they were asked for.
+        epoch: Completed epochs, including their evaluation.
+        batch: Consumed batches of the current epoch; equal to the epoch's length during its evaluation.
+        best: Best validation metric so far; None before the first evaluation or if the task has no metric.
+        last: Metrics of the last evaluation, by split.
+        intervals: 95 % CIs of the last evaluation, by split and metric, if requested.
         evaluated_at: Attempted steps at the last validation; -1 before the first.
-        epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
+        epoch_seconds: Wall time in training steps of the current epoch, over all attempts.
         epoch_terms: Loss terms (`mptrain.workloads.base.task.Task.term`) of the current epoch.
-        seconds: Wall time spent in training steps, over all attempts.
-        waited: How much of it went into waiting for data.
-        steady_seconds: How much of it lies behind the warm-up of its attempt (`mptrain.engine.clock.WARM_UP`).
-        steady_terms: Loss terms consumed in that time.
-        steady_steps: Steps in that time.
-        joules: Energy that the device used in training steps, over all attempts; None before the first, NaN where it did not say.
+        seconds: Wall time in training steps, over all attempts.
+        waited: Part of ``seconds`` spent waiting for data.
+        steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`).
+        steady_terms: Loss terms consumed in ``steady_seconds``.
+        steady_steps: Steps in ``steady_seconds``.
+        joules: Energy of the device in training steps, over all attempts; None before the first, NaN if not reported.
         samples: Training samples consumed, over all attempts.
         terms: Loss terms consumed, over all attempts.
         learners: Totals of each learner, by name.
@@ -220,22 +220,22 @@ class Progress:
     learners: dict[str, LearnerTotals] = field(default_factory=dict)
 
     def begin_epoch(self, completed: int) -> None:
-        """Begin the epoch behind so many completed ones."""
+        """Start the next epoch after ``completed`` epochs."""
         self.epoch, self.batch = completed, 0
         self.epoch_seconds, self.epoch_terms = 0.0, 0
         for totals in self.learners.values():
             totals.epoch_loss, totals.epoch_losses, totals.epoch_skipped = 0.0, 0, 0
 
     def become(self, other: Progress) -> None:
-        """Take over the fields of another."""
+        """Copy all fields of another progress."""
         vars(self).update(vars(other))
 
     def state_dict(self) -> dict[str, Any]:
-        """All fields, plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any]) -> Progress:
-        """The progress that `state_dict` described."""
+        """Create a progress from the result of `state_dict`."""
         learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
         return cls(**{**saved, "learners": learners})

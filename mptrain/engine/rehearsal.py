@@ -1,6 +1,6 @@
-"""A step without an update before the first one: is what the precision mode promises what really happens?
+"""Rehearsal of a step without an update, which checks that the precision mode does what it promises.
 
-Everything that the passes touch is put back, so a run that was rehearsed trains as if it had not been.
+Everything that the passes change is restored, so a rehearsed run trains exactly like one that was not rehearsed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a step without an update showed.
+    """Result of a rehearsal.
 
     Attributes:
-        untrained: Names of the parameters that will not be trained, by why: ``frozen``, ``no_learner``, ``no_gradient``;
-            and of the buffers that no refused step can restore: ``unguarded``.
-        operators: Which operators ran in which dtypes, and the casts: `OperatorCensus.table`.
-        in_half: The operators that ran with half-precision tensors.
+        untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
+            ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
+        operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
+        in_half: Operators that ran with half-precision tensors.
     """
 
     untrained: dict[str, list[str]]
@@ -44,18 +44,18 @@ class Rehearsal:
 
 
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
-    """Check the promises of the precision mode before the first step; put operators on record, and warn of what will not be as asked.
+    """Rehearse a run before its first step, record its operators and warn of deviations from what the user asked for.
 
     Args:
-        parts: The run; compiled behind this where that was asked for.
-        options: What the user chose about it.
-        telemetry: Takes records and warnings.
-        batch: Prepared.
-        planned: How many steps will be attempted.
+        parts: The built run; compiled after the rehearsal if requested.
+        options: The user's options.
+        telemetry: Receives records and warnings.
+        batch: A prepared batch.
+        planned: Number of steps that will be attempted.
 
     Raises:
-        EnvironmentRefused: As `rehearse`.
-        ConfigError: As `rehearse`.
+        EnvironmentRefused: See `rehearse`.
+        ConfigError: See `rehearse`.
     """
     found = rehearse(parts, batch)
     parts.plan.products.leave_out_idle(parts.model, found.in_half)
@@ -66,18 +66,18 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.warn(sentence)
     for why in kernel_fallbacks(parts):
         telemetry.warn(
-            f"Triton cannot be used here: norms and update are torch's, with more passes over memory ({why})"
+            f"Triton cannot be used here: torch computes norms and updates, with more passes over memory ({why})"
         )
     if options.train.compile:
         parts.compile()
     if options.train.engine == "graph" and parts.comm.world_size > 1:
-        telemetry.warn("train.engine=graph: a step of several ranks is launched operator by operator")
+        telemetry.warn("train.engine=graph: with several ranks the step runs without a CUDA graph")
     elif options.train.engine == "graph" and not capabilities(parts.device).graphs:
-        telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
+        telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step runs without one")
 
 
 def kernel_fallbacks(parts: Parts) -> set[str]:
-    """Return why learners on a GPU whose rules have kernels of ours do without them."""
+    """Return the reasons why learners on a GPU cannot use mptrain's kernels although their update rule has them."""
     if parts.device.type == "cpu":
         return set()
     rules = [learner.weights.rule for learner in parts.learners]
@@ -85,21 +85,21 @@ def kernel_fallbacks(parts: Parts) -> set[str]:
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
-    """Run every learner's forward and backward pass on a batch under a census of operators.
+    """Run every learner's forward and backward pass on a batch and count the operators.
 
     Args:
-        parts: The run; the model in training mode, not compiled yet.
-        batch: Prepared.
+        parts: The built run; the model in training mode and not compiled yet.
+        batch: A prepared batch.
 
     Raises:
-        EnvironmentRefused: A parameter or a product has another dtype than the precision mode promises, or torch has no
-            kernel of that dtype for an operator of the model.
-        ConfigError: A loss is not a float32 scalar, or something else fails on the first batch.
+        EnvironmentRefused: A parameter or a product does not have the dtype that the precision mode promises, or torch
+            has no kernel in that dtype for an operator of the model.
+        ConfigError: A loss is not a float32 scalar, or the first batch fails for another reason.
     """
     census, guard = OperatorCensus(), parts.plan.guard
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
-    batch = batch.clone()  # a network may change its inputs in place, and the first step is to see them as they are
+    batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     guard.snapshot()
     try:
         with other_random_numbers(parts.device):
@@ -113,7 +113,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     finally:
         unguarded = guard.recapture()
         guard.restore(torch.ones(1, device=parts.device))
-    model = parts.model if parts.blank is None else parts.blank  # whose dtypes are those of a pass
+    model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
     return Rehearsal(
@@ -124,23 +124,25 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
-    """Refuse gradients that only some ranks have where ranks hold parts of the weights: sums of parts are formed of all or none.
+    """Require, if weights are sharded, that each parameter gets a gradient on all ranks or on none.
+
+    A reduce-scatter needs the gradient of every rank.
 
     Raises:
-        ConfigError: Names the first such parameter.
+        ConfigError: A parameter gets a gradient on some ranks only; names the first one.
     """
     if parts.blank is None:
         return
     everyones = parts.comm.all_gather_object(missing)
     if differing := set().union(*everyones) - set(missing).intersection(*everyones):
         raise ConfigError(
-            f"{min(differing)} gets a gradient on some ranks only, and distributed=fsdp2 sums those that all have",
+            f"{min(differing)} gets a gradient on some ranks only; distributed=fsdp2 needs it on all ranks",
             "choose distributed=ddp",
         )
 
 
 def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
-    """Names of the parameters that are ``frozen``, and of those that belong to ``no_learner``."""
+    """Return the names of the ``frozen`` parameters and of those that belong to ``no_learner``."""
     parameters = dict(parts.model.named_parameters())
     owned = {name for learner in parts.learners for name in learner.weights.names}
     return {
@@ -149,16 +151,16 @@ def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
     }
 
 
-#: What torch and oneDNN say where an operator has no kernel for half precision.
+#: Parts of the messages of torch and oneDNN for an operator without a half-precision kernel.
 _NO_KERNEL = ("not implemented for 'Half'", "not implemented for 'BFloat16'", "could not create a primitive")
 
 
 @contextlib.contextmanager
 def _explained(parts: Parts) -> Iterator[None]:
-    """Turns what the passes raise into what the user can do: a missing kernel, or parts that do not go together."""
+    """Context manager that converts exceptions of the passes into errors with a hint for the user."""
     try:
         yield
-    except torch.AcceleratorError:  # the device's trouble, not that of the parts
+    except torch.AcceleratorError:  # a device error, not a mismatch of parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error) or parts.comm.is_lost(error):
@@ -166,26 +168,24 @@ def _explained(parts: Parts) -> Iterator[None]:
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if parts.blank is not None and "torch.Tensor and DTensor" in str(error):
             raise ConfigError(
-                f"{type(parts.model).__name__} uses weights of a block outside of the block's forward, where distributed=fsdp2 "
-                "has not gathered them",
-                "gather all weights at once with distributed.units=[], name the blocks there, or choose distributed=ddp",
+                f"{type(parts.model).__name__} uses weights of a block outside the block's forward, where "
+                "distributed=fsdp2 has not gathered them",
+                "gather all weights at once with distributed.units=[], name the blocks there, or choose "
+                "distributed=ddp",
             ) from error
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
             raise FirstBatchError(
-                f"{type(parts.model).__name__} and {type(parts.task).__name__} do not get through the first batch: "
+                f"{type(parts.model).__name__} and {type(parts.task).__name__} fail on the first batch: "
                 f"{type(error).__name__}: {first_line}",
-                "choose a model and a task that go together (a model's own file does); --traceback shows where it failed"
-                + (
-                    "; where precision=fp32 gets through, mptrain diagnose names the operator"
-                    if parts.policy.half
-                    else ""
-                ),
+                "choose a model and a task that fit together (the model's own file does); --traceback shows where it "
+                "failed"
+                + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
         native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"
         raise EnvironmentRefused(
             f"precision={parts.policy.name}: on {parts.device.type} torch cannot compute a part of the model in "
             f"{parts.policy.compute}: {first_line}",
-            "write precision.cpu_kernels=auto, which computes in FP32 and rounds once"
+            "set precision.cpu_kernels=auto, which computes in FP32 and rounds once"
             if native
             else "name the module in precision.keep_fp32, or choose another precision",
         ) from error
@@ -194,12 +194,12 @@ def _explained(parts: Parts) -> Iterator[None]:
 _WARNED = (
     ("no_gradient", "parameters get no gradient and are not trained"),
     ("no_learner", "parameters belong to no learner and are not trained"),
-    ("unguarded", "buffers are replaced instead of changed in place, so that a refused step cannot restore them"),
+    ("unguarded", "buffers are replaced instead of changed in place, so a skipped step cannot restore them"),
 )
 
 
 def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
-    """What a user should be warned of, one sentence each: frozen parameters are their own wish.
+    """Return warnings, one sentence each. Frozen parameters cause none, because the user froze them.
 
     Args:
         found: `Rehearsal.untrained`.

@@ -1,8 +1,8 @@
-"""Records of recent steps on the device, read by the host in batches.
+"""Records of recent steps on the device, copied to the host in blocks.
 
-Recording a step keeps references to its device values, and launches nothing. So many steps at a time they become one
-block of float64 (of float32 on a device without FP64), which holds exactly what FP32 values were, and which is on its way to the host while the next steps are
-recorded; only a reader that cannot go on without the values waits for them.
+Recording a step keeps references to its device values and launches no kernel. A full ring becomes one block of float64
+(float32 on a device without FP64), which holds FP32 values exactly. The block is copied to the host asynchronously
+while the next steps are recorded; only a reader that needs the values at once waits for them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SCALARS = 5
 
 
 class Row(NamedTuple):
-    """One attempted step as the device saw it, on the host.
+    """Recorded values of one attempted step, on the host.
 
     Attributes:
         loss: Unscaled loss.
-        loss_scale: The scale in force.
-        overflow: A gradient was not finite.
-        grad_norm: Unscaled, before clipping.
+        loss_scale: Loss scale of the step.
+        overflow: Whether a gradient was not finite.
+        grad_norm: Unscaled gradient norm before clipping.
         lr: Learning rate.
-        next_scale: The scale of the next step.
-        norms: After an overflow, the norm of each parameter's scaled gradient, -1 where there was none; else empty.
+        next_scale: Loss scale of the next step.
+        norms: After an overflow, the norm of each parameter's scaled gradient, -1 for none; else empty.
     """
 
     loss: float
@@ -45,13 +45,13 @@ class Row(NamedTuple):
 
 
 class Ring:
-    """The rows of one learner.
+    """Buffer for the step records of one learner.
 
     Args:
-        capacity: Rows of a block.
+        capacity: Number of rows in a block.
         parameters: Length P of `Verdict.norms`.
         device: The training device.
-        comm: Whom the device may be waiting for.
+        comm: Communicator whose collectives may block the device.
     """
 
     def __init__(
@@ -67,33 +67,33 @@ class Ring:
 
     @property
     def unread(self) -> int:
-        """Rows that `take` has not given out yet."""
+        """Number of rows that `take` has not returned yet."""
         return len(self._kept) + (self._in_flight[0] if self._in_flight else 0) + len(self._read)
 
     @property
     def arrived(self) -> bool:
-        """Whether `take` would give rows without waiting."""
+        """Whether `take` can return rows without waiting."""
         return bool(self._read) or (self._in_flight is not None and self._in_flight[2].query())
 
     @property
     def full(self) -> bool:
-        """Whether the next record needs another block."""
+        """Whether the next record starts a new block."""
         return len(self._kept) == self._capacity
 
     def record(self, values: StepValues) -> None:
-        """Keep a row; nothing is launched or waited for. A full ring is sent by itself."""
+        """Record a step without launching a kernel or waiting. A full ring is sent first."""
         if len(self._kept) == self._capacity:
             self.send()
         self._kept.append(values)
 
     def send(self) -> None:
-        """Start copying what was recorded to the host, and record into a new block from now on.
+        """Start copying the recorded rows to the host, and begin a new block.
 
-        Waits for the copy before, if that is still on its way: so call it for a full ring, or seldom.
+        Waits for the previous copy if it is still under way, so call this for a full ring or rarely.
         """
         if not self._kept:
             return
-        self._land(wait=True)  # it left a whole ring ago, and the host's memory is needed again
+        self._land(wait=True)  # sent a whole ring ago; its host buffer is needed again
         block, rows = _packed(self._kept), len(self._kept)
         self._kept = []
         if self._host is None:
@@ -103,11 +103,11 @@ class Ring:
         self._in_flight = (rows, len(block), event_now(block.device))
 
     def take(self, *, wait: bool) -> list[Row]:
-        """Rows in the order of their recording that have reached the host.
+        """Return the rows that have reached the host, in recording order.
 
         Args:
-            wait: Send and wait for all; otherwise give what has arrived. This is the only place where the host waits
-                for the device on behalf of records.
+            wait: Send and wait for all rows; otherwise return those that have arrived. This is the only place where the
+                host waits for the device because of records.
         """
         if wait:
             self.send()
@@ -116,7 +116,7 @@ class Ring:
         return rows
 
     def give_back(self, rows: list[Row]) -> None:
-        """Return rows that came with `take` and cannot be used yet."""
+        """Put back rows from `take` that cannot be used yet."""
         self._read = rows + self._read
 
     def _land(self, *, wait: bool) -> None:
@@ -132,14 +132,17 @@ class Ring:
 
 
 def _packed(kept: list[StepValues]) -> Tensor:
-    """N recorded steps as one device tensor of the norms' dtype: N losses, scales, rates, next scales, norms, and N times P norms."""
+    """Pack N steps into one device tensor: N losses, scales, rates, next scales and total norms, then N x P norms.
+
+    The tensor has the dtype of the norms.
+    """
     losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
     singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
     return torch.cat([singles.to(totals[0].dtype), *totals, *norms])
 
 
 def _rows(block: Tensor, count: int) -> list[Row]:
-    """The rows of a block; it is in host memory already where the device has page-locked memory, else this waits for it."""
+    """Return the rows of a block. Waits for the device if the block is not in pinned host memory yet."""
     block = block.cpu()
     numbers = block[: _SCALARS * count].tolist()
     losses, scales, rates, next_scales, totals = (numbers[at * count : (at + 1) * count] for at in range(_SCALARS))

@@ -1,4 +1,4 @@
-"""Where a run keeps what must survive it: all of it on the first rank, and on the others nothing but parts of tensors."""
+"""Storage of a run: records and checkpoints on rank 0; on other ranks only shards of tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mptrain.runlog.sink import NoRecords
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a run keeps what must survive it.
+    """Storage on rank 0.
 
     Attributes:
-        paths: The run directory.
-        writer: Takes the records.
-        store: Takes the checkpoints.
-        config_digest: Which configuration they belong to.
+        paths: Paths of the run directory.
+        writer: Writes the records.
+        store: Store of the checkpoints.
+        config_digest: Digest of the run's configuration, saved with each checkpoint.
     """
 
     paths: RunPaths
@@ -28,17 +28,17 @@ class Storage:
     config_digest: str
 
     def saver(self, *, async_save: bool) -> Saver:
-        """What saves checkpoints, with the records that they count on."""
+        """Return the saver of checkpoints, which also flushes the records that they refer to."""
         return Saver(self.store, self.writer, async_save=async_save)
 
 
 @dataclass(frozen=True)
 class NoStorage:
-    """What a rank has that keeps nothing, because another one does.
+    """Storage on ranks other than 0, which writes no records.
 
     Attributes:
-        paths: The run directory, for files of its own.
-        writer: Takes records and forgets them.
+        paths: Paths of the run directory, for files of this rank.
+        writer: Discards records.
     """
 
     paths: RunPaths
@@ -46,5 +46,5 @@ class NoStorage:
     config_digest: str = ""
 
     def saver(self, *, async_save: bool) -> NoSaver:
-        """What saves nothing."""
+        """Return a saver that writes no checkpoint of its own."""
         return NoSaver(self.paths.checkpoints)

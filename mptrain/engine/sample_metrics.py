@@ -1,7 +1,7 @@
-"""What an evaluation collects sample by sample: metrics of a split, and how far they would move on other samples.
+"""Metrics of a split from per-sample sums and answers, with 95 % CIs over the choice of samples.
 
-An interval here is about the data: a test set is a sample of all the texts or pictures that it stands for. What moves
-between seeds is the business of comparisons.
+The intervals are about the data: a test set is a sample of all the texts or pictures that it represents. Variation
+between seeds is the subject of comparisons.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Task
 
-#: Resamples of sums, which are cheap.
+#: Number of bootstrap resamples of sums, which are cheap.
 RESAMPLES = 1000
 
-#: Resamples of answers, at most and at least, and how many answers may be scored for them between these: mean average
-#: precision takes a millisecond an image.
+#: Maximum and minimum number of resamples of answers, and the total number of answers to score in between: mean average
+#: precision takes a millisecond per image.
 MOST_SCORES, FEWEST_SCORES, SCORED = 200, 25, 100_000
 
-#: Samples below which nothing is said: a bootstrap of a few values is far too sure of itself.
+#: Minimum number of samples for an interval: a bootstrap of few values gives far too narrow ones.
 FEWEST = 20
 
-#: Standard errors to either side of 95 %.
+#: Half-width of a 95 % interval in standard errors.
 _Z = 1.959963984540054
 
-_SEED = 1979  # of the draws of the bootstrap: the same evaluation always has the same interval
+_SEED = 1979  # seed of the bootstrap, so that the same evaluation always has the same interval
 
 
 class BatchMetrics(NamedTuple):
-    """What was gathered of one batch, or of a rank's part of it.
+    """Measurements of one batch, or of a rank's part of it.
 
     Attributes:
-        sums: What the task measured, by name.
-        counts: Terms of each sample.
-        answers: What the model answered.
-        digests: Of the samples as they were fetched.
+        sums: Sums that the task measured, by name.
+        counts: Number of terms of each sample.
+        answers: Answers of the model.
+        digests: Digests of the samples as fetched.
     """
 
     sums: Mapping[str, Tensor]
@@ -54,7 +54,7 @@ class BatchMetrics(NamedTuple):
 
 
 class SampleMetrics:
-    """The sums and answers of a split, batch by batch. Sums stay on the device until they are asked for."""
+    """Accumulator of the sums and answers of a split. Sums stay on the device until they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
@@ -66,11 +66,11 @@ class SampleMetrics:
     def add(
         self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
     ) -> None:
-        """Take what a task measured on a batch, what the model answered, and digests of its samples."""
+        """Add a batch: the sums of the task, the answers of the model and the digests of the samples."""
         self._take(BatchMetrics(sums, batch.counts or [1] * batch.samples, answers, digests))
 
     def skip(self) -> None:
-        """Take note of a batch of which this rank has no part."""
+        """Add a batch of which this rank has no part."""
         self._take(BatchMetrics({}, (), (), ()))
 
     def _take(self, one: BatchMetrics) -> None:
@@ -82,7 +82,7 @@ class SampleMetrics:
         self._digests += one.digests
 
     def over(self, comm: Communicator) -> SampleMetrics:
-        """The whole, in the order in which one rank would have met it; every sample once. The device is waited for."""
+        """Gather all ranks' batches, each sample once and in the order of a single rank. Waits for the device."""
         if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
@@ -94,38 +94,38 @@ class SampleMetrics:
 
     @property
     def digest(self) -> str:
-        """Of all samples, in hexadecimal."""
+        """Digest of all samples, in hexadecimal."""
         return digest_of_samples(self._digests)
 
     @property
     def samples(self) -> int:
-        """How many there were."""
+        """Number of samples."""
         return len(self._counts)
 
     def metrics(self, task: Task) -> dict[str, float]:
-        """The metrics of the split; the device is waited for."""
+        """Return the metrics of the split. Waits for the device."""
         totals = {name: values.sum().item() for name, values in self._on_host().items()}
         return self._judged(task, totals, sum(self._counts), self._answers)
 
     def intervals(self, task: Task, metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """95 % intervals of metrics, over the choice of the samples.
+        """Return 95 % CIs of metrics over the choice of samples.
 
-        Shares of samples have Wilson's score interval, which holds near 0 and 1 as well; all others reach 1.96 standard errors to either
-        side, of bootstrap resamples of the samples (Efron 1979): `RESAMPLES` of sums, `MOST_SCORES` of answers, and of many answers
-        fewer, down to `FEWEST_SCORES`, of which a standard error is known to 14 %. No end lies beyond what any resample had, so that
-        none is outside the range of the metric.
+        Proportions of samples get Wilson's score interval, which also holds near 0 and 1. All other metrics get 1.96
+        bootstrap standard errors to either side (Efron 1979). The number of resamples is `RESAMPLES` for sums and
+        `MOST_SCORES` for answers; it falls to `FEWEST_SCORES` for many answers, which gives a standard error to 14 %.
+        No interval extends beyond the values of the resamples, so that none leaves the range of the metric.
 
-        Resamples repeat samples, and some scores are moved by that alone: the Fréchet distance of 400 pictures by 128 features had
-        five times its standard error of bias, and a bootstrap error three times too large. Where the mean of the resamples is off
-        by more than their deviation, the error is that of a jackknife which leaves out group after group, and repeats none: 1.2 to
-        1.6 times too large in that example.
+        Resamples repeat samples, and this alone biases some scores: the Fréchet distance of 400 pictures by 128
+        features had a bias of five times its standard error, and a bootstrap error three times too large. If the mean
+        of the resamples differs from the metric by more than their standard deviation, the standard error comes from a
+        grouped jackknife instead, which repeats no sample; it was 1.2 to 1.6 times too large in that example.
 
         Args:
-            task: Whose metrics.
-            metrics: As they were measured.
+            task: Task that computes the metrics.
+            metrics: The measured metrics.
 
         Returns:
-            Those that anything can be said about; none for fewer than `FEWEST` samples.
+            Intervals by metric, where one can be computed; empty for fewer than `FEWEST` samples.
         """
         if self.samples < FEWEST:
             return {}
@@ -148,7 +148,7 @@ class SampleMetrics:
         return found
 
     def _resampled(self, task: Task) -> dict[str, list[float]]:
-        """The metrics of bootstrap resamples, by name, of those that are finite in all."""
+        """Return the metrics of bootstrap resamples, by name; only metrics that are finite in all of them."""
         import numpy as np
 
         draws = np.random.default_rng(_SEED)
@@ -170,7 +170,7 @@ class SampleMetrics:
         return {name: drawn for name, drawn in seen.items() if len(drawn) > 1 and all(map(math.isfinite, drawn))}
 
     def _jackknife(self, task: Task) -> dict[str, float]:
-        """Standard errors of scores, from leaving out each of as many groups of samples, drawn by lot."""
+        """Return standard errors of scores from a grouped jackknife with random groups of samples."""
         import numpy as np
 
         order = np.random.default_rng(_SEED).permutation(len(self._answers))
@@ -184,7 +184,7 @@ class SampleMetrics:
 
     @property
     def _scores(self) -> int:
-        """How often answers are scored for an interval."""
+        """Number of times that answers are scored for an interval."""
         return max(FEWEST_SCORES, min(MOST_SCORES, SCORED // len(self._answers)))
 
     def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
@@ -192,7 +192,7 @@ class SampleMetrics:
         return {**metrics, **task.score(answers)} if answers else metrics
 
     def _on_host(self) -> dict[str, Tensor]:
-        """float64, one value for each sample, or for each batch where a task gave only those."""
+        """Return sums on the host as float64, one value per sample, or per batch if the task measures only those."""
         return {
             name: torch.cat([part.reshape(-1) for part in parts]).cpu().double() for name, parts in self._sums.items()
         }
@@ -204,9 +204,9 @@ def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
 
 
 def _wilson(share: float, samples: int) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share of independent samples.
+    """Return Wilson's score interval (1927) of a proportion of independent samples.
 
-    `scipy.stats.binomtest` has it too, and importing that costs every run 0.6 seconds.
+    `scipy.stats.binomtest` has it too, but importing it would cost every run 0.6 seconds.
     """
     found, z = round(share * samples) / samples, _Z
     middle = found + z * z / (2 * samples)

@@ -1,7 +1,7 @@
-"""The whole state of a run as plain values and tensors, and back.
+"""Converts the whole state of a run to plain values and tensors, and restores it.
 
-Weights are saved in their best precision (masters where there are any), whatever dtype the model computes in, so a
-checkpoint can be continued, or evaluated, in another mode.
+Weights are saved in full precision (master weights where there are any), whatever dtype the model computes in, so a
+checkpoint can be resumed or evaluated in another precision mode.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCHEMA = 3
 def take_snapshot(
     parts: Parts, step_log: StepLog, progress: Progress, carried: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, Any]:
-    """Everything that a run needs to go on as if nothing had happened. Call after `StepLog.flush`.
+    """Return the complete state from which a run can be resumed exactly. Call it after `StepLog.flush`.
 
     Args:
-        parts: The run.
-        step_log: Of its steps.
-        progress: How far it came.
-        carried: The carried buffers with the rows of all ranks; None where this one has all.
+        parts: The built run.
+        step_log: Log of its steps.
+        progress: Progress of the run.
+        carried: Carried buffers merged over all ranks; None if this rank has all rows.
     """
     weights, tied = parts.full_precision(), tied_names(parts.model)
     model = {
@@ -60,22 +60,22 @@ def take_snapshot(
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """The further names of parameters that have several, and the first of each."""
+    """Return the additional names of tied parameters, each with the first name of its parameter."""
     first: dict[int, str] = {}
     names = [(name, first.setdefault(id(p), name)) for name, p in model.named_parameters(remove_duplicate=False)]
     return {name: own for name, own in names if name != own}
 
 
 def require_same_schema(saved: Mapping[str, Any]) -> None:
-    """Refuse a snapshot of another layout.
+    """Check that a snapshot has the schema of this version.
 
     Raises:
-        CheckpointError: It was written by an older or newer version of the program.
+        CheckpointError: Another version of mptrain wrote the snapshot, or it is damaged.
     """
     if saved.get("schema") != SCHEMA:
         raise CheckpointError(
             f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}",
-            "use the mptrain that wrote it",
+            "use the mptrain version that wrote it",
         )
     if not isinstance(saved.get("labels"), str | None) or not isinstance(saved.get("batch_size"), int):
         raise _damaged("labels or batch_size")
@@ -102,16 +102,16 @@ def require_same_schema(saved: Mapping[str, Any]) -> None:
 
 def _damaged(place: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's state is damaged: {place} is missing or of another kind",
+        f"the checkpoint's state is damaged: {place} is missing or has a wrong type",
         "restore the folder from a copy, or name another run",
     )
 
 
 def _require_alike(own: Any, saved: Any, place: str) -> None:
-    """Refuse a value of another kind than one of our own; what is missing is the business of whoever reads it.
+    """Check that saved values have the types and shapes of ours. Missing keys are left to the code that reads them.
 
     Raises:
-        CheckpointError: Names the first.
+        CheckpointError: A value has another type or shape; names the first one.
     """
     fine = True
     if isinstance(own, dict):
@@ -120,7 +120,7 @@ def _require_alike(own: Any, saved: Any, place: str) -> None:
             _require_alike(own[key], saved[key], f"{place}.{key}")
     elif isinstance(own, torch.Tensor):
         fine = isinstance(saved, torch.Tensor) and saved.shape == own.shape
-    elif own is None:  # there is none yet
+    elif own is None:  # no value of ours to compare with
         fine = saved is None or isinstance(saved, dict) or type(saved) in (int, float)
     elif isinstance(own, float):
         fine = type(saved) in (int, float)
@@ -134,10 +134,10 @@ def _require_alike(own: Any, saved: Any, place: str) -> None:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Turns what a state of another shape makes of our code into an error for the user; a state is a file of somebody's.
+    """Context manager that converts exceptions from reading a malformed state, which is untrusted, into user errors.
 
     Raises:
-        CheckpointError: Names the error.
+        CheckpointError: The state is malformed; names the exception.
     """
     try:
         yield
@@ -154,39 +154,40 @@ def _reading() -> Iterator[None]:
         if out_of_memory(error):
             raise
         raise CheckpointError(
-            f"the checkpoint's state is damaged: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
+            f"the checkpoint's state is damaged: {type(error).__name__}: "
+            f"{str(error).strip().partition(chr(10))[0][:200]}",
             "restore the folder from a copy, or name another run",
         ) from error
 
 
 def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Refuse a snapshot of another model or another task, before anything is changed because of it.
+    """Check that a snapshot fits the model and the task, before anything is changed.
 
     Raises:
-        CheckpointError: It does not fit, or is of another schema.
+        CheckpointError: The snapshot does not fit, or has another schema.
     """
     require_same_schema(saved)
     names = {learner.name for learner in parts.learners}
     if saved["learners"].keys() != names:
         raise CheckpointError(
             f"the checkpoint has learners {sorted(saved['learners'])}, the task has {sorted(names)}",
-            "resume with the task it was saved from",
+            "resume with the task that it was saved with",
         )
-    require_same_labels(parts, saved)  # first: another vocabulary changes shapes as well
+    require_same_labels(parts, saved)  # first, because another vocabulary changes shapes too
     _require_same_tensors(parts.model.state_dict(), saved["model"])
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
-            f"train.batch_size was {before} and is now {now}: position, schedule and step count are in batches of {before}",
-            f"go on with train.batch_size={before}; train.accumulate may change",
+            f"train.batch_size was {before} and is now {now}: position, schedule and steps count batches of {before}",
+            f"resume with train.batch_size={before}; train.accumulate may change",
         )
     _require_same_tensors(
-        parts.carried(), saved["carried"], "go on with the state it carried: dataset.stream may not change"
+        parts.carried(), saved["carried"], "resume with the same carried state: dataset.stream may not change"
     )
 
 
 def _require_same_tensors(
-    own: Mapping[str, Any], saved: Mapping[str, Any], hint: str = "resume with the model it was saved from"
+    own: Mapping[str, Any], saved: Mapping[str, Any], hint: str = "resume with the model that it was saved from"
 ) -> None:
     wrong = [f"it has no {name}" for name in sorted(own.keys() - saved.keys())]
     wrong += [f"the model has no {name}" for name in sorted(saved.keys() - own.keys())]
@@ -198,7 +199,7 @@ def _require_same_tensors(
         and saved[name].shape != value.shape
     ]
     wrong += [
-        f"its {name} is no tensor"
+        f"its {name} is not a tensor"
         for name, value in own.items()
         if isinstance(value, torch.Tensor) and name in saved and not isinstance(saved[name], torch.Tensor)
     ]
@@ -211,30 +212,30 @@ def _require_same_tensors(
 
 
 def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Refuse weights whose outputs mean something else than this data set's labels.
+    """Check that the outputs of saved weights mean the labels of this data set.
 
     Raises:
-        CheckpointError: Classes or tokens are not those that were trained on.
+        CheckpointError: Classes or tokens differ from those in training.
     """
     if saved["labels"] != parts.labels_digest:
         raise CheckpointError(
-            f"{parts.dataset.name} is not what the run was trained on: its labels (classes, tokens) have changed",
-            "restore the data, and the keys of dataset that the run had; data.json in the run has the labels",
+            f"{parts.dataset.name} has other labels (classes, tokens) than the run was trained on",
+            "restore the data and the run's dataset keys; data.json in the run directory lists the labels",
         )
 
 
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Restore model and master weights from a snapshot, and their averages, or let these begin with the weights.
+    """Restore model, master and averaged weights from a snapshot. Missing averages start from the weights.
 
     Raises:
-        CheckpointError: They do not fit the model.
+        CheckpointError: The weights do not fit the model.
     """
     with _reading():
         _require_same_tensors(parts.model.state_dict(), saved["model"])
         own = parts.model.state_dict(keep_vars=True)
         if parts.blank is None:
             own.update({name: _held(value, own[name]) for name, value in saved["model"].items()})
-            parts.model.load_state_dict(own)  # which has the versions of its modules, too
+            parts.model.load_state_dict(own)  # own also has the versions of the modules
         else:
             with torch.no_grad():
                 for name, value in own.items():
@@ -249,13 +250,13 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
 
 
 def _held(saved: Any, own: Any) -> Any:
-    """A saved value as a tensor of the model can hold it: what is saved in FP32 may be beyond FP16."""
+    """Return a saved value saturated to the dtype of the model's tensor: an FP32 value may be beyond the FP16 range."""
     both_float = all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (saved, own))
     return saturated(saved, own.dtype) if both_float else saved
 
 
 def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
-    """One sentence about saved values that are beyond the dtype that the model computes with, if there are any."""
+    """Return one sentence about saved values beyond the range of the model's compute dtype, if there are any."""
     dtype = input_dtype(parts.policy)
     own = {name for name, value in parts.model.state_dict().items() if getattr(value, "dtype", None) == dtype}
     tensors = {name: saved["model"][name] for name in own if saved["model"][name].is_floating_point()}
@@ -264,10 +265,10 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
-    """Put a run back to where a snapshot was taken.
+    """Restore a run from a snapshot.
 
     Returns:
-        The progress, and what could not be restored, as sentences.
+        The progress, and one sentence for each item that could not be restored.
 
     Raises:
         CheckpointError: The snapshot does not fit the model or the task.
@@ -282,7 +283,7 @@ def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) 
             notes += learner.load_state_dict(saved["learners"][learner.name])
         before, now = saved["ranks"], parts.comm.world_size
         if before != now:
-            each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
+            each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} per rank"
             notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")
         for log in step_log.learner_logs:
             _require_alike(log.state_dict(), saved["accounts"][log.name], f"accounts.{log.name}")

@@ -1,7 +1,7 @@
-"""One training step, what it trains, and what holds for all of them: the only place that knows in which order things happen.
+"""One training step, its learner, and its settings. Only this module defines the order of operations in a step.
 
-Everything stays on the device. Whether the step overflowed, whether it was refused, the next scale, the next learning
-rate and the record are device values; the host issues the same operations whatever they turn out to be.
+Everything stays on the device. The overflow flag, the skip decision, the next scale, the next learning rate and the
+record are device values; the host issues the same operations whatever their values are.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class StepValues(NamedTuple):
     """Device values of one attempted step, for the record; none of these tensors is changed in place afterwards.
 
     Attributes:
-        loss: float32 scalar: the unscaled loss.
-        scale: float32, shape (1,): the loss scale in force.
-        grad_norm: As the verdict has it, shape (1,): of the unscaled gradients.
-        norms: As the verdict has them, shape (P,): of each parameter's gradient (`Verdict.norms`).
-        lr: float32, shape (1,): the learning rate.
-        next_scale: float32, shape (1,): the scale of the next step.
+        loss: Unscaled loss, a float32 scalar.
+        scale: Loss scale of this step, float32, shape (1,).
+        grad_norm: Norm of the unscaled gradients, shape (1,), in the dtype of the verdict.
+        norms: Norm of each parameter's gradient (`Verdict.norms`), shape (P,), in the dtype of the verdict.
+        lr: Learning rate, float32, shape (1,).
+        next_scale: Loss scale of the next step, float32, shape (1,).
     """
 
     loss: Tensor
@@ -57,14 +57,14 @@ class StepValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What holds for every step of a run.
+    """Settings that hold for every step of a run.
 
     Attributes:
-        accumulate: Micro-batches of one update, on each rank.
-        products: Which kernels half-precision products run on: gives the context of forward and backward.
-        autocast: Context of a forward pass and its loss, to be entered again and again.
-        guard: Restores buffers after a refused step.
-        asked: ``train.accumulate``: of one update, over all ranks.
+        accumulate: Micro-batches per update on each rank.
+        products: Choice of kernels for half-precision products; provides the context of forward and backward.
+        autocast: Re-entrant context of a forward pass and its loss.
+        guard: Restores buffers after a skipped step.
+        asked: ``train.accumulate``: micro-batches per update over all ranks.
     """
 
     accumulate: int
@@ -78,25 +78,25 @@ class Learner:
     """An objective with its weights, scaler and schedule.
 
     Args:
-        objective: The loss it minimises.
-        weights: What it moves.
-        scaler: The loss scaling rule.
-        rates: float32, shape (planned + 1,): learning rate by number of applied updates.
-        device: Where it trains.
-        average: An average that follows the weights, or None.
-        others: Parameters that it does not train, and that its loss may flow through.
-        strategy: How its gradients come about; None on one rank.
+        objective: Objective to minimise.
+        weights: Weights to train.
+        scaler: Loss scaling rule.
+        rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
+        device: Training device.
+        average: Running average of the weights, or None.
+        others: Parameters that the learner does not train but its loss may depend on.
+        strategy: Parallel strategy that computes its gradients; None on one rank.
 
     Attributes:
-        objective: The loss it minimises.
-        weights: What it moves.
-        scaler: The loss scaling rule.
-        scale_state: The state of that rule, device tensors of shape (1,).
-        rates: float32, shape (planned + 1,): learning rate by number of applied updates.
-        updates: int64, shape (1,): updates applied so far.
-        average: The average of its weights, or None.
-        strategy: How its gradients come about.
-        scales: Whether its loss is ever multiplied by something else than 1.
+        objective: As given.
+        weights: As given.
+        scaler: As given.
+        scale_state: State of the scaler, device tensors of shape (1,).
+        rates: As given.
+        updates: Number of applied updates, int64, shape (1,).
+        average: As given.
+        strategy: Parallel strategy that computes its gradients.
+        scales: Whether the loss may be multiplied by a scale other than 1.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Learner:
         self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=measure_of(scaler))
-        self.scales = type(scaler) is not NoScaler  # a subclass may begin elsewhere
+        self.scales = type(scaler) is not NoScaler  # a subclass may start with another scale
         self._reads_norms = reads_norms(scaler)
 
     @property
@@ -132,11 +132,11 @@ class Learner:
 
     @property
     def scale(self) -> Tensor:
-        """The loss scale in force, float32 of shape (1,)."""
+        """Current loss scale, float32 of shape (1,)."""
         return self.scale_state["scale"]
 
     def only_trainable(self) -> AbstractContextManager[None]:
-        """A region in which no parameter but its own gets a gradient."""
+        """Return a context manager in which only the learner's own parameters get gradients."""
         return self._without_others() if self._others else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -150,58 +150,58 @@ class Learner:
                 parameter.requires_grad_(True)
 
     def loss(self, model: nn.Module, micro: Batch) -> Tensor:
-        """The mean loss over a micro-batch's terms, a float32 scalar.
+        """Return the mean loss over a micro-batch's terms, a float32 scalar.
 
         Raises:
-            ConfigError: The task broke that contract. An FP16 loss times a scale of 2^16 is inf.
+            ConfigError: The task returned something else. An FP16 loss times a scale of 2^16, for example, is inf.
         """
         loss = self.objective.loss(model, micro)
         if loss.dtype != torch.float32 or loss.ndim:
             raise ConfigError(
                 f"the loss of learner {self.name} is {loss.dtype} of shape {tuple(loss.shape)}, not a float32 scalar",
-                "reduce it to its mean over the batch and compute it in float32: logits.float() before the loss",
+                "compute the loss in float32 (logits.float()) and reduce it to its mean over the batch",
             )
         return loss
 
     def rate(self) -> Tensor:
-        """The learning rate of the next update, float32 of shape (1,): a lookup, no host read."""
+        """Return the learning rate of the next update, float32 of shape (1,), without a host read."""
         return self.rates.index_select(0, self.updates)
 
     def judge(self, loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
-        """Whether the gathered gradients may move the weights; all ranks ask, and get the same answer.
+        """Return the verdict on the accumulated gradients. All ranks must call this, and all get the same verdict.
 
         Args:
-            loss: This rank's share of it, float32 scalar; becomes the whole, in place.
+            loss: This rank's share of the loss, a float32 scalar; becomes the total in place.
             offenders_only: See `Weights.judge`.
         """
         across, offenders_only = self.strategy.reductions(loss), offenders_only and not self._reads_norms
         return self._judge(self.scale, across=across, offenders_only=offenders_only)
 
     def advance(self, verdict: Verdict) -> None:
-        """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""
+        """Count the update if it was applied, then update average and scale. Call it after `Weights.update`."""
         self.updates = self.updates + verdict.applied
         for follower in self._followers:
             follower.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def moving(self) -> dict[str, Tensor]:
-        """What a step makes anew: ``updates``, and the scaler's state by ``scaler.NAME``."""
+        """Return the tensors that each step replaces: ``updates``, and the scaler's state as ``scaler.NAME``."""
         return {"updates": self.updates, **{f"scaler.{name}": value for name, value in self.scale_state.items()}}
 
     def move_into(self, fixed: Mapping[str, Tensor]) -> None:
-        """Copy what `moving` gives into tensors of the same names, and go on with those."""
+        """Copy the tensors of `moving` into ``fixed``, by name, and use those from now on."""
         for name, value in self.moving().items():
             if fixed[name] is not value:
                 fixed[name].copy_(value)
         self.go_on_with(fixed)
 
     def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
-        """Forget the present values of what `moving` gives for those in the tensors given."""
+        """Replace the tensors of `moving` by those in ``fixed``, with their values."""
         self.updates = fixed["updates"]
         self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights themselves: optimizer and scaler state, number of updates, averaged weights."""
+        """Return optimizer state, scaler state, number of updates and averaged weights; not the weights themselves."""
         return {
             "optimizer": self.weights.updater.state_dict(),
             "scaler": dict(self.scale_state),
@@ -210,10 +210,10 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore what `state_dict` gave, but for averages, which are loaded with the weights.
+        """Restore a state from `state_dict`, except averages, which are loaded with the weights.
 
         Returns:
-            What could not be restored, as sentences: another optimizer's state, another scaler's, no average.
+            One sentence for each item that could not be restored: state of another optimizer or scaler, or no average.
         """
         notes = self.weights.updater.load_state_dict(saved["optimizer"])
         device = self.updates.device
@@ -221,32 +221,32 @@ class Learner:
         notes += changed
         self.updates = saved["updates"].to(device)
         if self.average is not None and not saved["average"]:
-            notes.append("the checkpoint has no average of the weights: it begins with the saved weights")
+            notes.append("the checkpoint has no average of the weights: the average starts from the saved weights")
         return notes
 
 
 def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, watch: Watch | None = None) -> StepValues:
-    """Attempt one update of one learner; weights, buffers and counts move only if it is not refused.
+    """Attempt one update of one learner. Weights, buffers and the update count change only if the step is not skipped.
 
     Args:
-        learner: What to train; its weights, scale and count of updates change in place.
-        model: The module the objective calls, in training mode.
+        learner: Learner to train; its weights, scale and update count change in place.
+        model: Module that the objective calls, in training mode.
         batch: All samples of the update, on the device.
-        plan: What holds for every step.
-        watch: Looks at it, and changes nothing; None where nobody looks.
+        plan: Settings that hold for every step.
+        watch: Observer of the step, which changes nothing; None for none.
 
     Returns:
-        Values for the record, which nobody has waited for.
+        Device values for the record, not synchronised with the host.
     """
     weights, strategy, guard = learner.weights, learner.strategy, plan.guard
-    weights.gradients.zero_grad()  # first, not last: the gradients of a refused step can still be looked at
+    weights.gradients.zero_grad()  # here, not after the step, so that gradients of a skipped step can be inspected
     guard.snapshot()
     with watch.passes(model) if watch else contextlib.nullcontext():
         loss = accumulate_gradients(learner, model, batch, plan)
 
     strategy.broadcast_buffers(guard.lasting)
     verdict = learner.judge(loss, offenders_only=True)
-    lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
+    lr, scale = learner.rate(), learner.scale  # unscale with the scale that multiplied this loss
     if watch:
         watch.judged(weights, verdict, scale)
     weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish
@@ -259,22 +259,22 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
 
 
 def backward(loss: Tensor, factor: Tensor) -> None:
-    """The gradients of ``loss * factor``, with the bits of ``(loss * factor).backward()`` and without forming the product.
+    """Compute the gradients of ``loss * factor``, bitwise equal to ``(loss * factor).backward()``, without the product.
 
     Args:
         loss: float32 scalar.
-        factor: float32 scalar: where the backward pass begins.
+        factor: Initial gradient of the backward pass, float32 scalar.
     """
-    # Not torch.autograd.backward: given a gradient to begin with, it compares shapes by means of torch's compiler, which it imports.
-    # What follows is what it does then; `False` twice: no graph is kept, and none is made of the gradients.
+    # Not torch.autograd.backward: given an initial gradient, it imports torch's compiler to compare shapes. This is the
+    # call that it makes afterwards, with retain_graph=False and create_graph=False.
     run_backward((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:
-    """Forward and backward passes over the micro-batches of an update.
+    """Run forward and backward passes over the micro-batches of an update.
 
     Returns:
-        The unscaled loss of the batch, a float32 scalar; of several ranks each has its share of it.
+        The unscaled loss of the batch, a float32 scalar; with several ranks, this rank's share of it.
     """
     total: Tensor | None = None
     scale, strategy = learner.scale.squeeze(0), learner.strategy

@@ -1,6 +1,6 @@
-"""The host's side of the records: turns what the device wrote into step, overflow and scale records.
+"""Host side of the records: converts rows from the device to step, overflow and scale records.
 
-It knows which step each row belongs to, counts what was applied, and notices when a run only overflows.
+It assigns rows to steps, counts applied updates, and detects a run that only overflows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class LearnerLog:
-    """What is known of one learner's steps.
+    """Log of one learner's steps.
 
     Attributes:
-        updates: Updates applied in the rows read so far.
-        history: For the phases of overflows.
-        refused: Refused steps so far.
+        updates: Number of updates applied in the rows read so far.
+        history: Overflow history, which assigns phases to overflows.
+        refused: Number of skipped steps in the rows read so far.
         last: The newest step record.
     """
 
@@ -73,13 +73,13 @@ class LearnerLog:
             sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
 
     def _why(self, row: Row) -> str:
-        """Why the scale moved: only a rule that measures gradients lets it fall where none has overflowed."""
+        """Return why the scale changed. Only a rule that measures gradients lowers it without an overflow."""
         if row.next_scale > row.loss_scale:
             return "growth"
         return "measured" if self._measures and not row.overflow else "overflow"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the state as plain values."""
         return {
             "updates": self.updates,
             "refused": self.refused,
@@ -88,7 +88,7 @@ class LearnerLog:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         self.updates = saved["updates"]
         self.refused = saved["refused"]
         self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
@@ -96,11 +96,11 @@ class LearnerLog:
 
 
 class StepLog:
-    """Reads the rings of all learners now and then, in step order.
+    """Reads the rings of all learners periodically, in step order.
 
     Args:
-        learner_logs: One for each learner, in the order in which they are stepped.
-        sink: Takes the records.
+        learner_logs: One log per learner, in the order of their steps.
+        sink: Receives the records.
         options: How often to read.
     """
 
@@ -112,17 +112,17 @@ class StepLog:
         self._looked = time.monotonic()
 
     def note(self, step: int, epoch: int) -> None:
-        """Say which step and epoch the rows just recorded belong to; read the rings when it is time."""
+        """Assign the rows just recorded to a step and an epoch; read the rings if it is time."""
         self._pending.append((step, epoch))
         now = time.monotonic()
-        # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
+        # Not by the number of pending steps: it includes rows under way, and sending again would wait for them.
         if self.learner_logs[0].ring.full or now - self._looked >= self._options.seconds:
             self.request_rows()
         elif self.learner_logs[0].ring.arrived:
             self._digest(wait=False)
 
     def request_rows(self) -> None:
-        """Send for what was recorded so far, and write what has arrived: on a CPU that is all of it. Call it seldom."""
+        """Start copying the recorded rows, and write those that have arrived (on a CPU, all). Call it rarely."""
         self._looked = time.monotonic()
         for log in self.learner_logs:
             log.ring.send()
@@ -130,18 +130,18 @@ class StepLog:
             self._digest(wait=False)
 
     def flush(self) -> None:
-        """Wait for the device and write every record there is."""
+        """Wait for the device and write all records."""
         self._digest(wait=True)
 
     def may_reach_limit(self, limit: int) -> bool:
-        """Return whether the next step could be the last of ``limit`` overflowed ones in a row, for all that is known."""
+        """Return whether the next step may be the last of ``limit`` consecutive overflows, as far as rows are read."""
         return self._possibly_in_a_row() + 1 >= limit
 
     def over_overflow_limit(self, limit: int) -> LearnerLog | None:
-        """A learner whose last ``limit`` steps all overflowed, or None.
+        """Return a learner whose last ``limit`` steps all overflowed, or None.
 
-        While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
-        as long as ``limit`` exceeds what the rings hold.
+        It waits for the device only if the unread rows may complete such a sequence. A healthy run therefore never
+        waits as long as ``limit`` exceeds the capacity of the rings.
         """
         if self._possibly_in_a_row() < limit:
             return None
@@ -149,16 +149,16 @@ class StepLog:
         return next((log for log in self.learner_logs if log.history.consecutive >= limit), None)
 
     def _possibly_in_a_row(self) -> int:
-        """The most overflowed steps in a row that a learner may have had, if all that was not read has overflowed."""
+        """Return the maximum number of consecutive overflows of a learner, if all unread rows have overflowed."""
         return max([log.history.consecutive + log.ring.unread for log in self.learner_logs])
 
     def _digest(self, *, wait: bool) -> None:
         rows = [log.ring.take(wait=wait) for log in self.learner_logs]
-        # A step that an exception cut short has rows, but was never noted.
+        # A step that an exception interrupted has rows, but was never noted.
         count = min(len(self._pending), *(len(taken) for taken in rows))
         for log, taken in zip(self.learner_logs, rows, strict=True):
             log.ring.give_back(taken[count:])
-        noted, self._pending = self._pending[:count], self._pending[count:]  # now: the sink below may fail
+        noted, self._pending = self._pending[:count], self._pending[count:]  # first, because the sink may fail
         for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
             for log, one in zip(self.learner_logs, row, strict=True):
                 log.digest(step, epoch, one, self._sink)

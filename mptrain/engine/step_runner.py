@@ -1,12 +1,12 @@
-"""The steps of all learners on a batch: operator by operator, or the whole of it as one CUDA graph.
+"""Runs the steps of all learners on a batch, eagerly or as one CUDA graph.
 
-A network whose kernels are shorter than the time it takes to launch them waits for the host all the time. A graph is
-launched once for all of them. What is captured is `mptrain.engine.step` as it is: forward and backward passes, verdict,
-update, scaler, schedule, record. That works because nothing in there depends on the host: a graph repeats addresses and
+If the kernels of a model are shorter than the time to launch them, the device always waits for the host. A graph
+launches all of them at once. The capture covers `mptrain.engine.step` unchanged: forward and backward passes, verdict,
+update, scaler, schedule and record. This works because no step depends on the host: a replay repeats addresses and
 Python's decisions, and every value that may change is in device memory.
 
-What a step makes anew and the next one begins with, the count of updates and the scaler's state, is copied into fixed tensors at
-its end. A batch is copied into fixed tensors before it.
+State that a step replaces and the next one reads (the update count and the scaler's state) is copied to fixed tensors
+at the end of the step. A batch is copied to fixed tensors before it.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
     from mptrain.probe.probe import Watch
     from mptrain.workloads.base.batch import Batch
 
-    #: Takes what a step does, and gives back what does it again.
+    #: Takes the body of a step and returns a function that replays it.
     Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
-#: Steps on a shape of batch before it is captured: libraries choose their kernels in the first ones.
+#: Steps on a batch shape before it is captured: libraries choose their kernels in the first ones.
 WARM_UP = 3
-#: Shapes that are captured; each keeps the memory of a whole step.
+#: Maximum number of captured shapes; each keeps the memory of a whole step.
 MOST = 4
-#: Shapes after which no more are looked for; where none of them came often enough, none ever will.
+#: Maximum number of shapes to track. If none of them is captured by then, capturing is given up.
 LOOKED_AT = 64
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """How steps are captured on a device; None where they cannot be."""
+    """Return the capture of steps on a device, or None if the device has no graphs."""
     return CudaGraphs(device) if capabilities(device).graphs else None
 
 
 class StepRunner:
-    """Trains every learner on one batch after another.
+    """Runs steps of every learner, one batch after another.
 
     Args:
-        parts: The run.
-        rings: Takes the record of each learner, in their order.
-        capture: How a step is captured; None launches it operator by operator.
+        parts: The built run.
+        rings: Ring of each learner, in the order of the learners.
+        capture: Captures a step; None runs every step eagerly.
 
     Attributes:
-        notes: What the user should know about it, one sentence each; whoever tells it takes it out.
+        notes: Warnings for the user, one sentence each; the caller removes them once shown.
     """
 
     def __init__(self, parts: Parts, rings: Sequence[Ring], capture: Capture | None = None) -> None:
@@ -76,12 +76,12 @@ class StepRunner:
             self._give_up(why)
 
     def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:
-        """One step of every learner.
+        """Run one step of every learner.
 
         Args:
-            batch: Prepared.
-            watches: What looks at each learner's step, if anything does.
-            as_usual: Nothing but the step is to happen; no fault was put in.
+            batch: The prepared batch.
+            watches: Observer of each learner's step, or None.
+            as_usual: Whether the step has no injected fault, so that it may be captured or replayed.
         """
         if self._capture is None:
             self._record(self._eagerly(batch, watches))
@@ -89,15 +89,15 @@ class StepRunner:
         kind = _kind_of(batch) if as_usual and not any(watches) else None
         graph = None if kind is None else self._graph_for(kind, batch)
         if graph is None:
-            last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next one is captured
+            last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next step is captured
             looking: AbstractContextManager[list[str]] = (
                 host_waits(self._parts.device) if last else contextlib.nullcontext([])
             )
             with looking as waits:
                 values = self._eagerly(batch, watches)
-            if waits:  # no capture survives that
+            if waits:  # a capture would fail
                 self._refuse(kind, f"the host waits for the device, in {waits[0]}")
-            self._record([_copy_of(one) for one in values])  # what follows writes into the tensors of some of them
+            self._record([_copy_of(one) for one in values])  # _hold writes into some of these tensors
             self._newest = None
             self._hold()
             return
@@ -114,7 +114,7 @@ class StepRunner:
             ring.record(one)
 
     def _hold(self) -> None:
-        """Have what moved in an eager step in the fixed tensors that graphs read."""
+        """Copy the state that an eager step changed to the fixed tensors that graphs read."""
         if not self._fixed:
             self._fixed = [
                 {name: value.clone() for name, value in one.moving().items()} for one in self._parts.learners
@@ -143,18 +143,18 @@ class StepRunner:
         return self._graphs.get(key)
 
     def _refuse(self, key: Any, why: str) -> None:
-        """Capture no more batches of a kind; none at all where no kind has been captured."""
+        """Stop capturing batches of a kind, or all batches if no kind has been captured yet."""
         if self._graphs:
             self._refused.add(key)
-            self.notes.append(f"train.engine=graph: batches of another shape are launched operator by operator: {why}")
+            self.notes.append(f"train.engine=graph: batches of another shape run without a CUDA graph: {why}")
         else:
             self._give_up(why)
 
     def _captured(self, batch: Batch) -> _Graph:
-        """A graph of the step on batches like this one; where there is none, nothing has happened.
+        """Capture the step on batches like this one.
 
         Raises:
-            RuntimeError: It cannot be captured; says why.
+            RuntimeError: The step cannot be captured; says why. The state of the learners is unchanged.
         """
         graph = _Graph(self._parts, batch)
         assert self._capture is not None
@@ -165,7 +165,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Where capturing fails, the learners go on with what they had."""
+        """Context manager that restores the learners' state if the capture fails."""
         before = [learner.moving() for learner in self._parts.learners]
         try:
             yield
@@ -176,9 +176,7 @@ class StepRunner:
             raise
 
     def _give_up(self, why: str) -> None:
-        self.notes.append(
-            f"train.engine=graph: the step cannot be captured, and is launched operator by operator: {why}"
-        )
+        self.notes.append(f"train.engine=graph: the step cannot be captured and runs without a CUDA graph: {why}")
         self._capture = None
 
 
@@ -193,18 +191,18 @@ class _Graph:
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
-        """What is captured."""
+        """Run the step to capture."""
         parts, self._packed = self._parts, []
         for learner, moving in zip(parts.learners, fixed, strict=True):
             self._packed.append(_packed(train_step(learner, parts.model, self._batch, parts.plan)))
             learner.move_into(moving)
 
     def keep_gradients(self) -> None:
-        """Remember where the graph leaves the gradients, for whoever looks at them after a step."""
+        """Remember the tensors in which the graph leaves the gradients, so that they can be read after a step."""
         self._gathered = [learner.weights.gradients.state() for learner in self._parts.learners]
 
     def run(self, batch: Batch, *, again: bool) -> list[StepValues]:
-        """Do the step on a batch; return copies of its values, since the next run writes into the same tensors."""
+        """Replay the step on a batch; return copies of its values, because the next replay overwrites them."""
         self._batch.copy_(batch)
         self.replay()
         if not again:
@@ -214,13 +212,13 @@ class _Graph:
 
 
 def _packed(values: StepValues) -> tuple[Tensor, Tensor]:
-    """Return the values of a step in two tensors, so that copies of them are two kernels."""
+    """Pack the values of a step into two tensors, so that copying them takes two kernels."""
     singles = torch.cat([values.loss.view(1), values.scale, values.lr, values.next_scale])
     return singles, torch.cat([values.grad_norm, values.norms])
 
 
 def _unpacked(singles: Tensor, norms: Tensor) -> StepValues:
-    """Return the values that `_packed` has put into tensors, as views of them."""
+    """Return the values that `_packed` has packed, as views."""
     return StepValues(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
 
 
@@ -229,33 +227,33 @@ def _copy_of(values: StepValues) -> StepValues:
 
 
 def _kind_of(batch: Batch) -> tuple[Any, ...]:
-    """What a captured step has taken for granted of its batch."""
+    """Return the properties of a batch that are fixed in a captured step."""
     tensors = {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in batch.tensors().items()}
     return tuple(tensors.items()), batch.targets is batch.inputs, batch.counts
 
 
 def _outside_of_graphs(model: nn.Module) -> str:
-    """Why no step of a model may be captured although it could be; empty where nothing is known."""
+    """Return why a model must not be captured although a capture would succeed; empty if no reason is known."""
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0:
-            return f"the random numbers for the dropout of {name or 'the network'} are cuDNN's, which makes new ones now and then"
+            return f"cuDNN draws the random numbers for the dropout of {name or 'the model'} outside the graph"
     return ""
 
 
 @contextlib.contextmanager
 def _refusing_random_numbers() -> Iterator[None]:
-    """A region in which nobody draws random numbers on the host, or no trace is left of it.
+    """Context manager that rejects random draws on the host and restores the random states on exit.
 
     Raises:
-        RuntimeError: Somebody has.
+        RuntimeError: The code inside drew random numbers on the host.
     """
-    numpy = sys.modules.get("numpy")  # whoever has not imported it draws nothing from it
+    numpy = sys.modules.get("numpy")  # if it is not imported, nothing draws from it
     python, own, theirs = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state(legacy=False)
     try:
         yield
         same = random.getstate() == python and torch.equal(torch.get_rng_state(), own)
         if not same or (numpy and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(theirs)):
-            raise RuntimeError("it draws random numbers on the host, which a graph would repeat")
+            raise RuntimeError("it draws random numbers on the host, which a graph would repeat unchanged")
     finally:
         random.setstate(python)
         torch.set_rng_state(own)

@@ -1,4 +1,4 @@
-"""The final numbers of a run."""
+"""Summary of a finished run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 
 def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: Sequence[LearnerLog]) -> dict[str, Any]:
-    """What stands in ``summary.json``.
+    """Return the contents of ``summary.json``.
 
     Args:
-        parts: What the run is made of.
-        options: What the user chose about it.
-        progress: How far it came.
-        learner_logs: Of its learners.
+        parts: The built run.
+        options: The user's options.
+        progress: Progress of the run.
+        learner_logs: Logs of its learners.
 
     Returns:
-        Plain values. ``metric`` is of the last evaluation on test data, on validation data where there are no test
-        data; ``intervals`` are those of all metrics of that evaluation. Fractions, not per cent. Bytes, seconds, joules, loss terms a second, which are ``steady`` without the warm-up of
-        each attempt.
+        Plain values. ``metric`` is from the last evaluation on test data, or on validation data if there are no test
+        data; ``intervals`` has the 95 % CIs of all metrics of that evaluation. Ratios are fractions, not per cent.
+        Units are bytes, seconds, joules and loss terms per second; ``steady`` figures leave out the warm-up of each
+        attempt.
     """
     record = "test" if "test" in progress.last else "val"
     return {
@@ -84,12 +85,12 @@ ALIGNMENT = 8
 
 
 def facts(parts: Parts) -> dict[str, Any]:
-    """What stands under ``facts`` in ``summary.json``.
+    """Return the ``facts`` of ``summary.json``.
 
     Returns:
-        ``parameters`` (how many), ``unaligned`` (see `unaligned_share`), ``convolutions`` (whether there are any),
-        ``upcast`` (half products are computed in FP32 and rounded once, on a CPU without half arithmetic), ``support``
-        (what the device says to the precision mode, in words).
+        ``parameters`` (their number), ``unaligned`` (see `unaligned_share`), ``convolutions`` (whether there are any),
+        ``upcast`` (whether half-precision products are computed in FP32 and rounded once, on a CPU without half
+        arithmetic) and ``support`` (how the device supports the precision mode, in words).
     """
     return {
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
@@ -101,9 +102,9 @@ def facts(parts: Parts) -> dict[str, Any]:
 
 
 def unaligned_share(model: nn.Module) -> float:
-    """The share, 0 to 1, of the elements of all matrices and kernels that have an odd size for tensor cores.
+    """Return the fraction, 0 to 1, of elements of all matrices and kernels in tensors misaligned for tensor cores.
 
-    Those whose first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
+    A tensor is misaligned if its first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
     """
     weights = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     odd = [weight.numel() for weight in weights if weight.shape[0] % ALIGNMENT or weight.shape[1] % ALIGNMENT]

@@ -1,6 +1,6 @@
-"""Telemetry of a run: records, warnings, progress on a display, and signs of life for the watchdog.
+"""Telemetry of a run: records, warnings, progress display and heartbeats for the watchdog.
 
-It decides nothing about training. Rows of the device become records in `mptrain.engine.step_log`.
+It must not influence training. `mptrain.engine.step_log` converts rows from the device to records.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """The records of a run on their way to files and displays.
+    """Sends the records of a run to files and displays.
 
     Args:
-        parts: What the run is made of.
-        options: What the user chose about it.
-        storage: Where it keeps records.
-        progress: How far it has come; counts of steps and time are added to it.
-        planned: How many steps will be attempted.
-        displays: Further sinks, which only show.
+        parts: The built run.
+        options: The user's options.
+        storage: Storage for the records.
+        progress: Progress of the run; step totals and times are added in place.
+        planned: Number of steps that will be attempted.
+        displays: Additional sinks, for display only.
 
     Attributes:
-        sink: Takes records.
-        rings: Take the rows of each learner's steps on the device.
-        step_log: Makes records of those rows.
-        clock: Counts the time of training steps.
-        watchdog: Notices that the run stands still; entered around it.
+        sink: Receives records.
+        rings: Hold the rows of each learner's steps on the device.
+        step_log: Converts the rows to records.
+        clock: Measures the time of training steps.
+        watchdog: Detects that the run is stalled. A context manager, entered around the run.
     """
 
     def __init__(
@@ -69,53 +69,53 @@ class Telemetry:
         self._reported_stalls = 0
         self._coming: list[Record] = []
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
-        self._remarked: set[str] = set()  # kinds of unusual files that were named
+        self._remarked: set[str] = set()  # kinds of unusual files that were reported
 
     @property
     def step(self) -> int:
-        """Steps attempted so far."""
+        """Number of attempted steps."""
         return self._progress.step
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Put something on record that has happened behind the present step."""
+        """Record an event after the current step."""
         self.sink.take(EventRecord(kind, self._progress.step, fields))
 
     def warn(self, message: str) -> None:
-        """Put a warning on record, which displays show."""
+        """Record a warning, which displays show."""
         self.event("warning", message=message)
 
     def expect(self, *records: Record) -> None:
-        """Keep records of the coming step until it is done, so that a step that is done again is on record once."""
+        """Hold back records of the next step until it has run, so that a repeated step is recorded once."""
         self._coming += records
 
     def record_expected(self) -> None:
-        """Put on record what `expect` keeps."""
+        """Write the records that `expect` holds back."""
         while self._coming:
             self.sink.take(self._coming.pop(0))
 
     def heartbeat(self) -> None:
-        """Note that there was progress; put on record that there had been none for too long."""
+        """Report progress to the watchdog; record a stall if it detected one."""
         self.watchdog.heartbeat()
         if self.watchdog.stalls > self._reported_stalls:
             self._reported_stalls = self.watchdog.stalls
             self.event("stalled", seconds=self._options.log.stall_report_after, file=self._stalls.name)
 
     def sync(self) -> None:
-        """Wait for the device, and count what it still had to do as time of training."""
+        """Wait for the device, and count the wait as training time."""
         started = time.perf_counter()
         self.step_log.flush()
         self.clock.add(time.perf_counter() - started)
         self.show_progress()
 
     def show_progress(self) -> None:
-        """Show how training goes, when it is time."""
+        """Show the training progress if it is time."""
         if self.clock.elapsed >= self._options.log.seconds:
             self.step_log.request_rows()
             self.show("training")
 
     def show(self, doing: str) -> None:
-        """Show how far the run is, and what it is doing."""
-        self._storage.writer.flush()  # so that a reader, or a kill, finds what is shown, however long it is done
+        """Show the progress of the run and its current activity."""
+        self._storage.writer.flush()  # files then have all that is shown, even if the run is killed
         self.clock.read()
         progress, minutes = self._progress, self._options.train.max_minutes
         rate = progress.seconds / progress.step if progress.step else 0.0
@@ -138,7 +138,7 @@ class Telemetry:
         )
 
     def report_faulty_samples(self) -> None:
-        """Put on record, and warn of, the samples that were left out since the last call; and once of each kind of unusual files."""
+        """Record and warn of samples left out since the last call, and warn once of each kind of unusual files."""
         own = {
             split: (faults.found, {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked})
             for split, faults in ((split, loader.split.faults) for split, loader in self._parts.loaders.items())
@@ -160,17 +160,17 @@ class Telemetry:
 
 
 class EpochTotals:
-    """A sink that adds what it sees to a `Progress`.
+    """Sink that adds step records to the totals in a `Progress`.
 
     Args:
-        progress: Changed in place.
+        progress: Updated in place.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     def take(self, record: Record) -> None:
-        """Count a step; other records are of no interest."""
+        """Add a step record; ignore other records."""
         if not isinstance(record, StepRecord):
             return
         totals = self.progress.learners[record.learner]
@@ -183,4 +183,4 @@ class EpochTotals:
         totals.scale_path = (first, min(low, scale), max(high, scale), scale)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no record is held back."""

@@ -1,4 +1,4 @@
-"""Ends of a run before its end: a signal, a rank that is lost, and numerics that cannot go on. Nothing is lost that can be saved."""
+"""Ends a run early, after a signal, a lost rank or too many overflows, and saves all that can be saved."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class Termination:
-    """Ends a run in order.
+    """Ends a run early in an orderly way.
 
     Args:
-        parts: What the run is made of.
-        paths: The run directory.
-        progress: How far it has come.
-        planned: How many steps would be attempted.
-        telemetry: Takes records.
-        checkpointing: Saves it.
+        parts: The built run.
+        paths: Paths of the run directory.
+        progress: Progress of the run.
+        planned: Number of planned steps.
+        telemetry: Receives records.
+        checkpointing: Saves the run.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Termination:
         self._telemetry, self._checkpointing = telemetry, checkpointing
 
     def by_signal(self, name: str, exit_code: int) -> NoReturn:
-        """Save, then say how to go on.
+        """Save the run after a signal, then raise an error that says how to resume.
 
         Args:
-            name: Of the signal.
-            exit_code: Of the process.
+            name: Name of the signal.
+            exit_code: Exit code of the process.
 
         Raises:
             Preempted: Always.
@@ -67,17 +67,17 @@ class Termination:
         )
 
     def by_lost_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
-        """Save what this rank has, if that is all there is, and say how to go on.
+        """Save the state if this rank has all of it, then raise an error that says how to resume.
 
-        Every exchange between ranks comes before the step moves anything, so but for buffers nothing has moved yet.
+        Within a step, every exchange between ranks precedes all changes, so only buffers may have changed.
 
         Args:
-            error: What came of the rank's end.
-            within_step: It was noticed inside of a step.
+            error: Exception caused by the loss of the rank.
+            within_step: Whether the loss was detected inside a step.
 
         Raises:
-            MptrainError: What the lost rank has left word of.
-            Preempted: It has left none.
+            MptrainError: The error that the lost rank reported.
+            Preempted: The lost rank reported no error.
         """
         comm, saver = self._parts.comm, self._checkpointing.saver
         why = comm.why()
@@ -87,12 +87,12 @@ class Termination:
                 self._parts.plan.guard.restore(torch.ones(1, device=self._parts.device))
             self._checkpointing.save(wait=True)
         else:
-            with contextlib.suppress(RankLost):  # what was on its way from the device may not be there
+            with contextlib.suppress(RankLost):  # a copy from the device may never complete
                 saver.wait()
         if why is not None:
             raise why from error
         raise Preempted(
-            f"{comm.who_ended()}; {self._saved() if saved else 'the last checkpoint is what there is'}",
+            f"{comm.who_ended()}; {self._saved() if saved else 'not saved; resuming starts from the last checkpoint'}",
             f"continue with: mptrain resume {self._paths.root}",
             EXIT_PREEMPTED,
             saved=saved,
@@ -100,13 +100,13 @@ class Termination:
         ) from error
 
     def by_overflows(self, log: LearnerLog, batch: Batch, given: Batch, random: Mapping[str, Any]) -> NoReturn:
-        """Keep what explains a run that only overflows, and its weights if they are sound.
+        """Diagnose a run that only overflows, and save its last batch, and its weights if they are finite.
 
         Args:
-            log: Of the learner whose steps overflowed.
-            batch: Of the last step.
-            given: That batch with what was put in on purpose.
-            random: The random state before that step.
+            log: Log of the learner that overflowed.
+            batch: Batch of the last step.
+            given: The same batch with an injected fault, if there is one.
+            random: Random state before that step.
 
         Raises:
             NumericsError: Always.
@@ -120,14 +120,14 @@ class Termination:
             kept = f"; weights and batch are saved in {self._paths.root}"
         else:
             kept = f"; the batch is saved in {failure}"
-        closer = f"{diagnosis.advice}; mptrain diagnose {self._paths.root} tries it on that step"
+        closer = f"{diagnosis.advice}; mptrain diagnose {self._paths.root} tries this on the saved step"
         raise NumericsError(diagnosis.describe() + kept, closer)
 
     def _saved(self) -> str:
         return f"saved after step {self._progress.step} of {self._planned}"
 
     def _complete_here(self) -> bool:
-        """Return whether this rank alone has the whole state, and knows that the step it was in has moved nothing."""
+        """Return whether this rank alone has the whole state and its current step has changed none of it."""
         parts = self._parts
         sharded = any(learner.weights.sharded for learner in parts.learners)
         return parts.device.type == "cpu" and len(parts.learners) == 1 and not sharded and not parts.carried()

@@ -1,4 +1,4 @@
-"""Brings batches to a device with streams beside the training that is under way there."""
+"""Copies batches to a device on a stream of their own, in parallel to training."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
-#: How many batches the host may be ahead of the device. Enough to bridge a slow one; each takes memory.
+#: Number of batches that the host may be ahead of the device. Enough to bridge a slow batch; each takes memory.
 AHEAD = 4
 
 
 class Transfer:
-    """Copies and prepares batches on a stream of its own, so that neither host nor training waits for the bus.
+    """Copies and prepares batches on a separate stream, so that neither host nor training waits for the transfer.
 
-    The host issues a step and goes on to the next batch while the device is still busy with the step; on a stream of its
-    own the next batch's copy need not queue up behind it.
+    The host prepares the next batch while the device is still busy with the current step. On a separate stream, the
+    copy does not queue behind that step.
 
     Args:
-        device: Where batches go; one without streams has them one after another.
-        comm: Whom the device may be waiting for.
+        device: Target device. Without streams, batches are copied in order with the steps.
+        comm: Communicator whose collectives may block the device.
     """
 
     def __init__(self, device: torch.device, comm: Communicator = SINGLE_PROCESS) -> None:
@@ -36,7 +36,7 @@ class Transfer:
         self._before: deque[torch.Event] = deque()
 
     def __call__(self, make: Callable[[], Batch]) -> Batch:
-        """What ``make`` gives, ready for the stream that is current here."""
+        """Call ``make`` on the transfer stream, and return its batch, safe to use on the current stream."""
         if self._stream is None:
             return make()
         current = current_stream(self._device)
@@ -46,11 +46,11 @@ class Transfer:
         current.wait_stream(self._stream)
         for tensor in batch.tensors().values():
             if tensor.device.type == self._device.type:
-                tensor.record_stream(current)  # its memory is that stream's until training is done with it
+                tensor.record_stream(current)  # memory stays reserved until that stream has used it
         return batch
 
     def _wait_for_space(self) -> None:
-        """Have at most `AHEAD` batches on the device that training has not come to; who waits sleeps."""
+        """Wait, sleeping, until at most `AHEAD` batches on the device are ahead of training."""
         self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
             self._comm.wait_for(self._before.popleft())

@@ -1,4 +1,4 @@
-"""Evaluations of a run at the end of its epochs, with their records: metrics, the epoch's row, what a task exhibits."""
+"""Evaluates a run at the end of epochs, and records metrics, the epoch's row and the task's exhibits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Validation:
-    """Evaluates a run.
+    """Evaluates a run and records the results.
 
     Args:
-        parts: What the run is made of.
-        samples: The folder of what a task exhibits.
-        progress: How far it has come; gets metrics.
-        telemetry: Takes records.
+        parts: The built run.
+        samples: Folder for the task's exhibits.
+        progress: Progress of the run; metrics are stored in place.
+        telemetry: Receives records.
     """
 
     def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry) -> None:
@@ -34,11 +34,11 @@ class Validation:
         """Validate, and write the epoch's row.
 
         Args:
-            completed: Epochs that are complete now.
-            stop: Asked between batches whether to give up.
+            completed: Number of completed epochs.
+            stop: Called between batches; validation is aborted if it returns True.
 
         Returns:
-            False where it was given up: then nothing is on record.
+            Whether validation completed; if not, nothing is recorded.
         """
         progress, telemetry = self._progress, self._telemetry
         telemetry.step_log.flush()
@@ -66,7 +66,7 @@ class Validation:
         return True
 
     def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate on a split; return False where that was given up."""
+        """Evaluate on a split; return False if evaluation was aborted."""
         parts, progress, telemetry = self._parts, self._progress, self._telemetry
         telemetry.show("evaluating")
         outcome = evaluate(
@@ -81,10 +81,10 @@ class Validation:
         )
         if outcome is None:
             return False
-        telemetry.report_faulty_samples()  # the ranks' last exchange before the evaluation is on record and counts as done
+        telemetry.report_faulty_samples()  # last exchange between ranks before the evaluation is recorded
         metrics = outcome.record.metrics
         telemetry.sink.take(outcome.record)
-        if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # none but on the first rank
+        if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # empty except on rank 0
             telemetry.event("samples", files=files)
         progress.last[split], progress.intervals[split] = metrics, outcome.record.intervals
         if split == "val" and parts.task.metric is not None:

@@ -1,8 +1,8 @@
-"""Notices that a run stands still, and writes down where every thread of it is.
+"""Detects that a run is stalled, and writes the stacks of all its threads to a file.
 
-A data set on a network drive that has gone, a lock, a device or another process that never answers: none of them raises
-anything. A thread of its own looks now and then whether there was progress. It can tell as long as whatever hangs has let go
-of Python's lock, which waiting for files, devices and other processes does.
+A lost network drive, a lock, or a device or process that does not answer raises no exception. A background thread
+checks periodically for progress. It works as long as the hanging call has released Python's global interpreter lock,
+which waiting for files, devices and other processes does.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from mptrain.errors import StorageError
 from mptrain.files import open_in_place
 from mptrain.runlog.atomic_files import storage_errors
 
-#: Looks during the time after which a run counts as standing still.
+#: Number of checks within the time after which a run counts as stalled.
 LOOKS = 10
 
 
 class Watchdog:
-    """Watches while its context lasts.
+    """Context manager that watches a run for stalls.
 
     Args:
-        path: The file that gets the stacks; made when there are any.
-        seconds: Without progress, until the run counts as standing still; None never.
+        path: File for the stacks; created at the first stall.
+        seconds: Seconds without progress after which the run counts as stalled; None disables the watchdog.
 
     Attributes:
-        stalls: How often the run has stood still so far.
+        stalls: Number of stalls so far.
     """
 
     def __init__(self, path: Path, seconds: float | None) -> None:
@@ -44,7 +44,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def heartbeat(self) -> None:
-        """There was progress."""
+        """Report progress."""
         self._beats += 1
 
     def __enter__(self) -> Watchdog:
@@ -65,7 +65,7 @@ class Watchdog:
         seen, still = -1, 0
         looked = time.monotonic()
         while not self._ended.wait(pause):
-            late = time.monotonic() - looked > 2 * pause  # the whole process was stopped: that is nobody's hanging
+            late = time.monotonic() - looked > 2 * pause  # the whole process was suspended, which is no stall
             looked = time.monotonic()
             still = 0 if late or self._beats != seen else still + 1
             seen = self._beats
@@ -81,7 +81,7 @@ class Watchdog:
             with os.fdopen(descriptor, "a", encoding="utf-8") as file:
                 print(f"{datetime.now().astimezone().isoformat(timespec='seconds')}: {told}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-            where = f"where every thread of the run stands is in {self._path}"
+            where = f"the stacks of all threads are in {self._path}"
         except (OSError, StorageError) as error:
             where = str(error)
         print(f"warning: {told}; {where}", file=sys.stderr, flush=True)

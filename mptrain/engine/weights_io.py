@@ -1,4 +1,4 @@
-"""Weights outside of runs: plain state dicts, as any program of the field writes and reads them."""
+"""Reads and writes weights outside of runs, as plain state dicts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from mptrain.errors import CheckpointError
 from mptrain.numerics.rounding import saturated
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 
-#: Where programs keep the weights inside of larger files, and what wrappers put before every name.
+#: Keys under which programs store a state dict in a larger file, and name prefixes that wrappers add.
 _HOLDERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 
 
 def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tensor]:
-    """The weights of a run, from the state in its checkpoint.
+    """Return the weights of a run from the state in its checkpoint.
 
     Args:
-        state: What `mptrain.engine.snapshot.take_snapshot` gave.
-        average: Take the average of each weight where there is one.
+        state: Result of `mptrain.engine.snapshot.take_snapshot`.
+        average: Use the average of each weight that has one.
 
     Returns:
-        A state dict: every parameter in its best precision (masters where there are any), every lasting buffer.
+        A state dict with every parameter in full precision (master weights where there are any) and every persistent
+        buffer.
     """
     weights = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
     if average:
@@ -38,14 +39,14 @@ def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tenso
 
 
 def has_averages(state: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's state holds averages of the weights."""
+    """Return whether a checkpoint's state has averages of the weights."""
     return any(learner["average"] for learner in state["learners"].values())
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights with floating-point tensors in one dtype, contiguous; FP16 saturates at 65504.
+    """Return the weights, contiguous, with floating-point tensors in one dtype; FP16 saturates at 65504.
 
-    Each has memory of its own, but for tied ones, which stay tied.
+    Each tensor has memory of its own, except tied ones, which stay tied.
     """
     made: dict[tuple[Any, ...], Tensor] = {}
     result = {}
@@ -59,19 +60,21 @@ def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file, also where it lies inside a larger mapping or has the prefix of a wrapper.
+    """Read a state dict from a file, also from inside a larger mapping or with the name prefix of a wrapper.
 
     Raises:
-        CheckpointError: There is no such file, or no state dict in it.
+        CheckpointError: The file does not exist or has no state dict.
     """
     try:
         content = load_plain(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"model.weights={path}: there is no such file", "give a state dict or a run") from error
+        raise CheckpointError(
+            f"model.weights={path}: there is no such file", "give a file with a state dict, or a run"
+        ) from error
     except (OSError, NotPlain) as error:
         raise CheckpointError(
-            f"model.weights={path} cannot be read as tensors and nothing else",
-            "save them with torch.save(model.state_dict(), PATH); a run is given by its directory",
+            f"model.weights={path} cannot be read as a file of plain tensors",
+            "save the weights with torch.save(model.state_dict(), PATH); name a run by its directory",
         ) from error
     for holder in _HOLDERS:
         if isinstance(content, dict) and isinstance(content.get(holder), dict):
@@ -83,7 +86,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     )
     if not tensors:
         raise CheckpointError(
-            f"model.weights={path} holds no state dict", "save one with torch.save(model.state_dict(), PATH)"
+            f"model.weights={path} has no state dict", "save one with torch.save(model.state_dict(), PATH)"
         )
     while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), ""):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -92,12 +95,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How far weights fitted a model.
+    """Report on loading weights into a model.
 
     Attributes:
-        taken: Names of the tensors that the model took over.
-        fresh: Names of those that it keeps as they were drawn, each with the reason.
-        unused: Names of weights that the model has no place for.
+        taken: Names of the loaded tensors.
+        fresh: Names of the tensors that keep their initial values, each with the reason.
+        unused: Names of weights that the model does not have.
     """
 
     taken: tuple[str, ...]
@@ -105,26 +108,26 @@ class LoadReport:
     unused: tuple[str, ...]
 
     def describe(self, source: str) -> str:
-        """One sentence for the person at the terminal."""
-        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors begin as in {source}"
+        """Return the report as one sentence for the user."""
+        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors loaded from {source}"
         if self.fresh:
-            sentence += f"; drawn afresh: {_listed([f'{name} ({why})' for name, why in self.fresh])}"
+            sentence += f"; not loaded: {_listed([f'{name} ({why})' for name, why in self.fresh])}"
         if self.unused:
-            sentence += f"; without a place in the model: {_listed(list(self.unused))}"
+            sentence += f"; not in the model: {_listed(list(self.unused))}"
         return sentence
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
-    """Copy weights into a model by name, those that fit.
+    """Copy the weights that fit into a model, by name.
 
-    A head for other classes has another shape; it stays as it was drawn.
+    Tensors of another shape, such as a head for other classes, keep their initial values.
 
     Raises:
-        CheckpointError: Not a single parameter fits.
+        CheckpointError: No parameter fits.
     """
     own = model.state_dict(keep_vars=True)
     fresh = [
-        (name, "not there" if name not in weights else f"{tuple(weights[name].shape)}, not {tuple(value.shape)}")
+        (name, "missing" if name not in weights else f"{tuple(weights[name].shape)}, not {tuple(value.shape)}")
         for name, value in own.items()
         if name not in weights or weights[name].shape != value.shape
     ]
@@ -132,7 +135,7 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
     if not set(taken) & dict(model.named_parameters()).keys():
         raise CheckpointError(
             f"no weight in {source} fits the model: {_listed([f'{name} ({why})' for name, why in fresh])}",
-            f"it holds {_listed(list(weights))}: choose the model that these belong to",
+            f"it has {_listed(list(weights))}: choose the model that these belong to",
         )
     with torch.no_grad():
         for name in taken:

@@ -42,10 +42,11 @@ class Updater:
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         wide = {work.dtype for work in masters.work} == {torch.float32}
-        halves = zip(masters.work, masters.rounded_into(), strict=True)
         # The kernels round to half precision alone, and by places in memory: what has gaps is copied back by torch.
-        fits = all(half is None or (half.dtype.itemsize == 2 and same_order(work, half)) for work, half in halves)
-        self.one_pass = wide and fits and supports(rule) and available(device, rule)
+        pairs = zip(masters.work, masters.rounded_into(), strict=True)
+        rounded = [(work, half) for work, half in pairs if half is not None]
+        unfit = [half for work, half in rounded if half.dtype.itemsize != 2 or not same_order(work, half)]
+        self.one_pass = wide and not unfit and supports(rule) and available(device, rule)
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 

@@ -1,1 +1,1 @@
-"""The life of one run: start, resume, evaluation, export, its ranks and its tracker."""
+"""Operations on one run: start, resume, evaluation, export, and its ranks and tracker."""

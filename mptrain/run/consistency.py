@@ -1,4 +1,4 @@
-"""Compares ``config.yaml`` and the data of a run with what it was trained with: digests on record against what is there now."""
+"""Checks that ``config.yaml`` and the data of a run are those of its training, by the digests on record."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _RESTORE = "restore the file from a copy"
 
 Change = tuple[str, Any, Any]
 
-#: Keys that make other data, or other batches, of the same files.
+#: Keys that change the data, or the batches, made from the same files.
 _MAKE_DATA = ("dataset", "seed", "train.batch_size", "train.one_batch")
 
 
 def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
-    """The configuration of a run, with changes.
+    """Return the configuration of a run with overrides applied.
 
     Raises:
-        ConfigError: It is wrong, or the changes are.
-        StorageError: It cannot be read, or is wrong because it is no longer what the run was trained with.
+        ConfigError: The configuration or an override is invalid.
+        StorageError: The configuration cannot be read, or is invalid because it was changed after training.
     """
     written = written_config(directory)
     try:
         return reload(written, overrides)
     except ConfigError as error:
         warning = ""
-        with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
+        with contextlib.suppress(StorageError, ConfigError):  # then the original error is the best message
             newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
             if newest is not None:
                 warning = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
@@ -50,10 +50,10 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
 
 
 def written_config(directory: RunDirectory) -> str:
-    """The text of ``config.yaml``.
+    """Return the text of ``config.yaml``.
 
     Raises:
-        StorageError: It cannot be read, or is no YAML.
+        StorageError: The file cannot be read, or is not valid YAML.
     """
     written = directory.read_config()
     try:
@@ -66,20 +66,20 @@ def written_config(directory: RunDirectory) -> str:
 def require_unchanged_config(
     directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
 ) -> str:
-    """Refuse a ``config.yaml`` that no command has changed, and that is another than the checkpoint was made with.
+    """Require that ``config.yaml`` is the one that the checkpoint was trained with, unless a command changed it.
 
     Args:
-        directory: The run.
-        written: The text of the file.
-        state: Of the run; its attempts tell what commands have changed.
-        manifest: Of the checkpoint.
-        said: Keys that are given a value now, which may be what was damaged, and the words that do.
+        directory: The run directory.
+        written: Text of the file.
+        state: State of the run; its attempts list the changes by commands.
+        manifest: Manifest of the checkpoint.
+        said: Keys that the command sets, which may be the differing ones, each with its override.
 
     Returns:
-        A warning where it is another, and those keys may be why; empty where it is the same.
+        A warning if the file differs only in keys that the command sets; empty if it does not differ.
 
     Raises:
-        StorageError: It is another in keys that nobody has named.
+        StorageError: The file differs in keys that the command does not set.
     """
     warning = _mismatch(directory, written, state, manifest)
     if not warning:
@@ -92,20 +92,20 @@ def require_unchanged_config(
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
     line = " ".join([*words, *map(shlex.quote, said.values())])
     raise StorageError(
-        f"{warning}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
+        f"{warning}{told}", f"{_RESTORE}, or change these keys on purpose: mptrain resume {directory.root} {line}"
     )
 
 
 def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:
-    """Refuse a ``config.yaml`` that no command has changed, where a command would be blamed for being another.
+    """Require that ``config.yaml`` is the one of the newest checkpoint, before a difference is attributed to a command.
 
     Args:
-        directory: The run.
-        written: The text of the file.
-        state: Of the run.
+        directory: The run directory.
+        written: Text of the file.
+        state: State of the run.
 
     Raises:
-        StorageError: It is another than the newest checkpoint was made with.
+        StorageError: The newest checkpoint was trained with another configuration, and no command changed it.
     """
     for path in manifests_in(directory.paths.checkpoints):
         with contextlib.suppress(StorageError):
@@ -118,17 +118,20 @@ def require_undamaged_config(directory: RunDirectory, written: str, state: RunSt
 
 
 def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
-    """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
+    """Return a sentence if ``config.yaml`` differs from the checkpoint's and no command changed it; else ``""``."""
     attempts = state.attempts if state else ()
     if manifest.config_digest == config_digest(written) or any(
         attempt.changes and attempt.from_step >= manifest.step for attempt in attempts
     ):
         return ""
-    return f"{directory.paths.config} is damaged or was edited: step {manifest.step:,} was trained with another"
+    return (
+        f"{directory.paths.config} is damaged or was edited: "
+        f"step {manifest.step:,} was trained with another configuration"
+    )
 
 
 def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Change]:
-    """In what it is another, where the words of the command line still make what the checkpoint was made with."""
+    """Return the differences to the checkpoint's configuration, if the run's command line still produces it."""
     with contextlib.suppress(MptrainError):
         trained = compose(list(directory.read_overrides())).yaml
         if config_digest(trained) == manifest.config_digest:
@@ -137,11 +140,11 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
 
 
 def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
-    """A sentence where the newest epoch on record would consist of other samples now; nothing where it would not, or none is known.
+    """Return a sentence if the newest epoch on record would now have other samples; else an empty tuple.
 
     Args:
-        root: The run directory, its records cut back to where it goes on.
-        parts: As they are built now.
+        root: The run directory, with records truncated to the checkpoint.
+        parts: The run as built now.
 
     Raises:
         DataError: The first batch of that epoch cannot be read.
@@ -156,16 +159,16 @@ def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     now = data_order(loader, known["epoch"], loader.whole_batch(known["epoch"]))
     if all(known.get(name) == value for name, value in now.items()):
         return ()
-    return (f"the training data are other ones: epoch {known['epoch'] + 1} would not begin as it did",)
+    return (f"the training data have changed: epoch {known['epoch'] + 1} would not have the same samples",)
 
 
 def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
-    """A sentence for each split that holds other data than the run last evaluated.
+    """Return a sentence for each split whose data differ from those that the run last evaluated.
 
     Args:
         root: The run directory.
-        records: What was evaluated now.
-        changed: Keys that differ from the run's; those that make other data explain it.
+        records: Records of the present evaluation.
+        changed: Keys that differ from the run's configuration. If one of them changes the data, nothing is returned.
 
     Raises:
         StorageError: The records cannot be read.
@@ -177,7 +180,7 @@ def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: 
         if event["event"] == "evaluation" and event.get("data"):
             before[event["split"]] = event
     return tuple(
-        f"the {record.split} data are not those that the run evaluated: {record.samples:,} samples now, "
+        f"the {record.split} data differ from those that the run evaluated: {record.samples:,} samples now, "
         f"{before[record.split]['samples']:,} then"
         for record in records
         if record.split in before and before[record.split]["data"] != record.data

@@ -1,4 +1,4 @@
-"""Says in ``run.json`` what a run is, and what it runs on."""
+"""Describes a run and its environment for ``run.json``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mptrain.runlog import RunDirectory, RunState
 def describe(
     directory: RunDirectory, config: Config, device: torch.device, ranks: int, before: RunState | None
 ) -> RunState:
-    """The state of a run that is about to be worked on.
+    """Return the state of a run that is about to start or resume.
 
     Args:
-        directory: Its directory.
-        config: Its configuration.
-        device: Where it will train.
-        ranks: On how many processes.
-        before: What ``run.json`` said until now; its attempts are kept.
+        directory: The run directory.
+        config: Configuration of the run.
+        device: Training device.
+        ranks: World size.
+        before: Previous state in ``run.json``; its attempts are kept.
     """
     state = RunState(
         id=os.path.relpath(directory.root, config.run.root),
@@ -43,7 +43,7 @@ def describe(
 
 
 def versions_now() -> dict[str, str]:
-    """Name to version of what computes."""
+    """Return the versions of mptrain, Python, torch and the GPU toolkit, by name."""
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
     return versions | {name: version for name, version in toolkits.items() if version}
@@ -56,7 +56,7 @@ def _device_in_words(device: torch.device) -> str:
 
 
 def _git_sha() -> str | None:
-    """The commit of the working directory's repository, if it is one."""
+    """Return the commit of the Git repository in the working directory, or None if there is none."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

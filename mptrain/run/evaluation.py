@@ -1,4 +1,4 @@
-"""Evaluates and exports a saved run: other weights of it, another device, another precision, a plain state dict."""
+"""Evaluates a saved run, also on another device or in another precision mode, and exports its weights."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mptrain.runlog.directory import find_run
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """Result of evaluating a run.
 
     Attributes:
-        root: The run directory, which was only read.
+        root: The run directory, which is only read.
         step: Attempted steps of the checkpoint.
-        averaged: Whether the averages of the weights were measured.
-        records: One for each split.
-        notes: In what the evaluation differs from the run, one sentence each.
+        averaged: Whether averaged weights were evaluated.
+        records: One record per split.
+        notes: Differences between the evaluation and the run, one sentence each.
     """
 
     root: Path
@@ -50,12 +50,12 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
 
     Args:
         run: The run directory, or ``last``.
-        overrides: Keys that differ from the run's configuration.
-        which: ``last`` or ``best``.
-        average: Measure the average of the weights, where there is one.
+        overrides: Overrides of the run's configuration.
+        which: Checkpoint, ``last`` or ``best``.
+        average: Evaluate the average of the weights if there is one.
 
     Raises:
-        MptrainError: No usable checkpoint, or data or device are missing.
+        MptrainError: There is no usable checkpoint, or data or device are missing.
     """
     directory = find_run(run)
     text = directory.read_config()
@@ -86,17 +86,17 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """Result of exporting a run.
 
     Attributes:
-        data: Where the run says what its data were.
-        path: The file: a plain state dict, loadable with ``weights_only=True``.
-        config: Of the run.
+        data: Path of the run's description of its data.
+        path: The exported file, a plain state dict, loadable with ``weights_only=True``.
+        config: Configuration of the run.
         step: Attempted steps of the checkpoint.
         averaged: Whether the weights are averages.
-        tensors: How many there are.
+        tensors: Number of tensors.
         bytes: Size of the file.
-        warnings: What was not written as it was trained, one sentence each.
+        warnings: Differences between the exported and the trained weights, one sentence each.
     """
 
     data: Path
@@ -122,14 +122,14 @@ def export_run(
 
     Args:
         run: The run directory, or ``last``.
-        which: Which checkpoint.
-        dtype: Of all floating-point tensors; FP16 saturates at 65504.
-        average: Take the average of the weights, where there is one.
-        output: The file; None makes one in the run's ``export`` folder. An old one is replaced.
-        trusted: Words that say whose code the run's configuration may call.
+        which: Checkpoint, ``last`` or ``best``.
+        dtype: Dtype of all floating-point tensors; FP16 saturates at 65504.
+        average: Export the average of the weights if there is one.
+        output: Target file, replaced if it exists; None writes to a file in the run's ``export`` folder.
+        trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
 
     Raises:
-        MptrainError: No usable checkpoint, or the disk refuses.
+        MptrainError: There is no usable checkpoint, or the file cannot be written.
     """
     directory = find_run(run)
     config = reload(directory.read_config(), trusted)

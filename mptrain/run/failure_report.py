@@ -1,4 +1,4 @@
-"""Says why a run ended before its end: in the user's terms, in ``run.json``, and with a traceback in its folder ``failure``."""
+"""Reports why a run failed: as an error for the user, in ``run.json``, and as a traceback in its ``failure`` folder."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
-    """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
+    """Return a clearer error for an exception, such as one of user code or an interruption, or the same error."""
     trust = allow_argument(config.extensions.allow)
     resume = torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
             return why
-        return Preempted(f"{comm.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False, asked=False)
+        return Preempted(f"{comm.who_ended()} before training began", again, EXIT_PREEMPTED, saved=False, asked=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
         return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
@@ -58,7 +58,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         own = EnvironmentRefused(
             f"torch.compile failed: {first_line(error)}",
-            "it needs a C++ compiler on a CPU; write train.compile=false to do without",
+            "on a CPU it needs a C++ compiler; set train.compile=false to train without it",
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
@@ -71,7 +71,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
 
 
 def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
-    """Status, reason and exit code for ``run.json``; an unexpected error leaves its traceback in ``failure/``."""
+    """Return status, reason and exit code for ``run.json``; write an unexpected error's traceback to ``failure/``."""
     if isinstance(error, Preempted):
         return "preempted", str(error), error.exit_code
     if isinstance(error, MptrainError):
@@ -84,14 +84,14 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
 
 
 def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
-    """What to say about an exception that came out of a package of the user's, rather than out of ours.
+    """Return an error for an exception that was raised in a package of the user's.
 
     Args:
-        error: Unexpected.
-        config: Its ``extensions.allow`` says which packages are the user's.
+        error: The unexpected exception.
+        config: Configuration whose ``extensions.allow`` lists the user's packages.
 
     Returns:
-        An error that names the innermost place in such a package; None if the traceback leads through none.
+        An error that names the innermost line in such a package, or None if the traceback passes through none.
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -102,5 +102,5 @@ def error_in_user_code(error: BaseException, config: Config) -> ConfigError | No
         return None
     return ConfigError(
         f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        "that is code which extensions.allow lets in; the whole traceback is in the run's failure folder",
+        "this code is allowed by extensions.allow; the full traceback is in the run's failure folder",
     )

@@ -1,7 +1,7 @@
-"""One attempt at one run: from a checked configuration to a finished run directory.
+"""Starts or resumes a run: from a checked configuration to a finished run directory.
 
-Decides whether a run starts, goes on or is done; holds its lock; writes what it is and how it ended. What happens in
-between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
+It decides whether a run starts, resumes or is done already, holds the lock, and writes the state of the run. Training
+itself is in `mptrain.engine`, the display in `mptrain.cli`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ from mptrain.runlog.sink import Fanout, Sink
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended in order.
+    """Result of a run that finished.
 
     Attributes:
         root: The run directory.
-        summary: The final numbers.
-        already_done: The run was finished before; nothing was trained.
+        summary: Contents of the summary.
+        already_done: Whether the run was finished before, so that nothing was trained.
     """
 
     root: Path
@@ -85,12 +85,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StartState:
-    """What the first rank tells the others before they build.
+    """Message from rank 0 to the other ranks before they build the run.
 
     Attributes:
-        manifest: Of the checkpoint to go on from; None begins at the beginning.
-        forgive: Count refused steps in a row anew.
-        done: How the run has ended before, where there is nothing to do.
+        manifest: Manifest of the checkpoint to resume from; None for a new run.
+        forgive: Whether to reset the count of consecutive overflows.
+        done: Outcome of the run if it is done already, else None.
     """
 
     manifest: Path | None = None
@@ -100,17 +100,17 @@ class StartState:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known when training is about to begin.
+    """Information about a run that is about to train.
 
     Attributes:
-        config: What was asked for.
-        parts: What was built.
-        support: What the device says to the precision mode.
+        config: Configuration of the run.
+        parts: The built run.
+        support: Device support of the precision mode.
         root: The run directory.
-        planned: Steps that will have been attempted at the end.
-        from_step: Steps that were attempted before; 0 for a new run.
-        notes: What the user should know about a continuation, one sentence each.
-        warnings: What is not as it was asked for, or went wrong with the state that is continued, one sentence each.
+        planned: Total number of planned steps.
+        from_step: Attempted steps before this attempt; 0 for a new run.
+        notes: Remarks on resuming, one sentence each.
+        warnings: Deviations from the configuration, or problems with the resumed state, one sentence each.
     """
 
     config: Config
@@ -127,16 +127,16 @@ Show = Callable[[RunInfo], Sequence[Sink]]
 
 
 def launch(config: Config, show: Show) -> Outcome:
-    """Start a run, or go on with the one of its name where ``run.resume`` says so.
+    """Start a run, or resume the existing run of its name if ``run.resume`` allows it.
 
     Args:
-        config: Checked.
-        show: Called once training is about to begin; its sinks show what happens.
+        config: A checked configuration.
+        show: Called when training is about to begin; returns the sinks of the display.
 
     Raises:
-        MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
+        MptrainError: The run failed; its directory, if there is one, has the reason.
     """
-    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
         return _launch(config, show, comm) if comm.is_rank_zero else _follow(config, comm)
 
@@ -169,38 +169,38 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
 
 
 def _restarted_run(root: str) -> RunDirectory:
-    """The run that torchrun has begun these ranks again for.
+    """Return the run for which torchrun has restarted these ranks.
 
     Raises:
-        MptrainError: It did not end because a rank died, and would end so again; of the kind that ended it.
+        MptrainError: The run failed for another reason than a lost rank, and would fail again; has its exit code.
     """
     directory = open_run(Path(root))
     state = directory.read_state()
     if state is not None and state.status == "failed" and state.exit_code not in (None, EXIT_BUG, EXIT_PREEMPTED):
-        error = MptrainError(f"{directory.root} has failed, and is not tried again: {state.reason}")
+        error = MptrainError(f"{directory.root} has failed and is not restarted: {state.reason}")
         error.exit_code = state.exit_code  # type: ignore[misc]
         raise error
     return directory
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
-    """Go on with a run where its last sound checkpoint was taken.
+    """Resume a run from its last intact checkpoint.
 
     Args:
-        run: Its directory, or ``last``.
-        overrides: Keys that change from here on; they are written into the run's configuration.
-        show: As in `launch`.
+        run: The run directory, or ``last``.
+        overrides: Overrides from here on; they are written to the run's configuration.
+        show: See `launch`.
 
     Raises:
-        MptrainError: Any of its kinds.
+        MptrainError: The run cannot be resumed, or failed.
     """
     directory = find_run(run)
     config = reload_config(directory, overrides)
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
-    config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
+    config = replace(config, overrides=(*before, *overrides))  # all overrides so far, so that the run can be reproduced
     said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
-    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
         if not comm.is_rank_zero:
             return _follow(config, comm)
@@ -224,9 +224,14 @@ def _continue(
         if changes and not explicit:
             require_undamaged_config(directory, old, state)
             problems = [Problem(f"{directory.root}: {describe_change(*change)}") for change in changes]
-            line = f"{torchrun_command('mptrain resume')} {directory.root} KEY=VALUE{allow_argument(config.extensions.allow)}"
+            line = (
+                f"{torchrun_command('mptrain resume')} {directory.root} "
+                f"KEY=VALUE{allow_argument(config.extensions.allow)}"
+            )
             hint = f"choose another run.name, or change it on purpose: {line}"
-            raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
+            raise ConfigError(
+                [*problems, Problem("a run is resumed with the configuration that it started with", hint)]
+            )
         if state is not None and state.status == "done" and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
             comm.broadcast_object(StartState(done=done))
@@ -246,15 +251,15 @@ def _continue(
         with comm.together():
             built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
         if loaded is not None:
-            require_fit(built[0], loaded.state)  # before anything of the run is changed
+            require_fit(built[0], loaded.state)  # before the run directory is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
         changed = tuple(describe_change(*change) for change in changes)
         notes = [f"changed: {sentence}" for sentence in changed]
-        warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
+        warnings = [f"{reason}; using the checkpoint before it" for reason in loaded.skipped] if loaded else []
         warnings += [warning] if warning else []
         if loaded is None:
             _require_never_saved(directory, state)
-            notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
+            notes += ["there is no checkpoint yet: starting from the beginning", *built[0].notes]
         else:
             notes += built[0].fault.describe()
         as_written = path.exists() and not explicit
@@ -264,14 +269,14 @@ def _continue(
 
 
 def _follow(config: Config, comm: Communicator) -> Outcome:
-    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors.
+    """Train and evaluate on a rank other than 0, which writes only this rank's shards of tensors.
 
     Args:
-        config: The same as the first rank's.
-        comm: Who they are; this is not the first.
+        config: The configuration, the same as on rank 0.
+        comm: Communicator of all ranks.
 
     Raises:
-        MptrainError: What ends the run on any rank.
+        MptrainError: The run failed on any rank.
     """
     beginning = comm.broadcast_object(StartState())
     if beginning.done is not None:
@@ -285,7 +290,7 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
         loop = Loop(parts, options, NoStorage(RunPaths(root)))
         if loaded is not None:
             loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
-    except BaseException as error:  # whoever waits for this rank is to say why it has gone
+    except BaseException as error:  # so that ranks that wait for this one can report why it ended
         comm.send_error(error)
         raise
     summary = loop.run()
@@ -294,9 +299,10 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
 
 
 def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
-    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
+    """Return the minimum number of micro-batches per update for a resumed run.
 
-    Where ``train.accumulate`` was changed on purpose, that is what counts.
+    It is the number in the checkpoint, so that no micro-batch needs more memory at another world size. If
+    ``train.accumulate`` was changed on purpose, it is 1.
     """
     saved = loaded.state if loaded is not None else {}
     found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
@@ -304,12 +310,12 @@ def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
 
 
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
-    """Refuse to change what a run only begins with, once it has a checkpoint.
+    """Reject changes of keys that have no effect once a run has a checkpoint.
 
-    A first scale may go along with other keys of its scaler, whose limits it has to be within.
+    An initial scale may change together with other keys of its scaler, because it must be within their limits.
 
     Raises:
-        ConfigError: With all such keys.
+        ConfigError: Keys without effect are changed; lists all of them.
     """
     changed = {key for key, _, _ in changes}
     found = {key: "its weights are those" for key in changed if key == "model.weights"}
@@ -326,10 +332,10 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
 def _require_work(
     directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: LoadedCheckpoint, *, done: bool
 ) -> None:
-    """Refuse to go on with a run whose end, as it is asked for now, lies behind it.
+    """Check that a resumed run has steps left to train.
 
     Raises:
-        ConfigError: There is nothing left to do.
+        ConfigError: The run has reached its end already.
     """
     parts, options = built
     require_same_schema(loaded.state)
@@ -337,30 +343,30 @@ def _require_work(
     trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
     if step > planned or (done and step >= planned):
         raise ConfigError(
-            f"{directory.root} stands at step {step:,}, and train.epochs={config.train.epochs} with "
+            f"{directory.root} is at step {step:,}, and train.epochs={config.train.epochs} with "
             f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
-            "write a larger train.max_steps or train.epochs",
+            "set a larger train.max_steps or train.epochs",
         )
     if done and minutes is not None and trained >= minutes:
         raise ConfigError(
             f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
             "there is nothing left to do",
-            f"write train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
+            f"set train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
         )
 
 
 def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
-    """Refuse to start a run again from nothing when its checkpoints have gone missing.
+    """Check that a run without checkpoints was never saved, before it starts from the beginning.
 
     Raises:
-        CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
+        CheckpointError: The run was saved before: it finished, was stopped in order, or resumed from a checkpoint.
     """
     attempts = state.attempts if state else ()
-    in_order = bool(attempts) and attempts[-1].to_step is not None  # not at once, which saves nothing
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # an immediate stop saves nothing
     saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
     if saved or any(attempt.from_step for attempt in attempts):
         raise CheckpointError(
-            f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
+            f"{directory.paths.checkpoints} has no checkpoint, but the run was saved there",
             "restore the folder from a copy, or start another run",
         )
 
@@ -397,7 +403,7 @@ def _attempt(
     sinks: Sequence[Sink] = ()
     try:
         parts.comm.broadcast_object(directory.root.absolute())
-        displays = Fanout(())  # the sinks are known once the loop is made; their owner closes them
+        displays = Fanout(())  # filled once the loop exists; their owner closes them
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
@@ -421,7 +427,7 @@ def _attempt(
         return Outcome(directory.root, summary)
     except BaseException as error:
         for sink in (*sinks, writer):
-            with contextlib.suppress(Exception):  # the failure is what is reported
+            with contextlib.suppress(Exception):  # report the original failure
                 sink.close()
         shown = explain_error(error, config, directory, parts.comm)
         _record_end(shown, directory, state, loop.progress.step if loop else from_step)
@@ -433,11 +439,11 @@ def _attempt(
 def _prepare_directory(
     directory: RunDirectory, config: Config, loaded: LoadedCheckpoint | None, *, as_written: bool
 ) -> Sequence[str]:
-    """Cut the records back to the checkpoint and write the configuration; return what was lost, one sentence each."""
+    """Truncate the records to the checkpoint and write the configuration; return losses, one sentence each."""
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
-    if not as_written:  # not before it is sure that the records can be continued
+    if not as_written:  # after the records have proved to be usable
         directory.write_config(config.yaml, config.overrides)
     return lost
 
@@ -448,7 +454,7 @@ def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
 
 
 def _record_end(error: BaseException, directory: RunDirectory, state: RunState, reached: int) -> None:
-    """Write into ``run.json`` how an attempt failed, and at which step; on a full disk the run stays "running" and resumable."""
+    """Write reason and step of a failure to ``run.json``; on a full disk the run stays "running" and resumable."""
     to_step = None if isinstance(error, Preempted) and not error.saved else reached
     with contextlib.suppress(StorageError):
         hint = error.hint if isinstance(error, MptrainError) else ""

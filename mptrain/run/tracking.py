@@ -1,4 +1,4 @@
-"""Ties a run to its experiment tracker, in a process beside the training (`mptrain.logger`)."""
+"""Connects a run to its experiment tracker, which runs in a separate process (`mptrain.logger`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mptrain.runlog.sink import Fanout, Sink
 
 
 def require_logger(config: Config) -> None:
-    """Refuse a tracker that cannot be used; to be called before anything is written.
+    """Check that the tracker can be used. Call it before anything is written.
 
     Raises:
-        ConfigError: Its package is missing, or it is no tracker of mptrain.
+        ConfigError: The tracker's package is missing, or the object is not a tracker of mptrain.
     """
     logger = config.logger.build()
     if not (hasattr(logger, "require") and hasattr(logger, "open")) and not isinstance(logger, NoLogger):
@@ -30,19 +30,19 @@ def require_logger(config: Config) -> None:
         logger.require()
     except MptrainError:
         raise
-    except Exception as error:  # a tracker of the user's may raise anything
+    except Exception as error:  # a user's tracker may raise anything
         raise ConfigError(f"{config.logger.path} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:
-    """The sink of the run's tracker; none where it has no tracker.
+    """Return the sink of the run's tracker in a list, which is empty if the run has no tracker.
 
     Args:
-        config: Of the run.
-        directory: Of the run.
-        name: Of the run, for people.
-        from_step: Steps that it goes on from.
-        others: Where the warning goes if the tracker fails.
+        config: Configuration of the run.
+        directory: The run directory.
+        name: Display name of the run.
+        from_step: Attempted steps at the start of this attempt.
+        others: Sinks that receive a warning if the tracker fails.
     """
     logger: Logger | NoLogger = config.logger.build()
     if isinstance(logger, NoLogger):

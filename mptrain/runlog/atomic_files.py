@@ -1,6 +1,6 @@
-"""Safe writing: failures of the disk as errors for the user, files that are replaced whole or not at all, in folders that stay in place.
+"""Safe file writing: atomic replacement, OS errors as `StorageError`, and checks that a folder stays in place.
 
-Every writer of the package goes through here. Nothing here knows what a file means.
+All code that writes files uses this module. It must not depend on the content of a file.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ _REFUSED = {
 
 @contextmanager
 def storage_errors(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
-    """Turn an OSError inside the block into a StorageError; writing also requires that the folder is where it was (see `require_folder_stays`).
+    """Context manager that converts an OSError to a StorageError.
+
+    For any verb except ``read``, the folder must also still be in place (see `require_folder_stays`).
 
     Args:
-        path: What was being written or read; the error names the file that the system names, else this.
-        doing: The verb of the message: ``write``, ``create``, ``lock``; ``read`` alone changes nothing.
-        needed: Bytes that the operation needs, where known; reported when the disk is full.
-        good: What the failure leaves intact, for instance ``the checkpoint of step 100``.
+        path: The file being written or read. The error names the OSError's own file name if it has one.
+        doing: The verb of the message, such as ``write``, ``create``, ``lock`` or ``read``.
+        needed: Bytes that the operation needs, if known; reported when the disk is full.
+        good: Files that the failure leaves intact, for instance ``the checkpoint of step 100``.
 
     Raises:
-        StorageError: With the cause in words, needed and free bytes of a full disk, and what is still good.
+        StorageError: States the cause, the needed and free bytes if the disk is full, and ``good``.
     """
     if doing != "read":
         require_in_place(path)
@@ -51,40 +53,40 @@ def storage_errors(path: Path, doing: str = "write", *, needed: int | None = Non
         yield
     except OSError as error:
         if doing != "read":
-            require_in_place(path)  # else it is no error of the disk
+            require_in_place(path)  # a moved folder is the more precise error
         raise as_storage_error(error, path, doing, needed=needed, good=good) from error
 
 
 def as_storage_error(
     error: OSError, path: Path, doing: str = "write", *, needed: int | None = None, good: str = ""
 ) -> StorageError:
-    """The StorageError that stands for an OSError; the arguments are those of `storage_errors`."""
+    """Return the StorageError for an OSError; the arguments are those of `storage_errors`."""
     reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
     hint = "check the path and the disk"
     if error.errno in _FULL:
         wanted = "" if needed is None else f"{readable_bytes(needed)} needed, "
         reason += f" ({wanted}{readable_bytes(free_bytes(path))} free)"
-        hint = "free some space; new runs can be written to another disk: run.root=FOLDER"
+        hint = "free some disk space; to write new runs to another disk, set run.root=FOLDER"
     elif error.errno in _REFUSED:
-        hint = "change its permissions, or choose a folder that you can write (run.root for a new run)"
+        hint = "change the permissions, or choose a writable folder (run.root for a new run)"
     if good:
-        hint += f"; still good: {good}"
+        hint += f"; still intact: {good}"
     return StorageError(f"cannot {doing} {error.filename or path}: {reason}", hint)
 
 
-#: Folders that this process is writing: their absolute paths, and an open descriptor of each.
+#: Folders that this process is writing: absolute path to an open descriptor.
 _in_place: dict[Path, int] = {}
 
 
 @contextmanager
 def require_folder_stays(folder: Path) -> Iterator[None]:
-    """Let every write below a folder fail, while the context lasts, once the folder is no longer where it was.
+    """Context manager in which every write below a folder fails if the folder has been moved, removed or replaced.
 
-    Paths would else make a folder anew that was moved or removed, or write into another one that has taken its place. Its
-    descriptor is held open, so that no other folder can get its inode number.
+    Without this check, writing would create a moved or removed folder again, or write into its replacement. The
+    folder's descriptor stays open, so that no other folder can get its inode number.
 
     Raises:
-        StorageError: There is no such folder.
+        StorageError: The folder does not exist.
     """
     place = folder.absolute()
     before = _in_place.get(place)
@@ -102,10 +104,10 @@ def require_folder_stays(folder: Path) -> Iterator[None]:
 
 
 def require_in_place(path: Path) -> None:
-    """Refuse to write below a folder of `require_folder_stays` that was moved, removed or replaced.
+    """Check that the folder of a path, if guarded by `require_folder_stays`, is still in place.
 
     Raises:
-        StorageError: Says what has become of it.
+        StorageError: The folder was moved, removed or replaced; the message says which.
     """
     for folder, descriptor in list(_in_place.items()) if _in_place else ():
         if path.absolute().is_relative_to(folder) and not _is_open_as(folder, descriptor):
@@ -113,13 +115,13 @@ def require_in_place(path: Path) -> None:
             if now != folder and _is_open_as(now, descriptor):
                 what, hint = (
                     f"it was moved to {now}",
-                    f"leave it alone while it is being written; go on with: mptrain resume {now}",
+                    f"do not move a folder while it is being written; to continue: mptrain resume {now}",
                 )
             elif folder.exists():
-                what, hint = "another folder is in its place", "restore the folder that was written, or start again"
+                what, hint = "another folder has replaced it", "restore the original folder, or start again"
             else:
-                what, hint = "it was removed", "start again, and leave the folder alone"
-            raise StorageError(f"{_as_named(folder)} has gone while it was being written: {what}", hint)
+                what, hint = "it was removed", "start again and do not change the folder while it is being written"
+            raise StorageError(f"{_as_named(folder)} disappeared while it was being written: {what}", hint)
 
 
 def _is_open_as(folder: Path, descriptor: int) -> bool:
@@ -130,14 +132,17 @@ def _is_open_as(folder: Path, descriptor: int) -> bool:
 
 
 def _as_named(folder: Path) -> Path:
-    """Return the path relative to the current folder where it lies below that, as users write it."""
+    """Return the path relative to the current folder if it lies below it, as users write it."""
     with contextlib.suppress(ValueError, OSError):
         return folder.relative_to(Path.cwd())
     return folder
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that can still be written without privileges where the path is or would be; 0 if unknown."""
+    """Return the bytes that an unprivileged user can still write on the disk of a path; 0 if unknown.
+
+    The path need not exist.
+    """
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
@@ -145,7 +150,7 @@ def free_bytes(path: Path) -> int:
 
 
 def readable_bytes(count: int) -> str:
-    """A number of bytes for people: ``812 B``, ``4.2 kB``, ``1.5 GB`` (powers of 1000)."""
+    """Format a number of bytes with a unit: ``812 B``, ``4.2 kB``, ``1.5 GB`` (powers of 1000)."""
     if count < 1000:
         return f"{count} B"
     size = float(count)
@@ -157,15 +162,18 @@ def readable_bytes(count: int) -> str:
 
 
 def temporary(path: Path) -> Path:
-    """A fresh name beside the path, for a file that is to replace it; recognised if its writer is killed."""
+    """Return a fresh temporary name in the same folder, for a file that will replace ``path``.
+
+    `remove_drafts` recognises such names if the writer was killed.
+    """
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what writers that were killed left in a folder that nobody else writes: files with names of `temporary`.
+    """Remove temporary files that killed writers left in a folder. No other process may be writing there.
 
     Raises:
-        StorageError: One of them cannot be removed.
+        StorageError: A file cannot be removed.
     """
     with storage_errors(folder, "clean"):
         for path in folder.iterdir():
@@ -174,33 +182,35 @@ def remove_drafts(folder: Path) -> None:
 
 
 def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
-    """Refuse the folder of a run or sweep with links in it: they could lead anywhere if somebody else made it.
+    """Check that a run or sweep folder has no symbolic links, which in an untrusted folder could point anywhere.
 
     Args:
-        folder: What lies in it is looked at, but not what lies in its folders.
-        inside: Those of its folders in which everything is looked at.
+        folder: Folder whose direct entries are checked.
+        inside: Folders that are checked recursively.
 
     Raises:
-        StorageError: Names a link.
+        StorageError: The folder contains a symbolic link; the message names it.
     """
     with storage_errors(folder, "read"):
         links = sorted(entry for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
     for place in () if links else inside:
-        for parent, folders, files in os.walk(place):  # passes over what a run that goes on removes meanwhile
+        for parent, folders, files in os.walk(place):  # ignores entries that an active run removes meanwhile
             links += [path for name in sorted([*folders, *files]) if (path := Path(parent, name)).is_symlink()]
     if links:
-        hint = "put what it points to in its place: what mptrain reads and writes stays in the folder itself"
+        hint = "replace the link with its target: mptrain reads and writes only inside the folder itself"
         raise StorageError(f"{links[0]} is a symbolic link", hint)
 
 
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
-    """Replace a file so that every reader, and every crash, sees the old content or the new one whole. Text is written without secrets.
+    """Replace a file atomically: readers, also after a crash, see either the old or the new content.
+
+    Secrets in text are masked.
 
     Args:
         path: The file; its folder must exist.
-        data: The new content; text is encoded as UTF-8, undecodable bytes of a command line survive.
+        data: The new content. Text is encoded as UTF-8; undecodable bytes of a command line are preserved.
         durable: Also force file and folder to the disk, so that the new content survives a power failure.
-        good: What a failure leaves intact, for the message.
+        good: Files that a failure leaves intact, for the error message.
 
     Raises:
         StorageError: The file cannot be written; the old content is untouched.
@@ -226,16 +236,16 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
 
 
 def write_all(descriptor: int, pending: bytearray) -> None:
-    """Write a buffer to the end, removing from it what the system has accepted, so that a retry can go on."""
+    """Write a whole buffer, removing written bytes from it, so that a retry continues after the last written byte."""
     while pending:
         del pending[: os.write(descriptor, pending)]
 
 
 def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
-    """Return SHA-256 of the first bytes of a file, or of all; of nothing where there is no file.
+    """Return the SHA-256 object of a file's first ``length`` bytes, by default of all; empty if there is no file.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     digest = hashlib.sha256()
     with storage_errors(path, "read"):
@@ -249,12 +259,12 @@ def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk: a rename is not durable before that."""
+    """Force a folder's entries to the disk, which makes renames durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder, and say so
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
             raise
     finally:
         os.close(descriptor)

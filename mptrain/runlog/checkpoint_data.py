@@ -1,7 +1,7 @@
-"""Files of states: tensors and plain values as ``torch.save`` writes them, digested while they are written, verified before they are read.
+"""State files: tensors and plain values in the format of ``torch.save``, hashed on writing and verified on reading.
 
-What is saved is checked, so that it can be read back: at save time, where the mistake is made, and not when a run is to be
-resumed. What is read can be anybody's: nothing in it is called.
+Values are checked when they are saved, so that a state that cannot be loaded fails at once and not when the run is
+resumed. Files are untrusted on reading: loading must not call anything in them.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
-#: Small pieces are collected up to this length before they are written, bytes.
+#: Size of the write buffer in bytes.
 _SMALL: Final = 1 << 20
 
-#: After so many bytes the system is asked to begin writing them out, for which it would else wait for the fsync.
+#: Write-back to the disk is requested after this many bytes; without a request the system may delay it until fsync.
 _PIECE: Final = 8 << 20
 
-#: Characters of a sentence about a file.
+#: Maximum length of an error text from torch, characters.
 _LONGEST: Final = 200
 
 
 def check_plain(value: Any, where: str = "state") -> list[Tensor]:
-    """All tensors in a state of plain values, in their order.
+    """Check that a state holds only plain values and tensors, and return its tensors.
 
-    Types are compared exactly: a ``numpy.float64`` is a float to isinstance and is refused by a safe load.
+    Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load rejects it.
 
     Args:
-        value: dict (also OrderedDict), list, tuple, str, int, float, bool, None, Tensor, Parameter.
-        where: The path of the value, for the message.
+        value: dict (also OrderedDict), list, tuple, str, int, float, bool, None, Tensor or Parameter.
+        where: Path of the value, for the error message.
 
     Returns:
-        The tensors; one that is there twice is listed twice.
+        The tensors in order of traversal; a tensor that occurs twice is listed twice.
 
     Raises:
-        TypeError: Anything else is in it, or a key is neither str nor int; the message says where.
+        TypeError: The state holds another type, or a key is neither str nor int; the message names the place.
     """
     kind = type(value)
     if kind in _LEAVES:
@@ -73,19 +73,19 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
 
 
 def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: str = "") -> tuple[str, int]:
-    """Write a state durably under its final name.
+    """Write a state to a file atomically and durably.
 
     Args:
-        state: What `check_plain` lets pass. Nothing may change it meanwhile.
-        tensors: Those in it.
+        state: A state that passes `check_plain`. It must not change during the call.
+        tensors: The tensors of the state.
         path: The file; its folder must exist.
-        good: What a failure leaves intact, for the message.
+        good: Files that a failure leaves intact, for the error message.
 
     Returns:
-        SHA-256 of the file, and its length in bytes.
+        SHA-256 of the file and its length in bytes.
 
     Raises:
-        StorageError: The disk refuses.
+        StorageError: The file cannot be written.
     """
     draft = temporary(path)
     needed = sum(tensor.nbytes for tensor in tensors)
@@ -95,10 +95,10 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
     try:
         with storage_errors(path, needed=needed, good=good):
             with HashedFile(draft, lasting) as file:
-                torch.save(state, cast("IO[bytes]", file))  # it only needs write and flush
+                torch.save(state, cast("IO[bytes]", file))  # torch.save only needs write and flush
                 digest = file.finish()
             draft.replace(path)
-            sync_folder(path.parent)  # the name must be on the disk before a manifest speaks of it
+            sync_folder(path.parent)  # the name must be on the disk before a manifest refers to it
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -109,17 +109,17 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
 
 
 def read_verified(path: Path, sha256: str, manifest: str, size: int | None = None) -> dict[str, Any]:
-    """Return the state in a file, on the CPU, once its digest and its length are those that a manifest names.
+    """Load a state file on the CPU after verifying its digest and length.
 
     Args:
         path: The file.
-        sha256: Its digest, in hexadecimal.
-        manifest: The manifest's name, for the message.
-        size: Its length in bytes, where known.
+        sha256: Expected SHA-256, in hexadecimal.
+        manifest: Name of the manifest that states the digest, for the error message.
+        size: Expected length in bytes, if known.
 
     Raises:
-        CheckpointError: It is damaged, or holds anything else than tensors and plain values.
-        StorageError: It cannot be read.
+        CheckpointError: The file is damaged, or holds anything except tensors and plain values.
+        StorageError: The file cannot be read.
     """
     with storage_errors(path, "read"):
         found = path.stat().st_size
@@ -132,35 +132,35 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
     except (OSError, NotPlain) as error:
         raise CheckpointError(f"{path} cannot be loaded safely: {error}") from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no state, but a value of type {type(state).__name__}")
+        raise CheckpointError(f"{path} is damaged: it holds a value of type {type(state).__name__} instead of a state")
     return state
 
 
 class NotPlain(Exception):
-    """A file holds something else than tensors and plain values, or is damaged; the message is short and says why."""
+    """Error for a file that is damaged or holds anything except tensors and plain values; its message is short."""
 
 
 def load_plain(path: Path) -> Any:
-    """Return what ``torch.save`` has written, on the CPU, if it is tensors and plain values: nothing in the file is called.
+    """Load a file of tensors and plain values written by ``torch.save``, on the CPU, without calling anything in it.
 
     Raises:
         OSError: The file cannot be read.
-        NotPlain: It holds anything else, or is damaged.
+        NotPlain: The file holds anything else, or is damaged.
     """
-    with open_to_read(path):  # what is raised below is about what is in it
+    with open_to_read(path):  # raises OSError here, so that errors below concern the content
         pass
     try:
-        if _is_tar(path):  # which torch would unpack into a folder before it refuses it
-            raise NotPlain("it is a tar archive, as early versions of torch wrote them, or nothing but zeros")
-        with _brief_refusals(), warnings.catch_warnings():  # of protocols that torch may not read: it says so, or does
+        if _is_tar(path):  # torch would unpack it into a folder before rejecting it
+            raise NotPlain("it is a tar archive, as early versions of torch wrote them, or contains only zeros")
+        with _brief_refusals(), warnings.catch_warnings():  # torch warns of pickle protocols other than its own
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except NotPlain:
         raise
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
-        if refused := out_of_memory(error, f"reading {path}"):  # which says nothing about the file
+        if refused := out_of_memory(error, f"reading {path}"):  # not a fault of the file
             raise refused from error
-        said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
+        said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch adds advice to it
         lines = str(said)[:_LONGEST].splitlines()
         raise NotPlain(lines[0] if lines else type(said).__name__) from error
 
@@ -168,7 +168,7 @@ def load_plain(path: Path) -> Any:
 def _is_tar(path: Path) -> bool:
     with open_to_read(path) as file:
         try:
-            tarfile.open(fileobj=file, mode="r:").close()  # as torch does; other modes would unpack what is compressed
+            tarfile.open(fileobj=file, mode="r:").close()  # like torch; other modes decompress
         except tarfile.TarError:
             return False
     return True
@@ -181,12 +181,12 @@ class _Brief(pickle.UnpicklingError):
 
 @contextlib.contextmanager
 def _brief_refusals() -> Iterator[None]:
-    """Cut what torch's unpickler says about a file.
+    """Limit the length of error messages from torch's unpickler.
 
-    `torch.load` looks into that sentence by patterns whose time grows with the square of the longest word. The words are
-    the file's: one of 80,000 characters took it two minutes to refuse.
+    `torch.load` searches the message with regular expressions whose time grows with the square of the longest word. The
+    words come from the file: rejecting a word of 80,000 characters took two minutes.
     """
-    # Both names are private: where torch has others, its sentences stay as long as they are.
+    # Both names are private. If torch renames them, messages keep their full length.
     module = weights_only_unpickler()
     before = getattr(module, "UnpicklingError", None)
     if module is None or before is None:
@@ -200,19 +200,19 @@ def _brief_refusals() -> Iterator[None]:
 
 
 class HashedFile:
-    """A new file. A thread digests the bytes while the caller's thread writes them; neither holds Python's lock then.
+    """A new file that a second thread hashes while the caller's thread writes it. Both release the GIL meanwhile.
 
     Args:
-        path: Replaced if it exists.
-        lasting: Memory whose content stays as it is while the file is open: address to length in bytes. What is written
-            from such an address is digested there meanwhile; of anything else, what is small is copied first.
+        path: The file; replaced if it exists.
+        lasting: Memory that does not change while the file is open: address to length in bytes. Data written from such
+            an address is hashed in place. Small data from other addresses is copied first.
 
     Attributes:
-        count: Bytes so far.
-        failure: The first OSError of the file; torch reports it as an error of its own, without the cause.
+        count: Bytes written so far.
+        failure: The first OSError of the file; kept because torch raises its own error without the cause.
 
     Raises:
-        OSError: The file cannot be made, here, or written, in every method.
+        OSError: The file cannot be created (constructor) or written (all methods).
     """
 
     def __init__(self, path: Path, lasting: Mapping[int, int]) -> None:
@@ -241,7 +241,7 @@ class HashedFile:
             self._undigested.put(view)
         elif len(view) <= _SMALL:
             self._undigested.put(bytes(view))
-        else:  # no copies of what is large: there may be no memory for them
+        else:  # large data is not copied, because memory may be short
             self._undigested.join()
             self._digest.update(view)
         try:
@@ -253,10 +253,10 @@ class HashedFile:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing that is held back is needed before `finish`."""
+        """Do nothing; `finish` flushes."""
 
     def finish(self) -> str:
-        """Force the file to the disk; call it last.
+        """Flush the file to the disk. Call this last.
 
         Returns:
             SHA-256 of all bytes, in hexadecimal.
@@ -270,12 +270,12 @@ class HashedFile:
     def _write(self, piece: memoryview) -> None:
         self._file.write(piece)
         self.count += len(piece)
-        if self.count - self._advised >= _PIECE and hasattr(os, "posix_fadvise"):  # macOS has none
+        if self.count - self._advised >= _PIECE and hasattr(os, "posix_fadvise"):  # not on macOS
             self._file.flush()
             self._advised = self.count
-            with contextlib.suppress(OSError):  # advice that a file system does not take
-                # Linux begins to write out what it is told to forget, and forgets what is on the disk, whose memory the
-                # next pieces then take.
+            with contextlib.suppress(OSError):  # some file systems do not support it
+                # On DONTNEED, Linux starts to write back dirty pages and drops clean ones, which frees memory for the
+                # next pieces.
                 os.posix_fadvise(self._file.fileno(), 0, self.count, os.POSIX_FADV_DONTNEED)
 
     def _digest_all(self) -> None:

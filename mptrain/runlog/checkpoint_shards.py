@@ -1,8 +1,9 @@
-"""Tensors of which every rank holds a part, in a folder beside a checkpoint's data file.
+"""Sharded tensors of a checkpoint, stored in a folder beside its data file.
 
-Each rank writes its own part, so no memory holds the whole: ``rank-NUMBER.pt`` is a file of states (`mptrain.runlog.checkpoint_data`)
-with a tensor for each name. Parts are those of `mptrain.numerics.shards`, along the first dimension in the order of the ranks;
-so what comes back are whole tensors, at any number of ranks. Only files that the checkpoint's manifest names are read.
+Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file
+(`mptrain.runlog.checkpoint_data`) with one tensor per name. Tensors are split as in `mptrain.numerics.shards`: along
+the first dimension, in rank order. Reading joins them to whole tensors, so a run can resume with any world size. Only
+files that the checkpoint's manifest names are read.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from mptrain.runlog.checkpoint_data import read_verified, write_state
 
 Value = TypeVar("Value")
 
-#: The ending of a folder of parts.
+#: Suffix of a folder of shards.
 FOLDER: Final = ".parts"
 
-#: Keys of the mapping that stands in the place of a tensor that was taken out: its name, and its shape.
+#: Keys of the mapping that replaces an extracted tensor in the state: its name and its shape.
 _NAME, _SHAPE = "__part__", "shape"
 
 
 class Collectives(Protocol):
-    """Exchanges between the ranks that write together (`mptrain.parallel.communicator.Communicator`)."""
+    """Collective operations of the ranks that write together (`mptrain.parallel.communicator.Communicator`)."""
 
     rank: int
 
@@ -44,7 +45,7 @@ class Collectives(Protocol):
 
 
 def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return a state with marks in the places of tensors of which this rank has a part, and these by their marks."""
+    """Return the state with placeholders instead of sharded tensors, and those tensors by placeholder name."""
     found: dict[str, Tensor] = {}
 
     def taken(value: Any, where: str) -> Any:
@@ -60,22 +61,22 @@ def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
         return value
 
     marked = taken(state, "")
-    return (marked, found) if found else (state, found)  # as it is: what is one object in it stays one
+    return (marked, found) if found else (state, found)  # the original keeps its shared objects shared
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
-    """Write this rank's parts; all ranks call it, and all wait for the last.
+    """Write the shards of this rank. All ranks must call this; it returns when every rank has written.
 
     Args:
-        folder: Made anew.
-        tensors: What `extract_shards` has found.
-        comm: Who writes.
+        folder: Target folder; an existing one is replaced.
+        tensors: Sharded tensors found by `extract_shards`.
+        comm: The ranks that write.
 
     Returns:
-        SHA-256 of the files of all ranks, by name.
+        SHA-256 of the files of all ranks, by file name.
 
     Raises:
-        StorageError: The disk of one of them refuses.
+        StorageError: Writing failed on one of the ranks.
     """
     error: Exception | None = None
     digest = ""
@@ -83,7 +84,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives)
         if comm.rank == 0:
             with storage_errors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                folder.parent.mkdir(exist_ok=True)  # that of checkpoints, but never the run's
+                folder.parent.mkdir(exist_ok=True)  # creates the checkpoint folder, never the run folder
                 folder.mkdir()
     except Exception as raised:
         error = raised
@@ -98,16 +99,16 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives)
 
 
 def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
-    """Return a state whose marks have become whole tensors again, on the CPU.
+    """Return the state with its placeholders replaced by whole tensors, on the CPU.
 
     Args:
-        state: What `extract_shards` has left.
-        folder: Where the parts are.
-        files: SHA-256 of their files by name.
+        state: State with placeholders, as returned by `extract_shards`.
+        folder: Folder of the shards.
+        files: SHA-256 of the shard files, by file name.
 
     Raises:
-        CheckpointError: A file is missing, damaged, or not one that `write_shards` writes.
-        StorageError: It cannot be read.
+        CheckpointError: A file is missing, is damaged or was not written by `write_shards`.
+        StorageError: A file cannot be read.
     """
     names = [_file_of(rank) for rank in range(len(files))] or [_file_of(0)]
     if missing := [name for name in names if name not in files or not (folder / name).is_file()]:
@@ -115,44 +116,44 @@ def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
     ranks = [read_verified(folder / name, files[name], "the manifest") for name in names]
     try:
         if any(parts.keys() != ranks[0].keys() for parts in ranks):
-            raise ValueError("its files do not hold parts of the same tensors")
+            raise ValueError("its files hold shards of different tensors")
         joiner = _Wholes()
-        wholes = {
-            name: joiner.join([parts.pop(name) for parts in ranks]) for name in [*ranks[0]]
-        }  # each part is let go
+        # pop frees each shard once it is joined.
+        wholes = {name: joiner.join([parts.pop(name) for parts in ranks]) for name in [*ranks[0]]}
         return _put_back(state, wholes, {})
-    except Exception as error:  # what a stranger's files hold can fail in any way
+    except Exception as error:  # untrusted files can fail in any way
         if refused := out_of_memory(error, f"reading {folder}"):
             raise refused from error
         raise CheckpointError(f"{folder} cannot be loaded safely: {f'{error}'[:200]}") from error
 
 
 class _Wholes:
-    """Whole tensors out of the parts of all ranks.
+    """Joins the shards of all ranks to whole tensors.
 
-    Parts have memory of their own, and tensors that share it are joined once: so a small file makes no large memory.
+    Shards must own their memory, and tensors that share memory are joined once. A small file therefore cannot make
+    the reader allocate a large amount of memory.
     """
 
     def __init__(self) -> None:
         self._joined: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, parts: list[Any]) -> Tensor:
-        """Return the whole of one tensor, from its part on each rank.
+        """Return one whole tensor, joined from its shard on each rank.
 
         Raises:
-            TypeError: A part is not what `write_shards` writes.
+            TypeError: A shard is not a tensor that `write_shards` writes.
         """
         if not all(type(one) is Tensor and _is_plain(one) for one in parts):
-            raise TypeError("a part is no plain tensor")
+            raise TypeError("a shard is not a plain tensor")
         if len({(one.dtype, one.shape[1:]) for one in parts}) > 1:
-            raise TypeError("the parts of a tensor do not fit together")
+            raise TypeError("the shards of a tensor differ in dtype or shape")
         places = tuple(one.data_ptr() for one in parts)
         if places not in self._joined or self._joined[places].dtype != parts[0].dtype:
             self._joined[places] = torch.cat([one.reshape(-1) for one in parts])
         return self._joined[places].view(sum(map(len, parts)), *parts[0].shape[1:])
 
 
-#: The dtypes of what is trained and of what an optimizer keeps.
+#: Dtypes of parameters, buffers and optimizer state.
 _DTYPES: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 )
@@ -164,13 +165,13 @@ def _is_plain(part: Tensor) -> bool:
 
 
 def _put_back(value: Any, wholes: Mapping[str, Tensor], done: dict[int, Any]) -> Any:
-    """Return a state with tensors in the places of their marks; what stands in several places is gone through once (``done``)."""
+    """Return the state with tensors instead of placeholders; ``done`` caches containers that occur several times."""
     if not isinstance(value, (dict, list, tuple)):
         return value
     if isinstance(value, dict) and value.keys() == {_NAME, _SHAPE}:
         whole = wholes[value[_NAME]]
         if list(whole.shape) != value[_SHAPE]:
-            raise ValueError(f"the parts of {value[_NAME]} are not the whole of it")
+            raise ValueError(f"the shards of {value[_NAME]} do not add up to its shape")
         return whole
     if id(value) not in done:
         if isinstance(value, dict):
@@ -181,7 +182,7 @@ def _put_back(value: Any, wholes: Mapping[str, Tensor], done: dict[int, Any]) ->
 
 
 def _own_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor in no more memory than it fills: all of its memory is written."""
+    """Return the tensor, copied if it is a view of larger memory, because `torch.save` writes the whole storage."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 

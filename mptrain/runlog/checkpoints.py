@@ -1,8 +1,9 @@
-"""Checkpoints that are there whole or not at all: written beside, hashed, renamed, and verified before use.
+"""Atomic checkpoints: written to temporary files, hashed, renamed, and verified before use.
 
-The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
-names it (the commit point), then pointers and deletions, which only save time and space. What a state contains is the
-business of the caller. Only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import torch in `mptrain.runlog`.
+The order of writes makes a kill at any moment harmless. The data file is written to the disk first, then the manifest
+that names it (the commit point), then pointers and deletions, which only save time and space. The caller decides what
+a state contains. In `mptrain.runlog`, only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import
+torch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class LoadedCheckpoint:
     """A checkpoint that was verified and loaded.
 
     Attributes:
-        state: What was saved; tensors are on the CPU.
-        manifest: What was known about it.
+        state: The saved state; tensors are on the CPU.
+        manifest: The manifest of the checkpoint.
         skipped: One sentence for each newer checkpoint that could not be used.
     """
 
@@ -42,12 +43,12 @@ class LoadedCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. The caller holds the run's lock while saving.
+    """Store of the checkpoints of one run. The caller must hold the run's lock while saving.
 
     Args:
-        folder: Where they are; made on the first save.
-        keep: How many of the newest to keep (at least 1), besides the best.
-        higher_is_better: Which metric is the better one; of equal metrics the older checkpoint is the best.
+        folder: Checkpoint folder; created at the first save.
+        keep: Number of newest checkpoints to keep (at least 1), in addition to the best.
+        higher_is_better: Whether a higher metric is better. If metrics are equal, the older checkpoint is the best.
     """
 
     def __init__(self, folder: Path, keep: int, *, higher_is_better: bool = True) -> None:
@@ -68,28 +69,28 @@ class CheckpointStore:
         digests: Mapping[str, str] | None = None,
         parts: tuple[str, dict[str, str]] | None = None,
     ) -> Path:
-        """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
+        """Save a state durably. A checkpoint of the same step is replaced; those of later steps are removed.
 
         Args:
-            state: dict, list, tuple, str, int, float, bool, None and tensors only. Nothing may change it meanwhile.
+            state: dict, list, tuple, str, int, float, bool, None and tensors only. It must not change during the call.
             step: Attempted steps so far.
-            records: What `RecordWriter.flush` returned, forced to the disk since.
-            metric: The validation metric of exactly these weights; None, inf and nan if unknown.
+            records: Result of `RecordWriter.flush`; the records must be on the disk (`RecordWriter.force`).
+            metric: The validation metric of exactly these weights; None, inf or nan if unknown.
             config_digest: Digest of the configuration.
-            digests: What `RecordWriter.digests` returned at the same moment.
-            parts: What `write_shards` gave for this step.
+            digests: Result of `RecordWriter.digests` at the same moment.
+            parts: Result of `write_parts` for this step.
 
         Returns:
-            The manifest's path.
+            The path of the manifest.
 
         Raises:
-            TypeError: The state holds something that a safe load would refuse; names where.
-            StorageError: The disk refuses; all earlier checkpoints are intact.
+            TypeError: The state holds a type that a weights-only load rejects; the message names the place.
+            StorageError: The checkpoint cannot be written; all earlier checkpoints are intact.
         """
         tensors = check_plain(state)
         metric = metric if metric is not None and math.isfinite(metric) else None
         with storage_errors(self.folder):
-            self.folder.mkdir(exist_ok=True)  # never the run's own
+            self.folder.mkdir(exist_ok=True)  # without parents: it must not create the run folder
             self._remove_leftovers(keep=parts[0] if parts else "")
             newest = next(iter(manifests_in(self.folder)), None)
         good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
@@ -114,13 +115,13 @@ class CheckpointStore:
         return path
 
     def write_parts(self, shards: dict[str, Tensor], step: int, comm: Collectives) -> tuple[str, dict[str, str]]:
-        """Write this rank's parts of tensors beside what `save` is going to write; all ranks do at once.
+        """Write this rank's tensor shards for the next `save` of the same step. All ranks must call this.
 
         Returns:
-            The folder's name and SHA-256 of its files, of all ranks.
+            The name of the folder, and the SHA-256 of the files of all ranks by name.
 
         Raises:
-            StorageError: The disk of one of them refuses.
+            StorageError: Writing failed on one of the ranks.
         """
         first, second = (path.with_suffix(FOLDER) for path in _data_names(self.folder / manifest_name(step)))
         manifest, named = self.folder / manifest_name(step), ""
@@ -131,13 +132,13 @@ class CheckpointStore:
         return name, write_shards(self.folder / name, shards, comm)
 
     def load_latest(self) -> LoadedCheckpoint | None:
-        """The newest checkpoint that is sound; damaged ones are passed over and listed in ``skipped``.
+        """Load the newest undamaged checkpoint; damaged ones are listed in ``skipped``.
 
         Returns:
-            None if the run has no checkpoint at all.
+            The checkpoint; None if the run has no checkpoints.
 
         Raises:
-            CheckpointError: There are checkpoints, and all of them are damaged.
+            CheckpointError: All checkpoints of the run are damaged.
         """
         skipped: list[str] = []
         for path in manifests_in(self.folder):
@@ -153,13 +154,13 @@ class CheckpointStore:
         return None
 
     def load(self, which: Path | Literal["last", "best"]) -> LoadedCheckpoint:
-        """One certain checkpoint; nothing else is tried if it is damaged.
+        """Load one specific checkpoint, without falling back to another if it is damaged.
 
         Args:
-            which: ``last`` (newest step), ``best`` (best metric), or the path of a manifest or data file.
+            which: ``last`` (highest step), ``best`` (best metric), or the path of a manifest or data file.
 
         Raises:
-            CheckpointError: There is none, or it is damaged.
+            CheckpointError: The checkpoint does not exist or is damaged.
         """
         path: Path | None
         if isinstance(which, Path):
@@ -171,9 +172,9 @@ class CheckpointStore:
         if path is None:
             raise CheckpointError(
                 f"{self.folder} has no {which} checkpoint",
-                "train first, or name another run"
+                "train first, or choose another run"
                 if which == LAST
-                else "use the last one: nothing was evaluated yet, or the task has no metric to choose by",
+                else "use the last one: no checkpoint has been evaluated, or the task has no metric",
             )
         try:
             return _load(path, [])
@@ -181,14 +182,14 @@ class CheckpointStore:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        """Return what can be done with a run one of whose checkpoints is damaged."""
+        """Return a hint for a run with a damaged checkpoint."""
         resume = f"mptrain resume {self.folder.parent}"
-        hint = f"restore it from a copy; a run that is not done goes on from one before it that is sound: {resume}"
+        hint = f"restore it from a copy; an unfinished run can resume from an earlier checkpoint: {resume}"
         other = self.best() if which == LAST else None
-        return hint if other in (None, damaged) else f"--best takes {other.name}, or {hint}"
+        return hint if other in (None, damaged) else f"use --best for {other.name}, or {hint}"
 
     def best(self) -> Path | None:
-        """The manifest with the best metric; None where no checkpoint has one."""
+        """Return the path of the manifest with the best metric; None if no checkpoint has a metric."""
         ranked: list[tuple[float, int, Path]] = []
         for path in manifests_in(self.folder):
             with contextlib.suppress(StorageError):
@@ -198,10 +199,12 @@ class CheckpointStore:
         return max(ranked)[-1] if ranked else None
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: a run that goes on from an older one has another future.
+        """Remove the checkpoints of later steps, which are invalid once a run resumes from an older one.
+
+        Checkpoints that ``keep`` does not cover are removed as well.
 
         Raises:
-            StorageError: One of them cannot be removed.
+            StorageError: A checkpoint cannot be removed.
         """
         with storage_errors(self.folder, "clean"):
             for path in manifests_in(self.folder):
@@ -216,7 +219,7 @@ class CheckpointStore:
         self._point(BEST, best)
 
     def _point(self, name: str, manifest: Path | None) -> None:
-        """Write a pointer for people and scripts; nothing here reads it back."""
+        """Write a pointer file for users and scripts; mptrain never reads it."""
         pointer = self.folder / name
         if manifest is None:
             with storage_errors(pointer, "clean"):
@@ -225,13 +228,13 @@ class CheckpointStore:
             write_atomically(pointer, manifest.name + "\n", durable=False)
 
     def _remove_leftovers(self, keep: str = "") -> None:
-        """Remove what killed writers left: temporary files, and data that no manifest names, but for what is to be kept."""
+        """Remove files of killed writers: temporary files, and data that no manifest names, except ``keep``."""
         named = {keep}
         for path in manifests_in(self.folder):
             try:
                 manifest = read_manifest(path)
                 named |= {manifest.file, manifest.parts}
-            except StorageError:  # perhaps a newer version can read it
+            except StorageError:  # keep its data: a newer version may be able to read it
                 named |= {data.with_suffix(kind).name for data in _data_names(path) for kind in (DATA, FOLDER)}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
@@ -241,26 +244,26 @@ class CheckpointStore:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _free_data_name(self, step: int) -> Path:
-        """A name that no data file has: that of an earlier save must live until its manifest is replaced."""
+        """Return an unused data file name: the file of an earlier save must exist until its manifest is replaced."""
         first, second = _data_names(self.folder / manifest_name(step))
         return second if first.exists() else first
 
 
 def _data_names(manifest: Path) -> tuple[Path, Path]:
-    """The two names that the data file of a manifest can have; they alternate when a step is saved again."""
+    """Return the two possible data file names of a manifest; they alternate when a step is saved again."""
     return manifest.with_suffix(DATA), manifest.with_name(f"{manifest.stem}{_AGAIN}{DATA}")
 
 
 def _manifest_beside(path: Path) -> Path:
-    """The manifest of a checkpoint that was named by either of its files."""
+    """Return the manifest path of a checkpoint, given its manifest or data file."""
     return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
 
 
 def _load(path: Path, skipped: list[str]) -> LoadedCheckpoint:
-    """Verify and load the checkpoint of one manifest; ``skipped`` lists the newer ones that could not be used.
+    """Verify and load the checkpoint of a manifest; ``skipped`` describes the newer, unusable ones.
 
     Raises:
-        StorageError: It is damaged or cannot be read; the message is a sentence that names the file.
+        StorageError: The checkpoint is damaged or cannot be read; the message names the file.
     """
     manifest = read_manifest(path)
     state = read_verified(path.with_name(manifest.file), manifest.sha256, path.name, manifest.bytes)

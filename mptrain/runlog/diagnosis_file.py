@@ -1,6 +1,6 @@
-"""``diagnosis/step-NUMBER.json`` of a run: what a look at one of its steps found. Plain values; knows no torch.
+"""``diagnosis/step-NUMBER.json`` of a run: the diagnosis of one of its steps, in plain values without torch.
 
-What there is to find is the business of `mptrain.inspection`; this module only says how it is kept.
+`mptrain.inspection` makes the diagnosis; this module only defines its format and writes it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from mptrain.runlog.strict_json import indented_json
 
 SCHEMA = 2
 
-#: Letters of the words in a file's name at most.
+#: Maximum number of characters that overrides contribute to a file name.
 _LONGEST = 60
 
-#: Place in which a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
-#: operator that torch refuses; or nowhere.
+#: Place where a step fails: the batch, the weights, the forward pass, the loss, only the backward pass, an operator
+#: that torch refuses, or none.
 CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """Range that the results of a module's operators reach, all of one pass together.
+    """Value range of the results of a module's operators, over one whole pass.
 
     Attributes:
-        largest: Largest finite magnitude; gradients carry the loss scale.
-        subnormal: Share of the nonzero values below 2^-14, FP16's smallest normal number.
-        zero: Share of all values that are zero.
-        inf: How many are infinite.
-        nan: How many are no numbers.
+        largest: Largest finite magnitude; gradients include the loss scale.
+        subnormal: Fraction of the nonzero values below 2^-14, FP16's smallest normal number.
+        zero: Fraction of all values that are zero.
+        inf: Number of infinite values.
+        nan: Number of NaN values.
     """
 
     largest: float
@@ -47,16 +47,16 @@ class ValueRange:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """A module whose own operators were seen.
+    """Statistics of a module that runs operators of its own.
 
     Attributes:
-        name: Its qualified name; empty for the model itself, ``(loss)`` for what is done with its output.
-        type: Its class.
-        calls: How often it was called.
-        dtype: Of the largest of its operators' results.
-        forward: Results of the forward pass, None where it had none.
-        backward: Likewise.
-        breaks: The pass in which a step goes wrong in it: ``forward``, ``backward``, or empty.
+        name: Qualified name; empty for the model itself, ``(loss)`` for the operators after the model.
+        type: Name of its class.
+        calls: Number of calls.
+        dtype: Dtype of the largest result of its operators.
+        forward: Value range of the forward pass; None if the module had no results there.
+        backward: Value range of the backward pass; None if the module had no results there.
+        breaks: The pass in which the step fails in this module: ``forward``, ``backward``, or empty.
     """
 
     name: str
@@ -70,13 +70,13 @@ class ModuleRow:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something to try, and what it did to this step.
+    """A possible fix and its effect on the step.
 
     Attributes:
-        words: What to write, as on the command line; empty where it is nothing that can be written there.
-        text: The same in words.
-        helped: Whether the step was then in order; None where it could not be tried.
-        outcome: What was seen.
+        words: Overrides for the command line; empty if the fix cannot be written as overrides.
+        text: Description of the fix.
+        helped: Whether the step succeeded with the fix; None if it could not be tried.
+        outcome: Description of the result.
     """
 
     words: tuple[str, ...]
@@ -87,13 +87,13 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class FurtherCause:
-    """Something that is wrong with a step, beside the first.
+    """A further cause of failure of a step, independent of the first.
 
     Attributes:
-        cause: Where it goes wrong.
-        module: In which module; None where in none.
-        operator: In which operator; empty where that is not known.
-        sentence: The same in one sentence.
+        cause: The place where the step fails.
+        module: Name of the module; None if it is in no module.
+        operator: Name of the operator; empty if unknown.
+        sentence: Description in one sentence.
     """
 
     cause: CauseKind
@@ -104,26 +104,26 @@ class FurtherCause:
 
 @dataclass(frozen=True)
 class Examination:
-    """Findings of a look at one learner's step.
+    """Diagnosis of one learner's step.
 
     Attributes:
-        subject: The run, or the words of the configuration.
-        learner: Whose step.
-        step: Which attempt.
-        loss: Unscaled.
-        loss_scale: What it was multiplied by.
-        precision: The mode.
-        device: Where it was computed.
-        cause: Where it goes wrong.
-        module: In which module; None where in none.
-        operator: In which operator; empty where in none.
-        verdict: The one sentence to read.
-        notes: What is no failure but worth knowing, one sentence each.
-        remarks: How the step was done again, one sentence each.
-        modules: In the order of the forward pass.
-        remedies: In the order in which they were tried.
+        subject: The run, or the overrides of the configuration.
+        learner: Name of the learner.
+        step: Number of the attempted step.
+        loss: Unscaled loss.
+        loss_scale: Loss scale of the step.
+        precision: Precision mode.
+        device: Device that computed the step.
+        cause: The place where the step fails.
+        module: Name of the module where the step fails; None if it is in no module.
+        operator: Name of the operator where the step fails; empty if none.
+        verdict: Summary in one sentence.
+        notes: Observations that are not failures, one sentence each.
+        remarks: Conditions under which the step was repeated, one sentence each.
+        modules: Statistics of the modules, in the order of the forward pass.
+        remedies: Possible fixes, in the order in which they were tried.
         operators: ``operators`` and ``casts`` of the step, as in the event of that name.
-        also: What else is wrong and does not follow from that.
+        also: Further causes that do not follow from the first.
     """
 
     subject: str
@@ -146,11 +146,11 @@ class Examination:
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
-    """Return the name of the files about a step, without their ending.
+    """Return the file name of a step's diagnosis, without suffix.
 
     Args:
-        found: The step: its number, and its learner where that has a name.
-        words: Those that differ from the run's; long ones are cut off, and told apart by a checksum.
+        found: The diagnosis. The name contains its step, and its learner unless that is ``main``.
+        words: Overrides that differ from the run's. Long ones are truncated and distinguished by a checksum.
     """
     words = masked(tuple(words))
     whose = "" if found.learner == "main" else f"-{found.learner}"
@@ -161,7 +161,7 @@ def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
 
 
 def write_examination(path: Path, found: Examination) -> None:
-    """Write it atomically, as indented strict JSON.
+    """Write a diagnosis atomically, as indented strict JSON.
 
     Raises:
         StorageError: The file cannot be written.

@@ -1,6 +1,6 @@
-"""The run directory: made exclusively, found again, locked against a second writer.
+"""Creation, lookup and locking of run directories.
 
-What is in the files is the business of `state`, `writer`, `reader` and `checkpoints`.
+`run_state`, `record_writer`, `run_reader` and `checkpoints` handle the content of the files.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run directory that exists.
+    """An existing run directory.
 
     Attributes:
-        paths: Where everything in it is.
+        paths: Paths of its files.
     """
 
     paths: RunPaths
 
     @property
     def root(self) -> Path:
-        """The directory itself."""
+        """Path of the directory."""
         return self.paths.root
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the run for writing while the context lasts; the kernel releases it if the process dies.
+        """Return a context manager that holds the run's write lock; the kernel releases it if the process dies.
 
         Raises:
-            StorageError: Another process holds it (named with its host), or the lock file cannot be written.
+            StorageError: Another process holds the lock (the message names it and its host), or the lock file cannot
+                be written.
         """
         return hold_lock(self.paths.lock)
 
     def holder(self) -> LockHolder | None:
-        """The process that is writing this run now, or None."""
+        """Return the process that is writing this run, or None."""
         return holder_of(self.paths.lock)
 
     def read_state(self) -> RunState | None:
-        """The content of ``run.json``; None if the run's process was killed before it wrote that.
+        """Read ``run.json``; None if the run's process was killed before it wrote the file.
 
         Raises:
-            StorageError: The file cannot be read, is damaged, or is of another schema.
+            StorageError: The file cannot be read, is damaged, or has another schema.
         """
         return read_state(self.paths.run_json)
 
@@ -70,7 +71,7 @@ class RunDirectory:
         """Replace ``run.json`` atomically and durably.
 
         Raises:
-            StorageError: It cannot be written; the old content is untouched.
+            StorageError: The file cannot be written; the old content is untouched.
         """
         write_atomically(self.paths.run_json, state.to_json())
 
@@ -82,20 +83,20 @@ class RunDirectory:
             overrides: The overrides of the command line, written as a YAML list of quoted strings.
 
         Raises:
-            StorageError: One of them cannot be written.
+            StorageError: One of the files cannot be written.
         """
         lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
     def read_overrides(self) -> tuple[str, ...]:
-        """The words in ``overrides.yaml``, as `write_config` wrote them; none where there is no such file.
+        """Read the overrides that `write_config` wrote to ``overrides.yaml``; empty if the file does not exist.
 
         Raises:
             StorageError: The file cannot be read, or is damaged.
         """
         path = self.paths.overrides
-        with storage_errors(path, "read"):  # undecodable bytes of a command line were written as they are
+        with storage_errors(path, "read"):  # keeps undecodable bytes of a command line
             lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
         words = []
         for number, line in enumerate(lines, 1):
@@ -110,16 +111,16 @@ class RunDirectory:
         return tuple(words)
 
     def remove_drafts(self) -> None:
-        """Remove what killed processes had begun to write; call it while the lock is held.
+        """Remove temporary files of killed processes. The caller must hold the lock.
 
         Raises:
-            StorageError: Something cannot be removed.
+            StorageError: A file cannot be removed.
         """
         for folder in (self.root, *filter(Path.is_dir, self.paths.folders)):
             remove_drafts(folder)
 
     def read_config(self) -> str:
-        """The text of ``config.yaml``.
+        """Read the text of ``config.yaml``.
 
         Raises:
             StorageError: The file cannot be read, or is damaged.
@@ -130,27 +131,27 @@ class RunDirectory:
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
-            what = f"byte {error.start} is no UTF-8 ({error.reason})"
+            what = f"byte {error.start} is not UTF-8 ({error.reason})"
             raise StorageError(f"{path} is damaged: {what}", "restore the file from a copy") from error
 
 
 def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
-    """Make a run directory that belongs to this run alone.
+    """Create a new run directory.
 
     Args:
-        root: The root of all runs; made if missing.
-        label: ``MODEL-DATASET-PRECISION``, part of the name of a nameless run.
-        name: A stable name: ``root/NAME``; None makes ``root/DATE/TIME-LABEL-xxxx``.
+        root: Root folder of all runs; created if missing.
+        label: ``MODEL-DATASET-PRECISION``, used if there is no ``name``.
+        name: Name of the run for ``root/NAME``; None generates ``root/DATE/TIME-LABEL-xxxx``.
 
     Raises:
-        ConfigError: The name is not usable (see `check_run_name`).
-        StorageError: ``root/NAME`` exists or lies inside another run, or the disk refuses.
+        ConfigError: The name is invalid (see `check_run_name`).
+        StorageError: ``root/NAME`` exists, lies inside another run, or cannot be created.
     """
     if name is None:
         return _create_fresh(root, label)
     check_run_name(name)
-    if name == "last":  # runs that are called so already can be gone on with
-        raise ConfigError("run.name='last' is what commands call the newest run", "choose another run.name")
+    if name == "last":  # existing runs of this name can still be resumed
+        raise ConfigError("run.name='last' is reserved: commands use it for the newest run", "choose another run.name")
     path = root / name
     for ancestor in path.relative_to(root).parents:
         if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():
@@ -163,7 +164,7 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
 
 
 def _make(path: Path) -> bool:
-    """Make a directory with those above it; False where it exists: the kernel lets exactly one process make it."""
+    """Create a directory and its parents; False if it exists. If several processes try, exactly one gets True."""
     with storage_errors(path, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -175,13 +176,13 @@ def _make(path: Path) -> bool:
 
 
 def existing_run(root: Path, name: str) -> RunDirectory | None:
-    """The run called NAME if there is one, else None; for the caller who decides on resuming.
+    """Return the existing run of a name, or None, so that the caller can decide whether to resume it.
 
-    A directory whose maker was killed before it wrote ``run.json`` counts as a run without a state.
+    If the process was killed before it wrote ``run.json``, the directory counts as a run without a state.
 
     Raises:
-        ConfigError: The name is not usable.
-        StorageError: ``root/NAME`` is something else than a run directory, has symbolic links in it, or cannot be read.
+        ConfigError: The name is invalid.
+        StorageError: ``root/NAME`` is not a run directory, contains symbolic links, or cannot be read.
     """
     paths = RunPaths(root / check_run_name(name))
     with storage_errors(paths.root, "read"):
@@ -195,24 +196,24 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
 
 def open_run(path: Path) -> RunDirectory:
-    """The run in a directory.
+    """Open the run in a directory.
 
     Raises:
-        StorageError: There is no such directory, it holds no ``run.json`` that can be read, or there are symbolic links in it.
+        StorageError: The directory does not exist, has no readable ``run.json``, or contains symbolic links.
     """
     paths = RunPaths(path)
     if not path.is_dir():
         raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
-        raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run")
+        raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "give the folder of a run")
     return _readable(paths)
 
 
 def refuse_older_layout(path: Path) -> None:
-    """Refuse a folder whose ``run.json`` an older version wrote, which stands for all its files; others are read later, or not at all.
+    """Check by its ``run.json`` that no older version wrote a run folder. Other read errors are ignored.
 
     Raises:
-        OlderLayout: Names the folder.
+        OlderLayout: An older version wrote the run; the error names the folder.
     """
     try:
         RunDirectory(RunPaths(path)).read_state()
@@ -223,11 +224,11 @@ def refuse_older_layout(path: Path) -> None:
 
 
 def _readable(paths: RunPaths) -> RunDirectory:
-    """The run, if no link in it leads elsewhere and this version wrote it.
+    """Return the run directory after checking that it has no symbolic links and that no older version wrote it.
 
     Raises:
         OlderLayout: An older version wrote it.
-        StorageError: Names a link.
+        StorageError: It contains a symbolic link.
     """
     require_no_links(paths.root, paths.folders)
     refuse_older_layout(paths.root)
@@ -235,42 +236,42 @@ def _readable(paths: RunPaths) -> RunDirectory:
 
 
 def _meant(path: Path) -> str:
-    """A hint for a path that is no directory: the run that a file lies in, or one of a similar name."""
+    """Return a hint for a path that is not a directory: the run that contains the file, or a run of a similar name."""
     if path.exists():
         for folder in path.parents:
             if (folder / RUN_JSON).exists():
-                return f"it is a file of a run; write {folder}"
+                return f"it is a file of a run; use {folder}"
     runs: dict[str, Path] = {}
     for root in dict.fromkeys((Path("outputs"), path.parent if path.parent.name else Path("outputs"))):
         runs |= {str(run.root.relative_to(root)): run.root for run in _runs_below(root)}
     guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
-    return f"did you mean {runs[guess]}?" if guess else "name a directory that holds a run.json, or write: last"
+    return f"did you mean {runs[guess]}?" if guess else "give a folder that contains a run.json, or last"
 
 
 def find_run(run: str) -> RunDirectory:
-    """Return the run in a directory, or of a name below ``outputs``; ``last`` is the newest one there.
+    """Find a run by its path or by its name below ``outputs``; ``last`` is the newest run there.
 
     Raises:
-        StorageError: There is none, or it has no configuration yet.
+        StorageError: The run does not exist or has no ``config.yaml``.
     """
-    named = Path("outputs") / run  # as run.name= named it
+    named = Path("outputs") / run  # the run.name of the run
     place = named if named.is_dir() and not Path(run).exists() else Path(run)
     directory = last_run(Path("outputs")) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
         raise StorageError(
             f"{directory.root} has no config.yaml",
-            "it was killed before it began: start it again" if killed else "restore the file from a copy",
+            "it was killed before training started: start it again" if killed else "restore the file from a copy",
         )
     return directory
 
 
 def last_run(root: Path) -> RunDirectory:
-    """The run that was started or resumed last; directories with a damaged ``run.json`` are passed over.
+    """Return the run that was started or resumed last, ignoring directories with a damaged ``run.json``.
 
     Raises:
         OlderLayout: Older versions of mptrain wrote all runs below the root.
-        StorageError: There is no run below the root, or the last one has symbolic links in it.
+        StorageError: There is no run below the root, or the last one contains symbolic links.
     """
     newest: tuple[str, RunDirectory] | None = None
     older: dict[Path, str] = {}
@@ -296,11 +297,11 @@ def _create_fresh(root: Path, label: str) -> RunDirectory:
         date, folder = fresh_name(label)
         if _make(root / date / folder):
             return RunDirectory(RunPaths(root / date / folder))
-    raise StorageError(f"{_TRIES} names in {root} were all taken", "set run.name")
+    raise StorageError(f"no unused run name found in {root} after {_TRIES} tries", "set run.name")
 
 
 def _runs_below(root: Path) -> Iterator[RunDirectory]:
-    """Every directory with a ``run.json``, not looking inside runs and hidden folders."""
+    """Yield every directory with a ``run.json``, without descending into runs and hidden folders."""
     for folder, children, files in os.walk(root):
         if RUN_JSON in files:
             children.clear()

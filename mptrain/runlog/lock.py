@@ -1,6 +1,6 @@
-"""One writer for a run: a kernel lock that ends with its process.
+"""A kernel file lock that allows one writer per run and is released when its process ends.
 
-The file's text only tells people who holds the lock; whether it is held, the kernel alone decides.
+The text in the lock file only names the holder for people. Only the kernel decides whether the lock is held.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, wr
 from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import parse_strict
 
-PATIENCE = 0.3  # seconds; a process that only looks (`holder_of`) keeps a writer out for microseconds
+PATIENCE = 0.3  # seconds to retry; a reader in `holder_of` blocks a writer for microseconds
 
 _held: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Holder of a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
+    """Holder of a lock: process id, host name and start time (UTC); all empty until the holder has written them."""
 
     pid: int
     host: str
@@ -41,10 +41,10 @@ class LockHolder:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if missing and never removed; its folder must stay where it is meanwhile.
+    """Hold the lock of a file. The file is created if missing and never removed; its folder must stay in place.
 
     Raises:
-        StorageError: Another process holds it, or the file cannot be opened.
+        StorageError: Another process holds the lock, or the file cannot be opened.
     """
     with storage_errors(path, "lock"):
         descriptor = open_in_place(path, os.O_RDWR)
@@ -55,7 +55,7 @@ def hold_lock(path: Path) -> Iterator[None]:
             if not taken:
                 raise StorageError(
                     f"{path.parent} is being written by {_read_holder(descriptor)}",
-                    "wait until it ends, stop it, or choose another run.name",
+                    "wait until that process ends, stop it, or choose another run.name",
                 )
             os.ftruncate(descriptor, 0)
             holder = LockHolder(os.getpid(), socket.gethostname(), now())
@@ -68,13 +68,13 @@ def hold_lock(path: Path) -> Iterator[None]:
         with require_folder_stays(path.parent):
             yield
     finally:
-        if descriptor in _held:  # not in a forked child, which closed its copy at birth
+        if descriptor in _held:  # a forked child has already closed its copy
             _held.discard(descriptor)
             os.close(descriptor)  # the kernel releases the lock with its last descriptor
 
 
 def holder_of(path: Path) -> LockHolder | None:
-    """Return the holder of the lock now; None if nobody does or there is no such file.
+    """Return the current holder of the lock; None if the lock is free or the file does not exist.
 
     Raises:
         StorageError: The file cannot be opened.
@@ -99,12 +99,12 @@ def _read_holder(descriptor: int) -> LockHolder:
     text = os.pread(descriptor, 4096, 0)
     try:
         return LockHolder(**parse_strict(text.decode()))
-    except (ValueError, TypeError):  # it holds the lock and has not written its name yet
+    except (ValueError, TypeError):  # the holder has not written its name yet
         return LockHolder(0, "", "")
 
 
 def _forget_in_child() -> None:
-    """Close a forked worker's copy: it would outlive a killed parent; the parent's own stays held."""
+    """Close the lock in a forked worker, because its copy would outlive a killed parent. The parent keeps the lock."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

@@ -1,6 +1,6 @@
-"""A checkpoint's manifest: the small JSON file whose appearance makes a checkpoint valid.
+"""Manifest of a checkpoint: a small JSON file. A checkpoint is valid once its manifest exists.
 
-It is read without torch, so that lists and reports can tell which checkpoints a run has.
+This module must not import torch, so that lists and reports can read manifests quickly.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _NAME = re.compile(r"step-(\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Facts about one checkpoint.
+    """Content of a checkpoint's manifest.
 
     Attributes:
-        step: Attempted steps that it contains.
+        step: Attempted steps at the time of the checkpoint.
         file: Name of the data file in the same folder.
-        sha256: Hexadecimal digest of the data file.
+        sha256: Hexadecimal SHA-256 of the data file.
         bytes: Length of the data file.
-        records: Byte length of each record file at that moment, by name.
+        records: Byte length of each record file at the time of the checkpoint, by name.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
-        config_digest: Digest of the configuration that made it.
-        digests: SHA-256 of so many bytes of each record file.
-        schema: Version of this layout.
-        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.checkpoint_shards`); empty where there is none.
-        part_files: SHA-256 of its files by name.
+        config_digest: Digest of the run's configuration.
+        digests: SHA-256 of each record file up to its length in ``records``, by name.
+        schema: Version of the file's layout.
+        parts: Name of the folder of tensor shards (`mptrain.runlog.checkpoint_shards`); empty if there is none.
+        part_files: SHA-256 of the shard files by name.
     """
 
     step: NonNegativeInt
@@ -56,29 +56,29 @@ class Manifest:
     part_files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text of the file: indented strict JSON, with a digest of its own fields under ``check``."""
+        """Return the content of the file: indented strict JSON, with a digest of its own fields under ``check``."""
         fields = asdict(self)
         ordered = {"schema": fields.pop("schema"), **fields, "check": self.digest()}
         return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
 
     def digest(self) -> str:
-        """SHA-256 of all fields: it betrays a bit flipped in a length or a metric, still valid JSON."""
+        """Return the SHA-256 of all fields. It detects a flipped bit in a number, which is still valid JSON."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def manifest_name(step: int) -> str:
-    """The file name of a step's manifest: ``step-00000123.json``."""
+    """Return the file name of a step's manifest, such as ``step-00000123.json``."""
     return f"step-{step:08d}.json"
 
 
 def step_of(path: Path) -> int:
-    """The step in a manifest's file name; -1 if it is no such name."""
+    """Return the step in a manifest's file name; -1 if it is not the name of a manifest."""
     match = _NAME.fullmatch(path.name)
     return int(match.group(1)) if match else -1
 
 
 def manifests_in(folder: Path) -> list[Path]:
-    """The manifests in a checkpoint folder, newest step first; empty if there is no such folder.
+    """List the manifests in a checkpoint folder, highest step first; empty if the folder does not exist.
 
     Raises:
         StorageError: The folder cannot be read.
@@ -89,10 +89,10 @@ def manifests_in(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file.
+    """Read a manifest.
 
     Raises:
-        StorageError: It cannot be read, is damaged or of another schema.
+        StorageError: The file cannot be read, is damaged or has another schema.
     """
     fields = read_object(path, SCHEMA)
     try:
@@ -106,10 +106,10 @@ def read_manifest(path: Path) -> Manifest:
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     if not sound or manifest.step != step_of(path):
-        raise CheckpointError(f"{path} is damaged: its fields do not fit together")
+        raise CheckpointError(f"{path} is damaged: its fields are inconsistent")
     return manifest
 
 
 def _is_plain_name(name: str) -> bool:
-    """Return whether it is a file in the same folder: never a path out of it."""
+    """Return whether a name denotes a file in the same folder, so that it cannot lead out of it."""
     return re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and PurePath(name).name == name != ".."

@@ -1,8 +1,7 @@
-"""Writes the record files of a run: steps.jsonl, events.jsonl, epochs.csv and, where there are any, histograms.jsonl.
+"""Writer of a run's record files: steps.jsonl, events.jsonl, epochs.csv and, if recorded, histograms.jsonl.
 
-Lines are collected in memory and written in large pieces, so a record costs no system call. All files grow
-at the end only, in binary: their byte lengths, stored with a checkpoint, are enough to take back what came
-after it.
+Lines are buffered and written in large pieces, so a record costs no system call. All files are append-only and
+binary. A checkpoint stores their byte lengths, which is enough to remove the records that came after it.
 """
 
 from __future__ import annotations
@@ -42,17 +41,16 @@ VAL_PREFIX: Final = "val_"
 
 
 class RecordWriter:
-    """A sink that keeps every record in its file.
+    """A sink that writes every record to its file.
 
-    The files are made at once, so that a disk that refuses is noticed before training; that of histograms with the
-    first of them. A record given to
-    `take` is in the file after `flush`, and on the disk after `force`.
+    The files are created at once, so that a disk error shows before training; histograms.jsonl is created with the
+    first histogram. A record given to `take` is in the file after `flush` and on the disk after `force`.
 
     Args:
-        paths: The run directory. Existing files are continued; on a resume call `truncate_records` before.
+        paths: The run directory. Existing files are appended to; to resume, call `truncate_records` first.
 
     Raises:
-        StorageError: A file cannot be made, here, or written, in every method.
+        StorageError: A file cannot be created (constructor) or written (all methods).
     """
 
     def __init__(self, paths: RunPaths) -> None:
@@ -67,11 +65,12 @@ class RecordWriter:
             sync_folder(paths.root)
 
     def take(self, record: Record) -> None:
-        """Keep one record; progress is not kept, it depends on the clock.
+        """Add one record to its file. Progress records are ignored, because they depend on the clock.
 
         Raises:
-            ValueError: An epoch has a metric that the first epoch had not, or an event's fields hide its own.
-            StorageError: The header of ``epochs.csv`` that was found is not that of this run.
+            ValueError: An epoch has a metric that the first epoch does not have, or a field of an event has a reserved
+                name.
+            StorageError: The existing header of ``epochs.csv`` does not match this run.
         """
         match record:
             case StepRecord():
@@ -88,28 +87,28 @@ class RecordWriter:
                 self._files[EVENTS].add(as_json(self._mask(event_fields(record))) + "\n")
 
     def flush(self) -> dict[str, int]:
-        """Hand everything taken so far to the operating system: it survives the death of this process.
+        """Write all buffered records to the files. They then survive a crash of this process.
 
         Returns:
-            The byte length of each record file that there is by name, for a checkpoint and `truncate_records`.
+            The byte length of each existing record file by name, for a checkpoint and `truncate_records`.
         """
         return {name: file.flush() for name, file in self._files.items()}
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of what is in each file after `flush`, by name: it tells later whether those bytes are still the same."""
+        """Return the SHA-256 of each file's content after `flush`, by name, to detect later changes."""
         return {name: file.digest() for name, file in self._files.items()}
 
     def force(self, names: Iterable[str]) -> None:
-        """Force what was flushed to these files to the disk: it survives a power failure.
+        """Force the flushed records of these files to the disk. They then survive a power failure.
 
-        Another thread may take and flush meanwhile.
+        Another thread may call `take` and `flush` at the same time.
         """
         for name in names:
             self._files[name].force()
 
     def close(self) -> None:
         """Flush, force and close the files."""
-        with contextlib.ExitStack() as stack:  # all of them, even if one fails
+        with contextlib.ExitStack() as stack:  # closes all files even if one fails
             for file in self._files.values():
                 stack.callback(file.close)
 
@@ -128,7 +127,7 @@ class RecordWriter:
 
 
 def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord) -> dict[str, Any]:
-    """The fields of a line of ``events.jsonl``; ``event`` comes first and says which kind it is.
+    """Return the fields of a line of ``events.jsonl``; the first one, ``event``, names the kind.
 
     Raises:
         ValueError: The fields of an event contain ``event``, ``step`` or ``nonfinite``.
@@ -153,45 +152,43 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
 def truncate_records(
     paths: RunPaths, lengths: Mapping[str, int], digests: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Cut every record file back to a length that `RecordWriter.flush` returned, after checking all of them.
+    """Truncate every record file to a length that `RecordWriter.flush` returned, after checking all of them.
 
-    Histograms are no part of what a run goes on with: where their file is gone, or is no longer the one that the checkpoint knew,
-    they begin anew.
+    A run can resume without its histograms: if their file is missing or does not match the checkpoint, it is emptied.
 
     Args:
         paths: The run directory.
         lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
             stays missing.
-        digests: SHA-256 of those bytes by file name, where known. What has changed in them is told, and stays as it is:
-            nothing that is computed depends on it.
+        digests: SHA-256 of those bytes by file name, if known. Changed bytes are reported and left alone, because no
+            computation depends on them.
 
     Returns:
-        What was lost or damaged, one sentence each.
+        Descriptions of losses and damage, one sentence each.
 
     Raises:
-        StorageError: A file is a link that may lead out of the run, or shares its content with a file elsewhere; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
-            it cannot be read or cut.
+        StorageError: A file is a symbolic link or has hard links, so that writing could change files outside the run;
+            or a file cannot be read or truncated; or a file other than histograms.jsonl is damaged: it is shorter than
+            its length, or has no line end there.
     """
     files = paths.records()
     if unknown := set(lengths) - set(files):
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
-        if path.is_symlink():  # of a folder that somebody else made
-            raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
+        if path.is_symlink():  # the folder may be untrusted
+            raise StorageError(f"{path} is a symbolic link", "replace the link with its target")
         with storage_errors(path):
             if path.exists():
                 os.close(open_in_place(path, os.O_WRONLY))
         fault = _fault(path, kept[name])
         if fault and name != HISTOGRAMS:
-            raise StorageError(fault, "the record is damaged: restore it from a copy, or start the run again")
+            raise StorageError(fault, "the file is damaged: restore it from a copy, or start the run again")
         if fault:
-            notes.append(f"{fault}: histograms of the steps so far are lost")
+            notes.append(f"{fault}: the histograms of all steps so far are lost")
             kept[name] = 0
         elif (digest := (digests or {}).get(name)) and digest_of(path, kept[name]).hexdigest() != digest:
-            notes.append(
-                f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
-            )
+            notes.append(f"{path} is damaged: its first {kept[name]} bytes have changed since they were written")
     for name, path in files.items():
         with storage_errors(path, "truncate"):
             if path.exists():
@@ -205,7 +202,7 @@ def truncate_records(
 
 
 class _AppendFile:
-    """A file that grows at its end, with a buffer of its own whose fill survives a failed write."""
+    """Append-only file with a write buffer that keeps its content if a write fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -226,13 +223,13 @@ class _AppendFile:
                 whole = bytes(self._pending)
                 try:
                     write_all(self._descriptor, self._pending)
-                finally:  # what was accepted, where the disk refused the rest
+                finally:  # counts the bytes that were written, also if the rest failed
                     self._digest.update(whole[: len(whole) - len(self._pending)])
             found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # a file without a name takes everything, and nobody will ever read it
+        if not found.st_nlink:  # the file was deleted: writes still succeed, but the data is lost
             raise StorageError(
                 f"{self._path} was removed while the run was writing it",
-                "start the run again, and leave its folder alone",
+                "start the run again and do not change its folder while it is running",
             )
         return found.st_size
 
@@ -255,16 +252,16 @@ class _AppendFile:
 
 
 def _fault(path: Path, length: int) -> str:
-    """Return why a file cannot be cut to a length in bytes; empty where it can."""
+    """Return the reason why a file cannot be truncated to a length in bytes; empty if it can."""
     with storage_errors(path, "read"):
         size = path.stat().st_size if path.exists() else 0
         if size < length:
-            return f"{path} has {size} bytes, the checkpoint knew {length}"
+            return f"{path} has {size} bytes; the checkpoint expects {length}"
         if length:
             with open_to_read(path) as file:
                 file.seek(length - 1)
                 if file.read(1) != b"\n":
-                    return f"{path} has no line end at byte {length}, where the checkpoint knew one"
+                    return f"{path} has no line end at byte {length}, where the checkpoint expects one"
     return ""
 
 
@@ -275,12 +272,12 @@ def _header_of(path: Path) -> tuple[str, ...]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged_header(path, str(error)) from error
     if columns and not is_header(columns):
-        raise _damaged_header(path, "its columns are not those of epochs")
+        raise _damaged_header(path, "its columns are not the columns of an epochs.csv")
     return columns
 
 
 def is_header(columns: Sequence[str]) -> bool:
-    """Return whether columns are those of ``epochs.csv``, in their order."""
+    """Return whether the columns are a valid header of ``epochs.csv``."""
     first, last = len(EPOCHS_BEFORE), len(columns) - len(EPOCHS_AFTER)
     metrics = columns[first:last]
     return [*columns] == [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER] and all(

@@ -1,7 +1,7 @@
-"""Names: what a run may be called, and what is inside of its directory. No other module spells them out.
+"""Names of runs and of the files in a run directory. No other module spells out these file names.
 
-Names of runs stay inside the root of all runs, and fresh ones nobody else has. This module names things; it neither reads nor
-writes them.
+Run names cannot lead out of ``run.root``, and generated names are unique. This module only builds names; it must not
+read or write files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
 EPOCHS = "epochs.csv"
 HISTOGRAMS = "histograms.jsonl"
-CAPTIONS = "captions.json"  # in the folder of samples
+CAPTIONS = "captions.json"  # in the samples folder
 RECORD_FILES = (STEPS, EVENTS, EPOCHS, HISTOGRAMS)
 
-MAX_PART_BYTES = 255  # the longest file name of every common Linux file system
+MAX_PART_BYTES = 255  # limit of a file name on common Linux file systems
 _MAX_LABEL = 120
 
 
 class PathInside:
-    """A path inside the folder that is the ``root`` of a value.
+    """Descriptor that returns a path inside the ``root`` folder of its object.
 
     Args:
-        name: Of the file or folder.
+        name: Name of the file or folder.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,10 +45,10 @@ class PathInside:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Every path of one run.
+    """Paths of all files and folders of a run.
 
     Attributes:
-        root: The run directory itself.
+        root: The run directory.
     """
 
     root: Path
@@ -61,65 +61,65 @@ class RunPaths:
     overrides = PathInside("overrides.yaml")
     #: One line of strict JSON for each attempted step and learner.
     steps = PathInside(STEPS)
-    #: Overflows, scale changes, evaluations and everything else that happened, strict JSON lines.
+    #: Overflows, scale changes, evaluations and all other events, as lines of strict JSON.
     events = PathInside(EVENTS)
-    #: One row for each epoch, with a header, for spreadsheets.
+    #: One CSV row for each epoch, with a header.
     epochs = PathInside(EPOCHS)
-    #: One line of strict JSON for each step that was looked at; made by the first of them.
+    #: One line of strict JSON for each sampled step; created with the first one.
     histograms = PathInside(HISTOGRAMS)
     #: Description of the data: labels, preparation, files; JSON.
     data = PathInside("data.json")
-    #: The final numbers, schema-versioned JSON.
+    #: The final numbers, JSON with a schema number.
     summary = PathInside("summary.json")
-    #: The folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`).
+    #: Folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`).
     checkpoints = PathInside("checkpoints")
-    #: The folder of what was kept after a numeric stop.
+    #: Folder of data saved when the run stops because of its numerics.
     failure = PathInside("failure")
-    #: Stack of every thread when the run stood still (see `mptrain.engine.watchdog`); text.
+    #: Stack of every thread when the run stalled (see `mptrain.engine.watchdog`), as text.
     stalls = PathInside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:
-        """The same of one rank; the first one's has no number."""
+        """Return the path of ``stalls`` for a rank; the name for rank 0 has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
-    #: The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions.
+    #: Folder of samples that the task shows after each validation: images, texts, audio, and their captions.
     samples = PathInside("samples")
-    #: The folder of weights that were exported.
+    #: Folder of exported weights.
     export = PathInside("export")
-    #: The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis_file`).
+    #: Folder of diagnoses of single steps (see `mptrain.runlog.diagnosis_file`).
     diagnosis = PathInside("diagnosis")
-    #: The pictures of the report in Markdown.
+    #: Figures of the Markdown report.
     figures = PathInside("figures")
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All folders but those of trackers, which may hold what they like."""
+        """All folders except those of experiment trackers, whose content is not controlled."""
         return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
 
-    #: Output of the experiment tracker; made only where there is one.
+    #: Output of the experiment tracker; created only if the run uses one.
     logger_log = PathInside("logger.log")
-    #: The file whose kernel lock says that a process is writing this run.
+    #: Lock file; a process that writes this run holds its kernel lock.
     lock = PathInside("run.lock")
-    #: The self-contained report for a browser.
+    #: The self-contained HTML report.
     report_html = PathInside("report.html")
-    #: The same report in Markdown.
+    #: The report in Markdown.
     report_md = PathInside("report.md")
-    #: Answer to which static loss scale is right, for a browser.
+    #: Forecast of the best static loss scale, HTML.
     forecast_html = PathInside("forecast.html")
-    #: The same in Markdown.
+    #: Forecast of the best static loss scale, Markdown.
     forecast_md = PathInside("forecast.md")
 
     def records(self) -> dict[str, Path]:
-        """The append-only record files, by the names that checkpoints use for their lengths; one that is missing is empty."""
+        """Return the append-only record files by the names used in checkpoints; a missing file counts as empty."""
         return {name: self.root / name for name in RECORD_FILES}
 
 
 def check_run_name(name: str) -> str:
-    """The name, if ``ROOT/NAME`` is a usable path inside ROOT; sub-folders as in ``a/b`` are allowed.
+    """Check that ``ROOT/NAME`` is a valid path inside ROOT and return the name; subfolders as in ``a/b`` are allowed.
 
     Raises:
-        ConfigError: Empty, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
-            part that starts with ``-`` or ``.``, has blanks at its ends, or is too long.
+        ConfigError: The name is empty or absolute, or has control characters, or a part of it is empty, ``.`` or
+            ``..``, starts with ``-`` or ``.``, has blanks at its ends, or is too long.
     """
     why = next((why for part in name.split("/") if (why := name_problem(part))), "")
     if name.startswith("/"):
@@ -132,14 +132,16 @@ def check_run_name(name: str) -> str:
 
 
 def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
-    """A date folder and a run folder that no other run has chosen, except by a chance of 1 in 65,536.
+    """Generate the names of a date folder and a run folder.
+
+    Two runs that start in the same second with the same label collide with a probability of 1 in 65,536.
 
     Args:
-        label: ``MODEL-DATASET-PRECISION``; characters that are awkward in a path become ``_``.
-        moment: The local time; now when not given.
+        label: ``MODEL-DATASET-PRECISION``; characters other than letters, digits and ``._+-`` become ``_``.
+        moment: The local time; by default now.
 
     Returns:
-        ``(YYYY-MM-DD, HH-MM-SS-LABEL-xxxx)`` where xxxx is random and hexadecimal.
+        ``(YYYY-MM-DD, HH-MM-SS-LABEL-xxxx)``, where xxxx is random and hexadecimal.
     """
     moment = moment or datetime.now()
     plain = re.sub(r"[^A-Za-z0-9._+-]", "_", masked(label))[:_MAX_LABEL]
@@ -147,7 +149,7 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
 
 
 def name_problem(part: str) -> str:
-    """Return why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
+    """Return why one part of a name is invalid, as a predicate for ``name {problem}``; empty if it is valid."""
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"
     if part[0] in "-.":

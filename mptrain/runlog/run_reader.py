@@ -1,7 +1,7 @@
-"""Reads run directories, for every command that looks at runs after training. Must never import torch.
+"""Reader of run directories, for all commands that read runs after training. It must not import torch.
 
-What a killed process left half-written at the end of a file is ignored; any other damage is an error that
-names the file and the line.
+An incomplete last line, left by a killed process, is ignored. Any other damage raises an error that names the file and
+the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mptrain.runlog.schema_checks import build, is_count
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
 
-#: No exponent of FP64 is farther from 0.
+#: Limit of the magnitude of FP64 exponents.
 _FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
@@ -35,14 +35,14 @@ _STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Content of a run directory when it was opened; records are read when they are asked for.
+    """Content of a run directory at the time of reading; the record files are read lazily.
 
     Attributes:
-        paths: Where everything is.
+        paths: Paths of the run's files.
         state: The content of ``run.json``.
-        config: The resolved configuration as YAML text; empty if it was not written yet.
+        config: The resolved configuration as YAML text; empty if not yet written.
         overrides: The overrides of the command line.
-        summary: The final numbers; empty until the run has written them.
+        summary: The final numbers; empty if not yet written.
     """
 
     paths: RunPaths
@@ -52,7 +52,7 @@ class Run:
     summary: dict[str, Any]
 
     def steps(self) -> Iterator[StepRecord]:
-        """Every attempted step in order, non-finite numbers restored.
+        """Yield every attempted step in order, with non-finite numbers restored.
 
         Raises:
             StorageError: A line is damaged.
@@ -70,7 +70,7 @@ class Run:
                 raise _damaged(path, number, f"{error}") from None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
+        """Yield the fields of every event in order; ``event`` is the kind. Nested non-finite numbers are None.
 
         Raises:
             StorageError: A line is damaged.
@@ -78,11 +78,11 @@ class Run:
         for number, line in self._lines(self.paths.events):
             fields = _object(self.paths.events, number, line)
             if not isinstance(fields.get("event"), str):
-                raise _damaged(self.paths.events, number, "it does not say which event it is")
+                raise _damaged(self.paths.events, number, "it has no field 'event'")
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:
-        """Every step that was looked at, in order; none where the run had no histograms.
+        """Yield the histograms of every sampled step in order; nothing if the run recorded none.
 
         Raises:
             StorageError: A line is damaged.
@@ -92,10 +92,10 @@ class Run:
             try:
                 yield _histogram(fields)
             except (KeyError, TypeError, ValueError, AttributeError):
-                raise _damaged(self.paths.histograms, number, "it holds no histograms") from None
+                raise _damaged(self.paths.histograms, number, "it is not a histogram record") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
-        """Every epoch in order.
+        """Yield the record of every epoch in order.
 
         Raises:
             StorageError: A row is damaged.
@@ -105,16 +105,16 @@ class Run:
             try:
                 cells = next(csv.reader([line]), [])
             except csv.Error:
-                raise _damaged(self.paths.epochs, number, "it is not a row") from None
+                raise _damaged(self.paths.epochs, number, "it is not a CSV row") from None
             if number == 1:
                 header = cells
                 if not is_header(header):
-                    raise _damaged(self.paths.epochs, 1, "it is not the header")
+                    raise _damaged(self.paths.epochs, 1, "it is not the header of an epochs.csv")
             else:
                 yield _epoch(self.paths.epochs, number, header, cells)
 
     def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
-        """The whole lines of a file with their numbers from 1; a missing file has none."""
+        """Yield the complete lines of a file with their numbers, counted from 1; nothing if the file is missing."""
         with storage_errors(path, "read"):
             if not path.exists():
                 return
@@ -122,31 +122,31 @@ class Run:
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):  # only the last line can lack it
                         if self.state.status == "done":
-                            raise _damaged(path, number, "it is cut off, though the run ended in order")
+                            raise _damaged(path, number, "it is incomplete, although the run is done")
                         return
                     yield number, line[:-1].decode("utf-8", "replace")
 
 
 def read_run(path: Path) -> Run:
-    """The run in a directory.
+    """Read the run in a directory.
 
     Raises:
-        StorageError: It is no run directory, or one of its small files is damaged.
+        StorageError: The path is not a run directory, or one of its small files is damaged.
     """
     directory = open_run(path)
     state = directory.read_state()
     if state is None:
-        raise StorageError(f"{path} lost its run.json while it was read", "try again")
+        raise StorageError(f"{path}: run.json was removed while the run was being read", "try again")
     paths = directory.paths
     return Run(paths, state, _text(paths.config), directory.read_overrides(), read_summary(paths.summary))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in some directories, in their order.
+    """Read the runs in several directories, in the order given.
 
     Raises:
-        OlderLayout: Older versions of mptrain wrote some of them; names all of these.
-        StorageError: As `read_run`.
+        OlderLayout: Older versions of mptrain wrote some of the runs; the error names all of these.
+        StorageError: As for `read_run`.
     """
     found: list[Run] = []
     older: dict[Path, str] = {}
@@ -169,7 +169,7 @@ def _text(path: Path) -> str:
 
 
 def _usual_step(line: str) -> StepRecord | None:
-    """Return the step of a line as `mptrain.records.step_json` writes most; None for any other line, which may be right all the same."""
+    """Parse a line of the usual form of `mptrain.records.step_json`; None for other lines, which may also be valid."""
     try:
         fields = parse_strict(line)
         if (
@@ -209,7 +209,7 @@ def _require(holds: bool) -> None:
 
 def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> EpochRecord:
     if len(cells) != len(header):
-        raise _damaged(path, number, f"it has {len(cells)} cells, the header has {len(header)}")
+        raise _damaged(path, number, f"it has {len(cells)} cells; the header has {len(header)}")
     values: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     try:
@@ -232,5 +232,5 @@ def _number(column: str, cell: str) -> float:
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:
     return StorageError(
-        f"{path}, line {number} is damaged: {why}", "restore the file from a copy; the run itself can be gone on with"
+        f"{path}, line {number} is damaged: {why}", "restore the file from a copy; the run can still be resumed"
     )

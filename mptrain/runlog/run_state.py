@@ -1,7 +1,7 @@
-"""``run.json``: what a run is, how it stands, and every attempt to get it done.
+"""``run.json``: identity, status and attempts of a run.
 
-The values here are frozen; a change of state is a new value. Reading and writing the file goes through
-`mptrain.runlog.directory.RunDirectory`.
+The dataclasses are frozen: a change of state creates a new object. `mptrain.runlog.directory.RunDirectory` reads and
+writes the file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Attempt:
     """One process that worked on a run.
 
     Attributes:
-        started: UTC time, ISO 8601 with milliseconds.
-        ended: The same for its orderly end; None while it runs and for a process that was killed.
+        started: Start time in UTC, ISO 8601 with milliseconds.
+        ended: End time in the same format; None while the process runs or if it was killed.
         pid: Process id on its host.
         host: Host name.
-        from_step: The step it continued after; 0 for a fresh start.
-        to_step: The last step on record at its orderly end; None as well where it was ended at once, and saved nothing.
-        exit_code: Exit code of its orderly end.
-        changes: The keys that it changed of the run's configuration, one sentence each.
+        from_step: The step after which it started; 0 for a fresh start.
+        to_step: The last recorded step; None while the process runs, if it was killed, or if it ended without saving.
+        exit_code: Exit code; None while the process runs or if it was killed.
+        changes: The configuration keys that it changed, one sentence each.
     """
 
     started: str
@@ -50,10 +50,10 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
-        """Its wall time; None where it has no end on record."""
+        """Wall time in seconds; None if no end is recorded."""
         try:
             span = datetime.fromisoformat(self.ended or "") - datetime.fromisoformat(self.started)
-        except (ValueError, TypeError):  # it has no end, or another hand wrote these
+        except (ValueError, TypeError):  # no end yet, or the file was edited by hand
             return None
         return max(0.0, span.total_seconds())
 
@@ -63,20 +63,20 @@ class RunState:
     """The content of ``run.json``.
 
     Attributes:
-        id: The run's directory relative to the root of all runs, its name for people.
-        status: ``running`` (or killed while running), ``done``, ``failed``, ``preempted``.
-        reason: Why it ended, one sentence; empty while it runs.
-        hint: What to do about that, as it was said at the terminal; empty where nothing was.
-        exit_code: Exit code of the last attempt that ended in order.
-        argv: The arguments of the process, without the program.
-        command: The line that does the same again, quoted for a shell.
-        git_sha: Commit of the source tree; None where there is none.
-        versions: Name to version of what computes: python, torch, mptrain, CUDA.
-        device: The device in words.
-        precision: Which dtype everything has, in words.
-        ranks: Processes that train it.
-        attempts: Every process that worked on it, in order.
-        schema: Version of this layout.
+        id: The run directory relative to ``run.root``; the name shown to users.
+        status: ``running`` (or killed while running), ``done``, ``failed`` or ``preempted``.
+        reason: Why the run ended, one sentence; empty while it runs.
+        hint: The hint shown at the terminal with the reason; empty if there was none.
+        exit_code: Exit code of the last attempt that was not killed.
+        argv: The arguments of the process, without the program name.
+        command: The command line that repeats the run, quoted for a shell.
+        git_sha: Commit of the source tree; None outside a Git repository.
+        versions: Versions by name: python, torch, mptrain, CUDA.
+        device: Description of the device.
+        precision: Description of the dtypes in use.
+        ranks: World size.
+        attempts: Every process that worked on the run, in order.
+        schema: Version of the file's layout.
     """
 
     id: str
@@ -96,16 +96,16 @@ class RunState:
 
     @property
     def started(self) -> str:
-        """Time at which work on the run last began, UTC; empty before the first attempt."""
+        """Start time of the last attempt, UTC; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
-        """The state once this process works on the run, continuing after the given step, with changed keys or not."""
+        """Return the state with a new attempt of this process that starts after ``from_step``."""
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:
-        """The state once the current attempt has ended in order."""
+        """Return the state with the current attempt marked as ended."""
         attempts = self.attempts
         if attempts:
             last = replace(attempts[-1], ended=now(), to_step=to_step, exit_code=exit_code)
@@ -113,16 +113,16 @@ class RunState:
         return replace(self, status=status, reason=reason, hint=hint, exit_code=exit_code, attempts=attempts)
 
     def to_json(self) -> str:
-        """The text of ``run.json``: indented strict JSON."""
+        """Return the content of ``run.json`` as indented strict JSON."""
         fields = asdict(self)
         return json.dumps({"schema": fields.pop("schema"), **fields}, indent=2, allow_nan=False) + "\n"
 
 
 def read_state(path: Path) -> RunState | None:
-    """Return the state that a ``run.json`` holds; None where there is no such file.
+    """Read the state from a ``run.json``; None if the file does not exist.
 
     Raises:
-        StorageError: It cannot be read, is not JSON, has fields missing or of a wrong type, or is of another schema.
+        StorageError: The file cannot be read, is not JSON, has missing fields, wrong types or another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):
         return None
@@ -133,5 +133,5 @@ def read_state(path: Path) -> RunState | None:
 
 
 def now() -> str:
-    """The current UTC time, ISO 8601 with milliseconds: text that sorts by time."""
+    """Return the current UTC time in ISO 8601 with milliseconds, a text that sorts by time."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

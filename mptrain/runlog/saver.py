@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on."""
+"""Checkpoint saving in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from mptrain.torch_private import foreach_copy_, storage_key
 
 
 class Saver:
-    """Saves one checkpoint at a time: copies the state, and lets a thread write the copy. Leave the context to end it.
+    """Saves one checkpoint at a time: copies the state and writes the copy in a thread.
 
-    What goes wrong in the thread is raised by the next call, as it would have been by `save`.
+    Use it as a context manager; leaving the context waits for the last save. The next call raises errors of the
+    thread.
 
     Args:
-        store: Takes the checkpoints.
-        writer: Its records are forced to the disk before a checkpoint that counts on them.
-        async_save: False makes `save` return when the checkpoint is on the disk.
+        store: Store of the checkpoints.
+        writer: Writer of the records; they are forced to the disk before the checkpoint that refers to them.
+        async_save: If False, `save` returns after the checkpoint is on the disk.
     """
 
     def __init__(self, store: CheckpointStore, writer: RecordWriter, *, async_save: bool) -> None:
@@ -35,7 +36,7 @@ class Saver:
         self._writer = writer
         self._async_save = async_save
         self._copy = HostCopy(everything=async_save)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")  # it starts one when the first save is handed to it
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts its thread at the first save
         self._saving: Future[None] | None = None
 
     def __enter__(self) -> Saver:
@@ -56,20 +57,21 @@ class Saver:
         config_digest: str,
         comm: Collectives | None = None,
     ) -> None:
-        """Save a state together with the records so far, after the save before is done.
+        """Save a state together with the records so far, after the previous save is complete.
 
-        Where there is no memory for a copy, the state itself is written, and this returns when that is done.
+        If there is no memory for a copy, the state itself is written before this returns.
 
         Args:
-            state: What `CheckpointStore.save` takes. It may change afterwards.
+            state: State as for `CheckpointStore.save`. It may change after this call.
             step: Attempted steps so far.
-            metric: The validation metric of exactly these weights; None, inf and nan if unknown.
+            metric: The validation metric of exactly these weights; None, inf or nan if unknown.
             config_digest: Digest of the configuration.
-            comm: Who else holds parts of the state's tensors; they all call this, and wait until the parts are on the disk.
+            comm: Ranks that hold shards of the state's tensors. All of them must call `save`, which then waits until
+                all shards are on the disk.
 
         Raises:
-            TypeError: The state holds something that a safe load would refuse; names where.
-            StorageError: The disk refuses, or has refused the save before.
+            TypeError: The state holds a type that a weights-only load rejects; the message names the place.
+            StorageError: This save or the previous one cannot be written.
         """
         self.wait()
         records, digests = self._writer.flush(), self._writer.digests()
@@ -100,19 +102,19 @@ class Saver:
             write()
 
     def check(self) -> None:
-        """Raise what has gone wrong since `save`; waits for nothing.
+        """Raise the error of a finished save, without waiting.
 
         Raises:
-            StorageError: The disk has refused.
+            StorageError: The checkpoint could not be written.
         """
         if self._saving is not None and self._saving.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk.
+        """Wait until the current save is on the disk.
 
         Raises:
-            StorageError: The disk refuses.
+            StorageError: The checkpoint could not be written.
         """
         if self._saving is not None:
             error = self._saving.exception()
@@ -122,10 +124,10 @@ class Saver:
 
 
 class NoSaver:
-    """On a rank that keeps nothing but its parts of tensors.
+    """Saver of ranks other than 0, which write only their shards of tensors.
 
     Args:
-        folder: The checkpoints of the run.
+        folder: Checkpoint folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,32 +137,32 @@ class NoSaver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
     def save(self, state: dict[str, Any], *, comm: Collectives | None = None, **_: object) -> None:
-        """Write this rank's parts, where it has any, together with all others.
+        """Write the shards of this rank, if it has any, together with all other ranks.
 
         Raises:
-            StorageError: The disk of one of them refuses.
+            StorageError: Writing failed on one of the ranks.
         """
         shards = extract_shards(state)[1]
         if shards and comm is not None:
             write_shards(self._folder / comm.broadcast_object(""), shards, comm)
 
     def check(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
 
 class HostCopy:
-    """Holds one copy of a state in memory of the host; the next one overwrites it.
+    """Copy of a state in host memory whose buffers are reused by the next copy.
 
-    Fresh memory costs more than the copying: the system has to find each page and clear it.
+    Buffers are reused because allocating and clearing new pages costs more than copying.
 
     Args:
-        everything: Copy tensors of the CPU as well; False hands these on as they are.
+        everything: If True, also copy CPU tensors; if False, the copy refers to the originals.
     """
 
     def __init__(self, *, everything: bool) -> None:
@@ -169,17 +171,17 @@ class HostCopy:
         self._arrivals: list[torch.Event] = []
 
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a state on the CPU, as `torch.save` sees it: what shares memory in the state does so in the copy.
+        """Copy a state to the CPU. Tensors that share memory in the state share it in the copy.
 
-        What comes from a device with page-locked memory is there after `wait`. Nothing waits for that device; what it is given from here on
-        finds the copying done.
+        Copies from a device to pinned memory are asynchronous and complete after `wait`. The host does not wait for the
+        device; kernels that are queued later run after the copy.
 
         Args:
             state: dict, list, tuple, str, int, float, bool, None and tensors only.
 
         Raises:
-            TypeError: The state holds something else; names where.
-            MemoryError: The system has no memory for it.
+            TypeError: The state holds another type; the message names the place.
+            MemoryError: There is no memory for the copy.
         """
         found = {
             storage_key(storage): storage for tensor in check_plain(state) for storage in [tensor.untyped_storage()]
@@ -207,31 +209,31 @@ class HostCopy:
         """Wait until the copy is complete.
 
         Args:
-            wait_for: Waits for an event.
+            wait_for: Function that waits for an event.
         """
         for arrival in self._arrivals:
             wait_for(arrival)
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
-        """A buffer for each; those of the last copy where they fit."""
+        """Return a buffer for each storage; buffers of the last copy are reused if their sizes match."""
         keys = [
             (index, storage.nbytes(), capabilities(storage.device).pinned) for index, storage in enumerate(storages)
         ]
-        self._buffers = {key: self._buffers[key] for key in keys if key in self._buffers}  # the others are let go first
+        self._buffers = {key: self._buffers[key] for key in keys if key in self._buffers}  # free the others first
         for key in keys:
             if key not in self._buffers:
                 _, size, pinned = key
                 dtype = torch.uint8 if size % 8 else torch.int64  # wide elements are copied faster
                 try:
                     self._buffers[key] = torch.empty(size // dtype.itemsize, dtype=dtype, pin_memory=pinned)
-                except RuntimeError as error:  # what torch's allocators raise
+                except RuntimeError as error:  # torch's allocators raise it
                     self._buffers = {}
                     raise MemoryError(f"no memory for a copy of {size} bytes") from error
         return [self._buffers[key] for key in keys]
 
 
 def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any]) -> Any:
-    """The same value over other memory; what is one object in the value is one object again."""
+    """Return a copy of the value whose tensors use the memory of ``hosts``; shared objects stay shared."""
     if not isinstance(value, (torch.Tensor, dict, list, tuple)):
         return value
     if id(value) in seen:
@@ -240,7 +242,7 @@ def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any])
     if isinstance(value, torch.Tensor):
         result = _tensor_over(hosts.get(storage_key(value.untyped_storage())), value)
     elif isinstance(value, dict):
-        result = copy.copy(value)  # with what an OrderedDict has besides its items
+        result = copy.copy(value)  # keeps attributes of an OrderedDict
         for key, item in value.items():
             result[key] = _rebuilt(item, hosts, seen)
     else:

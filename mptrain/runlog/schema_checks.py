@@ -1,6 +1,6 @@
-"""Checks that what was read is of the kind that was written, and dataclasses made of it.
+"""Type checks of parsed JSON values, and construction of dataclasses from them.
 
-A file may be a stranger's, or come from a broken disk.
+Files may be untrusted or damaged, so every value is checked.
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ from mptrain.fields import NonNegativeInt
 Built = TypeVar("Built")
 Kind = Callable[[Any], bool]
 
-#: No number of steps, bytes or elements reaches this.
+#: Exclusive limit of counts (steps, bytes, elements).
 _TOO_MANY = 2**63
 
-#: Whole numbers from here on are no FP64 numbers.
+#: Exclusive limit of integers that are safe to convert to FP64.
 _TOO_LARGE = 2**1023
 
 
 def is_count(value: Any) -> bool:
-    """A number of something: a whole number, not negative."""
+    """Return whether a value is an integer from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value < _TOO_MANY
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number, such as an exit code."""
+    """Return whether a value is an integer of magnitude below 2**63, such as an exit code."""
     return type(value) is int and abs(value) < _TOO_MANY
 
 
 def is_number(value: Any) -> bool:
-    """A number that arithmetic takes: any FP64 number, finite or not, or a whole one of that range."""
+    """Return whether a value is a float, finite or not, or an integer in the range of FP64."""
     return type(value) is float or (type(value) is int and abs(value) < _TOO_LARGE)
 
 
 def is_text(value: Any) -> bool:
-    """Text, perhaps empty."""
+    """Return whether a value is a string."""
     return type(value) is str
 
 
 def is_flag(value: Any) -> bool:
-    """True or false."""
+    """Return whether a value is a bool."""
     return type(value) is bool
 
 
 def is_mapping(value: Any) -> bool:
-    """A mapping of anything."""
+    """Return whether a value is a dict."""
     return type(value) is dict
 
 
 def optional(kind: Kind) -> Kind:
-    """None, or a value of a kind."""
+    """Return a check for None or a value that passes ``kind``."""
     return lambda value: value is None or kind(value)
 
 
 def each(kind: Kind) -> Kind:
-    """A list of values of a kind."""
+    """Return a check for a list whose items all pass ``kind``."""
     return lambda value: type(value) is list and all(map(kind, value))
 
 
 def mapping(kind: Kind) -> Kind:
-    """A mapping to values of a kind."""
+    """Return a check for a dict whose values all pass ``kind``."""
     return lambda value: type(value) is dict and all(map(kind, value.values()))
 
 
 def having(kinds: Mapping[str, Kind]) -> Kind:
-    """A mapping; those of the fields that it has are of their kinds, and it may have others."""
+    """Return a check for a dict whose fields pass the checks of their names. Fields may be missing or unknown."""
     return lambda value: type(value) is dict and not find_mismatch(value, kinds)
 
 
 def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
-    """The first field that is not of its kind; empty where all are."""
+    """Return the name of the first field that fails its check; empty if all pass."""
     for name, kind in kinds.items():
         if name in value and not kind(value[name]):
             return name
@@ -82,19 +82,20 @@ def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
 
 
 class SchemaMismatch(ValueError):
-    """A field is not of the kind that its annotation says; the message names it."""
+    """Error for a field that does not match its annotation; the message names the field."""
 
 
 def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
-    """Return the dataclass that the fields of a JSON object stand for, with all that is in it.
+    """Build a dataclass, including nested ones, from a parsed JSON object.
 
     Args:
-        kind: The dataclass. Its annotations may hold dataclasses, tuples, lists, mappings, literals and scalars, each of them or None.
-        given: Values as JSON has them: lists for tuples, mappings for dataclasses, texts for the numbers that are keys.
-        lenient: Pass over fields that the dataclass has not: later versions may write more.
+        kind: The dataclass. Its annotations may be dataclasses, tuples, lists, dicts, literals and scalars, each
+            optionally None.
+        given: Parsed JSON: lists for tuples, dicts for dataclasses, strings for integer keys.
+        lenient: Ignore unknown fields, because later versions may write more.
 
     Raises:
-        ValueError: A field is of another kind or missing, or there is one that the dataclass has not.
+        ValueError: A field has an invalid value, is missing or is unknown.
     """
     built: Built = _builder(cast("Any", kind), lenient)(given)
     return built
@@ -102,13 +103,13 @@ def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
 
 @cache
 def _builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
-    """Return what makes a value of an annotation; it raises what Python does where it is given another one."""
+    """Return a function that builds a value of an annotation. For invalid input it raises Python's own errors."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
         return _checking(_SCALARS[annotation])
     if origin is Literal:
         return _checking(arguments.__contains__)
-    if origin in (Union, types.UnionType):  # of one kind and None
+    if origin in (Union, types.UnionType):  # one type and None
         inner = _builder(next(one for one in arguments if one is not type(None)), lenient)
         return lambda value: None if value is None else inner(value)
     if origin in (list, tuple):
@@ -130,9 +131,9 @@ def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
 
     def build_fields(given: Any) -> Any:
         if type(given) is not dict:
-            raise ValueError(f"{type(given).__name__} instead of fields")
+            raise ValueError(f"a value of type {type(given).__name__} instead of an object")
         if not lenient and (unknown := given.keys() - builders.keys()):
-            raise SchemaMismatch(f"there is no field '{min(unknown)}'")
+            raise SchemaMismatch(f"unknown field '{min(unknown)}'")
         found = {}
         for name, value in given.items():
             try:
@@ -142,8 +143,8 @@ def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
                 raise
             except (AttributeError, TypeError, ValueError):
                 if get_origin(hints[name]) is Literal:
-                    raise SchemaMismatch(f"{name} {value!r} is none of {', '.join(get_args(hints[name]))}") from None
-                raise SchemaMismatch(f"'{name}' holds a value of another kind") from None
+                    raise SchemaMismatch(f"{name} {value!r} is not one of {', '.join(get_args(hints[name]))}") from None
+                raise SchemaMismatch(f"'{name}' has an invalid value") from None
         if missing := required - found.keys():
             raise SchemaMismatch(f"'{min(missing)}' is missing")
         return annotation(**found)
@@ -161,7 +162,7 @@ def _checking(holds: Kind) -> Callable[[Any], Any]:
 
 
 def _each(make: Callable[[Any], Any], values: Any) -> Iterator[Any]:
-    """Yield what is made of each item; which one is at fault is said by its number, from 0."""
+    """Yield the value built from each item; errors name the index of the item, counted from 0."""
     for index, value in enumerate(_listed(values)):
         try:
             yield make(value)

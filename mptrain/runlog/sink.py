@@ -1,6 +1,6 @@
-"""The Sink protocol, which takes records, and its composition.
+"""The `Sink` protocol for consumers of records, and a sink that combines several.
 
-A sink takes frozen records and shows or stores them. It must never change training, and never sees a tensor.
+A sink receives frozen records and displays or stores them. It must not change training and never receives a tensor.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from mptrain.records import Record
 
 
 class Sink(Protocol):
-    """Takes the records of a run in the order in which they happened."""
+    """Consumer of the records of a run, in the order of the events."""
 
     def take(self, record: Record) -> None:
-        """Accept one record; a kind of no interest is ignored."""
+        """Accept one record; ignore kinds that the sink does not use."""
 
     def close(self) -> None:
-        """Store or show what is still held back; nothing is taken afterwards. Closing twice does no harm."""
+        """Store or display all pending records. The sink accepts none afterwards; a second call does nothing."""
 
 
 class NoRecords:
-    """A sink that keeps nothing."""
+    """A sink that discards all records."""
 
     def take(self, record: Record) -> None:
-        """Forget it."""
+        """Discard the record."""
 
     def flush(self) -> dict[str, int]:
-        """There is nothing to flush."""
+        """Do nothing and return an empty dict."""
         return {}
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing."""
 
 
 class Fanout:
-    """A sink that hands every record to several sinks, in the order given.
+    """A sink that passes every record to several sinks.
 
     Args:
-        sinks: The sinks; the first one is given each record first.
+        sinks: The sinks, in the order in which they receive each record.
     """
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = tuple(sinks)
 
     def take(self, record: Record) -> None:
-        """Give the record to every sink."""
+        """Pass the record to every sink."""
         for sink in self.sinks:
             sink.take(record)
 
@@ -54,7 +54,7 @@ class Fanout:
         """Close every sink, even if one of them fails.
 
         Raises:
-            Exception: The first failure, after all sinks were closed.
+            Exception: The first failure, raised after all sinks are closed.
         """
         failures: list[Exception] = []
         for sink in self.sinks:

@@ -1,4 +1,4 @@
-"""Small files of strict JSON, and back from it to numbers: the inverse of `mptrain.records.as_json`."""
+"""Reading and writing of small strict JSON files; `restore_nonfinite` is the inverse of `mptrain.records.as_json`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mptrain.files import read_bytes
 from mptrain.records import as_json
 from mptrain.runlog.atomic_files import storage_errors
 
-#: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
+#: Release that wrote files with an older schema number, if they do not name one themselves.
 _OLDER: Final = "0.1"
 
-#: Levels of mappings and lists that whoever reads a record can walk through.
+#: Maximum nesting depth of mappings and lists in a record.
 DEEPEST: Final = 60
 
 _TOO_DEEP: Final = f"it is nested deeper than {DEEPEST} levels"
 
 
 def parse_strict(text: str) -> Any:
-    """The value of a JSON text; NaN and Infinity, which Python would accept, are not JSON.
+    """Parse a JSON text strictly: NaN and Infinity, which Python accepts by default, are rejected.
 
     Raises:
-        ValueError: The text is not strict JSON, or nested deeper than anything that was ever written.
+        ValueError: The text is not strict JSON, or is nested deeper than `DEEPEST` levels.
     """
     try:
         value = _DECODER.decode(text)
@@ -37,21 +37,21 @@ def parse_strict(text: str) -> Any:
 
 
 def indented_json(fields: Mapping[str, Any]) -> str:
-    """Return the text of a small file: indented strict JSON, with its non-finite numbers as `mptrain.records.as_json` lists them."""
+    """Return the fields as indented strict JSON; non-finite numbers are listed as in `mptrain.records.as_json`."""
     return json.dumps(json.loads(as_json(dict(fields))), indent=2, allow_nan=False) + "\n"
 
 
 def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a small file.
+    """Read the JSON object in a small file.
 
     Args:
         path: The file.
-        schema: The version of its layout; None where it has none.
-        missing_ok: Return an empty object where there is no such file.
+        schema: Expected version of its layout; None if it has no version.
+        missing_ok: Return an empty object if the file does not exist.
 
     Raises:
-        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
-        StorageError: It cannot be read, is damaged, or has no schema number or a newer one.
+        OlderLayout: An older mptrain wrote the file; the error names its folder.
+        StorageError: The file cannot be read, is damaged, or has no schema number or a newer one.
     """
     with storage_errors(path, "read"):
         try:
@@ -72,13 +72,14 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
 
 
 def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Refuse a file of another layout than this version writes."""
+    """Check that the schema number of a file is ``known``."""
     schema = fields.get("schema")
     if type(schema) is not int or schema < 1:
         raise damaged(path, "no schema number")
     if schema > known:
         raise StorageError(
-            f"{path} has schema {schema}, this mptrain reads {known}", "use the newer mptrain that wrote it"
+            f"{path} has schema {schema}; this version of mptrain reads schema {known}",
+            "use the newer version of mptrain that wrote it",
         )
     if schema < known:
         versions = fields.get("versions")
@@ -87,12 +88,12 @@ def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> StorageError:
-    """Return the error that refuses a small file."""
+    """Return the error for a damaged small file."""
     return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
+    """Return whether dicts and lists are nested deeper than `DEEPEST` levels, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         level = [
@@ -107,15 +108,18 @@ def is_too_deep(value: Any) -> bool:
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with their non-finite numbers, and without the list of them; the same object where there are none.
+    """Put the non-finite numbers listed under ``nonfinite`` back into the fields.
 
     Args:
         fields: A parsed object; ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``,
             ``-inf`` or ``nan``.
 
+    Returns:
+        A copy with the numbers and without ``nonfinite``; the same object if it has no such key.
+
     Raises:
-        KeyError, IndexError: A listed path leads nowhere.
-        ValueError, TypeError, AttributeError: The list is not one that `mptrain.records.as_json` writes.
+        KeyError, IndexError: A listed path does not exist.
+        ValueError, TypeError, AttributeError: ``nonfinite`` was not written by `mptrain.records.as_json`.
     """
     if "nonfinite" not in fields:
         return fields
@@ -123,13 +127,13 @@ def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
     for path, kind in values.pop("nonfinite", {}).items():
         place, key = _find(values, path)
         if place[key] is not None:
-            raise ValueError(f"{path} is finite and listed as {kind}")
+            raise ValueError(f"{path} is finite but listed as {kind}")
         place[key] = float(kind)
     return values
 
 
 def _find(values: Any, path: str) -> tuple[Any, Any]:
-    """The container and the key that a path leads to; a key may itself contain dots."""
+    """Return the container and the key of a path. Keys may contain dots."""
     if isinstance(values, list):
         head, _, rest = path.partition(".")
         return (values, int(head)) if not rest else _find(values[int(head)], rest)
@@ -146,11 +150,11 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _copy(value: Any) -> Any:
-    """The same plain containers anew, with the same values in them."""
+    """Return a copy of nested dicts and lists with the same leaf values."""
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-#: One for all texts: `json.loads` makes one for each text that it refuses constants in.
+#: Shared decoder, because `json.loads` with ``parse_constant`` creates a decoder per call.
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse)

@@ -1,6 +1,6 @@
 """``summary.json``: the final numbers of a run, with a schema number.
 
-Which numbers those are is the business of the engine; this module only keeps them.
+The engine decides which numbers it contains; this module only reads and writes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEARNER: dict[str, Kind] = {
 }
 _MEASURED = ("terms_per_second", "steady_terms_per_second", "train_seconds", "data_wait", "energy_joules")
 
-#: Of what reports and comparisons read; they mind no other names.
+#: Expected kinds of the fields that reports and comparisons read. Other fields are not checked.
 _KINDS: dict[str, Kind] = {
     "metric_name": optional(is_text),
     "higher_is_better": optional(is_flag),
@@ -59,8 +59,7 @@ def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
 
     Args:
         path: ``RunPaths.summary``.
-        numbers: JSON values. Non-finite numbers of the first level come back as they were, deeper ones as
-            None.
+        numbers: JSON values. Non-finite numbers at the top level are read back unchanged, deeper ones as None.
 
     Raises:
         StorageError: The file cannot be written.
@@ -72,10 +71,10 @@ def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The final numbers, without the schema; empty where the run has not written them yet.
+    """Return the final numbers without the schema number; empty if the run has not written them yet.
 
     Raises:
-        StorageError: The file cannot be read, is damaged or of another schema.
+        StorageError: The file cannot be read, is damaged or has another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):
         return {}
@@ -83,7 +82,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         numbers = restore_nonfinite(fields)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error
+        raise StorageError(
+            f"{path} is damaged: its list of non-finite numbers is invalid", "restore it from a copy"
+        ) from error
     if wrong := find_mismatch(numbers, _KINDS):
-        raise StorageError(f"{path} is damaged: '{wrong}' holds a value of another kind", "restore it from a copy")
+        raise StorageError(f"{path} is damaged: '{wrong}' has an invalid value", "restore it from a copy")
     return numbers

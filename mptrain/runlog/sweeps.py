@@ -1,11 +1,11 @@
-"""The folder of a sweep: ``sweep.json``, which alone says what its jobs are and how they stand, and files beside it.
+"""The folder of a sweep: ``sweep.json``, the only source for the jobs and their status, and other files.
 
-One of these is ``sweep.csv``: one row for each job, its final numbers taken from the ``summary.json`` of its run. A cell is empty where
-there is nothing to say. Nothing reads that file back. Text that a spreadsheet would compute (``=1+1``) begins with an apostrophe, which
-spreadsheets take for "this is text".
+``sweep.csv`` has one row for each job, with the final numbers from the ``summary.json`` of its run. A cell without a
+value is empty. mptrain never reads this file. Text that a spreadsheet would evaluate (``=1+1``) starts with an
+apostrophe, which marks a text cell in spreadsheets.
 
-Comparisons and recipes are sweeps whose jobs have arms. Reading and writing is all that happens here; which process
-works on a sweep is the business of `mptrain.sweep.runner`.
+Comparisons and recipes are sweeps whose jobs have arms. This module only reads and writes the files;
+`mptrain.sweep.runner` runs the jobs.
 """
 
 from __future__ import annotations
@@ -29,71 +29,73 @@ from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object
 from mptrain.runlog.summary_file import read_summary
 
-#: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
+#: Version of the layout of ``sweep.json`` and ``verdict.json``.
 SCHEMA = 2
 SWEEP_JSON = "sweep.json"
 JobStatus = Literal["waiting", "running", "done", "failed", "interrupted", "preempted"]
 Kind = Literal["sweep", "comparison", "recipe"]
 
-#: Numbers of a whole run, under the names they have in its summary.
+#: Numbers of a whole run, by their names in its summary.
 _OF_RUN = ("metric", "metric_low", "metric_high", "metric_name", "metric_split")
 _COSTS = ("terms_per_second", "train_seconds", "peak_memory")
 _OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "scale_max", "scale_last")
 
-#: First characters of cells that some spreadsheet takes for formulas; some take the full-width forms too.
+#: First characters that spreadsheets interpret as formulas, including the full-width forms.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPaths:
-    """Every path of one sweep.
+    """Paths of all files and folders of a sweep.
 
     Attributes:
-        root: The folder itself.
+        root: The folder of the sweep.
     """
 
     root: Path
 
     #: Content and status of the sweep and its jobs (see `Sweep`).
     json = PathInside(SWEEP_JSON)
-    #: One row for each job with its final numbers, for spreadsheets.
+    #: One CSV row for each job with its final numbers.
     csv = PathInside("sweep.csv")
-    #: The file whose kernel lock says that a process is working on this sweep.
+    #: Lock file; the process that runs this sweep holds its kernel lock.
     lock = PathInside("sweep.lock")
     #: Result of a comparison, JSON.
     comparison = PathInside("comparison.json")
     #: Verdict on a recipe's expectations, JSON.
     verdict = PathInside("verdict.json")
-    #: The self-contained report for a browser.
+    #: The self-contained HTML report.
     report_html = PathInside("report.html")
-    #: The same report in Markdown.
+    #: The report in Markdown.
     report_md = PathInside("report.md")
-    #: The pictures of the report in Markdown.
+    #: Figures of the Markdown report.
     figures = PathInside("figures")
 
     def run(self, name: str) -> Path:
-        """The run directory of a job."""
+        """Return the run directory of a job."""
         return self.root / name
 
     def log(self, name: str) -> Path:
-        """Return the file of what a job printed, over all its attempts."""
+        """Return the log file with a job's output over all its attempts."""
         return self.root / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepJob:
-    """One job and how it stands.
+    """One job of a sweep and its status.
 
     Attributes:
-        number: From 0.
-        name: Its run directory, below the sweep's folder.
-        overrides: The whole command line of its point.
-        varied: The words in which points differ.
-        arm: Which arm of a comparison it belongs to; empty in a plain sweep.
+        number: Index of the job, from 0.
+        name: Name of its run directory inside the sweep's folder.
+        overrides: All overrides of its point.
+        varied: The overrides in which points differ.
+        arm: Name of its arm in a comparison; empty in a plain sweep.
         status: ``waiting``, ``running``, ``done``, ``failed``, ``interrupted`` (Ctrl-C) or ``preempted``.
-        code: Exit code of its process; negative where that signal killed it; None before its end.
-        reason: Why it is not done, in one line; of a job that runs, who runs it where that is not this sweep's own process.
-        seconds: Wall time of all its processes, their starts included; of those that no sweep saw end, that of the attempt.
+        code: Exit code of its process; negative if a signal of that number killed it; None before its end.
+        reason: Why it is not done, in one line. For a running job, the process that runs it if that is not part of the
+            sweep.
+        seconds: Wall time of all its processes, including their start. For a process whose end the sweep did not
+            observe, the wall time of the run's attempt.
     """
 
     number: NonNegativeInt
@@ -108,7 +110,7 @@ class SweepJob:
 
     @property
     def label(self) -> str:
-        """The words in which points differ, for messages and tables."""
+        """Label for messages and tables: the overrides in which points differ."""
         return " ".join(self.varied) or "(no overrides)"
 
 
@@ -117,16 +119,16 @@ class Sweep:
     """The content of ``sweep.json``.
 
     Attributes:
-        folder: Where it is; not written, so that the folder can be moved.
+        folder: The folder of the sweep; not stored in the file, so that the folder can be moved.
         kind: ``sweep``, ``comparison`` or ``recipe``.
-        words: The overrides that were expanded.
-        config_dirs: Further folders of groups and options, absolute.
-        config_name: The file at the top.
-        parallel: Jobs at a time.
-        jobs: In the order of their numbers.
-        started: When it was planned, UTC.
-        plan: What is to be judged once the jobs are done, JSON values; empty in a plain sweep.
-        schema: Version of this layout.
+        words: The overrides that were expanded to the points.
+        config_dirs: Additional configuration folders, absolute paths.
+        config_name: Name of the primary configuration file.
+        parallel: Maximum number of concurrent jobs.
+        jobs: The jobs in the order of their numbers.
+        started: Time at which the sweep was planned, UTC.
+        plan: Criteria for the evaluation of the finished jobs, JSON values; empty in a plain sweep.
+        schema: Version of the file's layout.
     """
 
     folder: Path
@@ -142,15 +144,18 @@ class Sweep:
 
     @property
     def paths(self) -> SweepPaths:
-        """Paths of everything in its folder."""
+        """Paths of the files in the folder."""
         return SweepPaths(self.folder)
 
     def has_ended(self, job: SweepJob) -> bool:
-        """Return whether a job needs no further run: it is done; where arms are judged, a failure of its numerics is a finding."""
+        """Return whether a job needs no further run.
+
+        A done job has ended. In comparisons and recipes, a numerics failure is a result and also counts as an end.
+        """
         return job.status == "done" or (self.kind != "sweep" and job.status == "failed" and job.code == EXIT_NUMERICS)
 
     def with_job(self, job: SweepJob) -> Sweep:
-        """The same sweep with one job as it stands now."""
+        """Return the sweep with one job replaced."""
         jobs = (*self.jobs[: job.number], job, *self.jobs[job.number + 1 :])
         return replace(self, jobs=jobs)
 
@@ -159,7 +164,7 @@ def _write_state(sweep: Sweep) -> None:
     """Replace ``sweep.json`` atomically and durably.
 
     Raises:
-        StorageError: It cannot be written; the old content is untouched.
+        StorageError: The file cannot be written; the old content is untouched.
     """
     jobs = [{name: getattr(job, name) for name in SweepJob.__dataclass_fields__} for job in sweep.jobs]
     written = [name for name in Sweep.__dataclass_fields__ if name not in ("schema", "folder")]
@@ -169,26 +174,28 @@ def _write_state(sweep: Sweep) -> None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The sweep in a folder.
+    """Read the sweep in a folder.
 
     Raises:
-        StorageError: There is none, ``sweep.json`` is damaged or of another schema, or there are symbolic links in it.
+        StorageError: The folder holds no sweep or has symbolic links, or ``sweep.json`` is damaged or has another
+            schema.
     """
     path = SweepPaths(folder).json
     require_no_links(folder, [SweepPaths(folder).figures])
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):
-        raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one")
+        raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "give the folder of a sweep")
     try:
         sweep = replace(build(Sweep, {**fields, "folder": ""}, lenient=True), folder=folder)
         if sweep.parallel < 1:
-            raise ValueError(f"parallel {sweep.parallel!r} is not a number of jobs")
+            raise ValueError(f"parallel is {sweep.parallel!r}; it must be at least 1")
         for number, job in enumerate(sweep.jobs):
             if job.number != number:
-                raise ValueError(f"job {number} says that its number is {job.number!r}")
+                raise ValueError(f"job {number} has the number {job.number!r}")
             if why := "leads out of the folder" if "/" in job.name else name_problem(f"{job.name}.log"):
                 raise ValueError(f"the name {job.name!r} {why}")
     except ValueError as error:
-        raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy, or start it again") from error
+        hint = "restore the file from a copy, or start the sweep again"
+        raise StorageError(f"{path} is damaged: {error}", hint) from error
     return sweep
 
 
@@ -201,17 +208,17 @@ def write_sweep(sweep: Sweep) -> None:
     """Replace ``sweep.json`` and ``sweep.csv``, each atomically.
 
     Raises:
-        StorageError: One cannot be written; its old content is untouched.
+        StorageError: One of the files cannot be written; its old content is untouched.
     """
     _write_state(sweep)
     _write_rows(sweep)
 
 
 def _write_rows(sweep: Sweep) -> None:
-    """Replace ``sweep.csv`` atomically; after a power failure ``sweep.json`` and the runs can make it again.
+    """Replace ``sweep.csv`` atomically but not durably, because it can be rebuilt from ``sweep.json`` and the runs.
 
     Raises:
-        StorageError: It cannot be written; the old content is untouched.
+        StorageError: The file cannot be written; the old content is untouched.
     """
     summaries = [summary_of(sweep.paths.run(job.name)) if job.status == "done" else {} for job in sweep.jobs]
     keys = varied_keys(sweep.jobs)
@@ -231,7 +238,7 @@ def _write_rows(sweep: Sweep) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """Return a value for a cell of a spreadsheet: text that would be computed there behind an apostrophe, all else as it is."""
+    """Return a value that is safe in a spreadsheet cell: text that looks like a formula gets a leading apostrophe."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -242,26 +249,26 @@ def as_cell(value: Any) -> Any:
 
 
 def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the ends of the 95 % CI over test samples of a summary's metric; None where there is none."""
+    """Return the bounds of the 95 % CI of a summary's metric over test samples; None if it has no CI."""
     found = (summary.get("intervals") or {}).get(summary.get("metric_name"))
     return (float(found[0]), float(found[1])) if found else None
 
 
 def overrides_of(job: SweepJob) -> dict[str, str]:
-    """Key to value of the command line of a job, without Hydra's marks of adding and removing; the last word counts."""
+    """Return the overrides of a job as key to value, without Hydra's ``+`` and ``~``; the last one of a key wins."""
     parts = [word.partition("=") for word in job.overrides]
     return {key.lstrip("+~"): value for key, _, value in parts}
 
 
 def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
-    """The keys in which the command lines of jobs differ, in the order in which they appear."""
+    """Return the keys in which the overrides of jobs differ, in order of first appearance."""
     tables = [overrides_of(job) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({table.get(key) for table in tables}) > 1]
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """The final numbers of a run; empty where it has none, or where they cannot be read."""
+    """Return the final numbers of a run; empty if it has none or they cannot be read."""
     path = RunPaths(run).summary
     try:
         found = path.stat()
@@ -270,8 +277,8 @@ def summary_of(run: Path) -> dict[str, Any]:
         return {}
 
 
-@functools.cache  # a sweep of a thousand jobs writes its table two thousand times
-def _read(path: Path, written: int, inode: int) -> dict[str, Any]:  # a clock may stand still between two writes
+@functools.cache  # a sweep of 1,000 jobs writes its table 2,000 times
+def _read(path: Path, written: int, inode: int) -> dict[str, Any]:  # two writes may have the same time
     return read_summary(path)
 
 

@@ -1,1 +1,1 @@
-"""Many runs: the points of a sweep, the processes or jobs that train them, and comparisons as sweeps."""
+"""Sweeps and comparisons of many runs: expansion to points, and execution in processes or Slurm jobs."""

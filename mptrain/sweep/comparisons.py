@@ -1,6 +1,6 @@
-"""Comparisons as wholes: arms out of the words of a command line or out of runs that exist, and what is found of them.
+"""Comparisons of arms that are formed from overrides or from existing runs.
 
-Running the jobs is the business of `mptrain.sweep.runner`; deciding, of `mptrain.comparison`.
+`mptrain.sweep.runner` runs the jobs; `mptrain.comparison` does the statistics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
 
-#: Groups whose options arms may differ in without naming any key (see `mptrain.comparison.fairness`).
+#: Configuration groups in which arms may differ without being claimed (see `mptrain.comparison.fairness`).
 _PRECISION_GROUPS = ("precision", "scaler")
 
 
@@ -36,10 +36,10 @@ class ComparisonOptions:
     """Options of a comparison.
 
     Attributes:
-        reference: The arm to compare with; None leaves it to `mptrain.comparison.arms.choose_reference`.
-        margin: Largest difference that counts as none, in the metric's unit.
-        metric: What is compared; None is the task's own metric.
-        claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
+        reference: Name of the reference arm; None for the choice of `mptrain.comparison.arms.choose_reference`.
+        margin: Equivalence margin in the metric's unit: smaller differences count as none.
+        metric: Name of the metric; None for the task's own metric.
+        claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler.
     """
 
     reference: str | None = None
@@ -48,15 +48,15 @@ class ComparisonOptions:
     claimed: tuple[str, ...] = ()
 
     def as_plan(self) -> dict[str, Any]:
-        """What stands in ``sweep.json``."""
+        """Return the options as JSON values for ``sweep.json``."""
         return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
-        """Return the options of a sweep; one without any has the defaults.
+        """Read the options from the ``plan`` of a sweep; missing ones get their defaults.
 
         Raises:
-            StorageError: A value is of a wrong type; names the file, ``where`` it stands.
+            StorageError: A value has the wrong type or range; the message names the file ``where``.
         """
         known: dict[str, Any] = {}
         for name, annotation in get_type_hints(cls, include_extras=True).items():
@@ -64,38 +64,38 @@ class ComparisonOptions:
                 known |= {name: check_value(plan[name], annotation)} if name in plan else {}
             except InvalidValueError as unfit:
                 what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
-                raise StorageError(what, "restore the file from a copy, or start it again") from unfit
+                raise StorageError(what, "restore the file from a copy, or start the sweep again") from unfit
         return cls(**known)
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:
-    """The points of a comparison, each with its arm: the values in which points differ, the seed left out.
+    """Return the points of a comparison with arm names, which consist of the values that differ, except the seed.
 
     Raises:
-        ConfigError: Only one arm is formed, or two arms would have one name.
+        ConfigError: There is only one arm.
     """
     named: list[Point] = []
     arms: dict[str, tuple[str, ...]] = {}
     for point in points:
         words = tuple(word for word in point.varied if _key(word) != "seed")
-        name = (_short(words) or "all").replace("/", "_")  # a slash would stand between a group and an arm
+        name = (_short(words) or "all").replace("/", "_")  # a slash separates group and arm
         if arms.setdefault(name, words) != words:
             name = " ".join(words).replace("/", "_")
             arms[name] = words
         named.append(replace(point, arm=name))
     if len(arms) < 2:
         raise ConfigError(
-            "there is one arm only: seed= repeats arms and forms none",
+            "there is only one arm: seed= repeats arms and does not form new ones",
             "give another key several values, for example precision=fp32,amp_dynamic",
         )
     return named
 
 
 def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
-    """The configuration keys in which arms that were formed by words may differ.
+    """Return the configuration keys in which arms formed by overrides may differ.
 
-    Words about precision and scaler claim nothing more. What another word chooses (a model its optimizer and task) follows
-    from that word, so every key that differs is claimed by it.
+    Overrides of precision and scaler claim no further keys. Any other override claims every key that differs, because
+    it may choose further parts: a model chooses its optimizer and task.
     """
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -104,7 +104,7 @@ def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _claimed_within(points: Sequence[Point]) -> set[str]:
-    """The keys of `claimed_by` of arms that are compared with each other."""
+    """Return the keys of `claimed_by` for the arms of one group."""
     common = set.intersection(*(set(point.varied) for point in points))
     swept = {_key(word) for point in points for word in point.varied if word not in common} - {"seed"}
     if all(key.split(".")[0] in _PRECISION_GROUPS for key in swept):
@@ -118,25 +118,25 @@ def _claimed_within(points: Sequence[Point]) -> set[str]:
 
 
 def reference_of(points: Sequence[Point]) -> str:
-    """The arm to compare with where none is named: the only one in FP32, else the first.
+    """Return the default reference arm: the only arm in FP32, else the first arm.
 
-    Decided before anything is run, so that a reference whose runs fail is not replaced by another arm in silence.
+    It is chosen before any run starts, so that a reference whose runs fail is not silently replaced.
     """
     full = {point.arm for point in points if point.config is not None and point.config.precision.name == "fp32"}
     return full.pop() if len(full) == 1 else points[0].arm
 
 
 def judge(sweep: Sweep) -> dict[str, Comparison]:
-    """Compare the arms of a sweep whose jobs have run, group by group, and keep what was found in its folder.
+    """Compare the arms of a finished sweep group by group, and write the result to its folder.
 
     Arms called ``GROUP/ARM`` are compared within their group.
 
     Returns:
-        Group to comparison; ``""`` is the group of arms that have none.
+        Comparisons by group; ``""`` is the group of arms without a group.
 
     Raises:
         UsageError: There is nothing to compare.
-        StorageError: The records of a run are damaged, or the disk refuses.
+        StorageError: The records of a run are damaged, or the result cannot be written.
     """
     options = ComparisonOptions.of(sweep.plan, sweep.paths.json)
     members: dict[str, list[tuple[str, RunMeasures]]] = {}
@@ -160,45 +160,47 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
 
 
 def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
-    """Refuse to compare with another arm than was planned, because no run of that one began.
+    """Check that the planned reference arm has a run.
 
     Raises:
-        UsageError: Says why its first run did not.
+        UsageError: No run of the reference has started; the message states the reason for the first one.
     """
     gone = [job for job in lost if job.arm.rpartition("/")[2] == options.reference]
     if options.reference not in arms and gone:
         raise UsageError(
             f"the reference {options.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
-            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{allow_argument_for(sweep)} runs what is missing",
+            f"see {sweep.paths.log(gone[0].name)}; "
+            f"to run the missing jobs: mptrain resume {sweep.folder}{allow_argument_for(sweep)}",
         )
 
 
 def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
-    """Jobs that left no run behind, by their arms."""
+    """Return an objection for each arm that has jobs without a run directory."""
     arms: dict[str, list[SweepJob]] = {}
     for job in lost:
         arms.setdefault(job.arm, []).append(job)
     return [
         Objection(
-            f"{len(jobs)} run{'s' if len(jobs) > 1 else ''} of {arm} did not begin: {jobs[0].reason or jobs[0].status}",
+            f"{len(jobs)} run{'s' if len(jobs) > 1 else ''} of {arm} did not start: {jobs[0].reason or jobs[0].status}",
             False,
-            "they are in none of the numbers",
+            "the numbers do not include them",
         )
         for arm, jobs in arms.items()
     ]
 
 
 def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
-    """Compare runs that exist.
+    """Compare existing runs.
 
     Args:
         places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
-        options: What is to be found out.
-        anyway: Compare also what cannot be compared fairly.
+        options: Options of the comparison.
+        anyway: Compare the runs even if the comparison is unfair.
 
     Raises:
-        UsageError: There is nothing to compare, or the runs differ in more than they claim.
-        StorageError: One of them is no run, or damaged.
+        UsageError: There is nothing to compare, or a claimed key does not exist.
+        ConfigError: The runs differ in more than the claimed keys.
+        StorageError: A path is not a run, or a run is damaged.
     """
     found: dict[Path, str] = {}
     for place in places:
@@ -210,7 +212,7 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
-        keys = "--by KEY,KEY names what arms may differ in besides the precision; --anyway compares them all the same"
+        keys = "name the keys in which arms may differ with --by KEY,KEY, or compare anyway with --anyway"
         raise ConfigError([*problems, Problem("these runs cannot be compared fairly", keys)])
     return comparison
 
@@ -230,22 +232,23 @@ def _compare(
 
 
 def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
-    """Refuse claims about keys and sections that no configuration has.
+    """Check that every claimed key or section exists in the configuration of a run.
 
     Raises:
-        UsageError: Names the first, and the nearest key.
+        UsageError: A key does not exist; the message names it and the most similar key.
     """
     keys = {key for run in runs for key in flat_settings(run.config)}
     for claim in claimed:
         if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
             near = did_you_mean(claim, keys)
             raise UsageError(
-                f"--by {claim}: no run has such a key", f"did you mean {near}?" if near else "see its config.yaml"
+                f"--by {claim}: no run has this key",
+                f"did you mean {near}?" if near else "the config.yaml of a run lists its keys",
             )
 
 
 def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
-    """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
+    """Return the comparison with run paths relative to a folder, so that the folder can be moved with its runs."""
 
     def moved(arm: Arm) -> Arm:
         return replace(arm, runs=tuple(replace(run, path=os.path.relpath(run.path, folder)) for run in arm.runs))
@@ -254,7 +257,7 @@ def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
 
 
 def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
-    """Return the reference's name, also where it was given as ``precision=fp32``, or as the precision that it alone has."""
+    """Return the name of the reference arm, given by name, as ``precision=fp32``, or by a precision unique to it."""
     names = [arm.name for arm in arms]
     if wanted is None or wanted in names:
         return wanted
@@ -270,7 +273,7 @@ def _notes(sweep: Sweep) -> list[str]:
     unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
     if unfinished:
         line = f"mptrain resume {sweep.folder}{allow_argument_for(sweep)}"
-        return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: {line} runs them"]
+        return [f"{len(unfinished)} of {len(sweep.jobs)} runs are unfinished; to run them: {line}"]
     return []
 
 
@@ -285,7 +288,7 @@ def _runs_of(place: str) -> list[Path]:
     if not path.is_dir():
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else [])
         raise UsageError(
-            f"there is no run {place}", f"did you mean {path.parent / near}?" if near else "name a run directory"
+            f"there is no run {place}", f"did you mean {path.parent / near}?" if near else "give a run directory"
         )
     if not (path / RUN_JSON).exists():
         below = sorted(found.parent for found in path.rglob(RUN_JSON))
@@ -300,5 +303,5 @@ def _key(word: str) -> str:
 
 
 def _short(words: Sequence[str]) -> str:
-    """A name for an arm: options of groups by themselves, other keys as they were written."""
+    """Return a short arm name: only the option of a group override, other overrides in full."""
     return " ".join(word.partition("=")[2] if "." not in word.partition("=")[0] else word for word in words)

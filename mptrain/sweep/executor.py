@@ -1,6 +1,7 @@
-"""The protocol of what runs the jobs of a sweep, and the values that pass between it, the jobs and the sweep.
+"""The `Executor` protocol for running the jobs of a sweep, and the messages between executor, jobs and sweep.
 
-`mptrain.sweep.local_executor` has processes of this machine, `mptrain.sweep.slurm_executor` a scheduler's queue. Must not import torch.
+`mptrain.sweep.local_executor` implements it with local processes, `mptrain.sweep.slurm_executor` with Slurm. This
+module must not import torch.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """What jobs run. The functions are those of modules that do not import torch; they import it when called.
+    """The functions that jobs run. Their modules must not import torch at the top; the functions import it when called.
 
     Attributes:
-        train: Trains a configuration, shows what happens on standard output and to a sink; raises where it fails.
-        report: Prints an error, and returns its exit code.
-        modules: What the fork server imports beforehand, so that jobs need not.
+        train: Trains a configuration and sends its records to a sink; prints progress; raises on failure.
+        report: Prints an error and returns its exit code.
+        modules: Modules that the fork server imports in advance, so that jobs start faster.
     """
 
     train: Callable[[Config, Sink], None]
@@ -37,10 +38,10 @@ class JobSpec:
     """One job of a sweep.
 
     Attributes:
-        number: Of the job.
-        words: Its command line, with those that say where its run is.
+        number: Number of the job.
+        words: Its overrides, including those that set its run directory.
         run: Its run directory.
-        log: Takes what it prints.
+        log: File for its output.
     """
 
     number: int
@@ -51,18 +52,18 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How a job is going.
+    """Progress of a running job.
 
     Attributes:
-        step: Attempts so far.
-        steps: Attempts planned.
-        eta: Estimated seconds to its end.
+        step: Attempted steps so far.
+        steps: Planned steps.
+        eta: Estimated remaining time in seconds.
         doing: ``training``, ``evaluating`` or ``saving``.
-        metric_name: The first metric of the last evaluation; empty before that.
-        metric: Its value.
+        metric_name: Name of the first metric of the last evaluation; empty before that.
+        metric: Value of that metric.
         scales: The loss scale of each learner.
-        overflows: Of all learners, since this process began.
-        skipped: Refused updates of all learners.
+        overflows: Number of overflows of all learners since the process started.
+        skipped: Number of skipped updates of all learners.
     """
 
     step: int
@@ -78,7 +79,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: ``status``, exit ``code`` (negative: killed by that signal), and why, in one line."""
+    """Outcome of a job: ``status``, exit ``code`` (negative if killed by a signal) and ``reason`` in one line."""
 
     status: Literal["done", "failed", "interrupted", "preempted"]
     code: int
@@ -86,41 +87,43 @@ class JobOutcome:
 
 
 def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> JobOutcome:
-    """Return the end of a job that Ctrl-C or another signal stopped; ``code`` takes the place of the usual exit code."""
+    """Return the outcome of a job stopped by Ctrl-C or another signal; ``code`` overrides the usual exit code."""
     if by_ctrl_c:
         return JobOutcome("interrupted", code or EXIT_INTERRUPTED, reason)
     return JobOutcome("preempted", code or EXIT_PREEMPTED, reason)
 
 
 class Listener:
-    """Is told what happens, in the calling process; this one ignores it."""
+    """Callbacks for the events of an executor, called in the calling process. This class ignores all events."""
 
     def started(self, number: int) -> None:
-        """A job's process was started."""
+        """Handle the start of a job's process."""
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """A job said how far it is."""
+        """Handle a progress report of a job."""
 
     def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
-        """A job has ended, so many seconds after its process was started."""
+        """Handle the end of a job, ``seconds`` after the start of its process."""
 
     def stopping(self, name: str) -> None:
-        """A signal of this name asked for the end; no job is started any more."""
+        """Handle a stop request by the signal ``name``; no further job is started."""
 
     def tick(self) -> None:
-        """Some time has passed; called several times a second."""
+        """Handle the passing of time; called several times a second."""
 
 
 class Executor(Protocol):
-    """Runs jobs, each in a process of its own; whatever happens to one, the others go on."""
+    """Runs jobs, each in its own process, so that a failing job does not affect the others."""
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Run all jobs in this order; once a signal asks for the end, none is started, and those that run save themselves.
+        """Run all jobs in the given order.
+
+        After a signal that requests a stop, no further job is started and running jobs save their state.
 
         Returns:
-            None, or the exit code of the signal that ended it.
+            The exit code of the signal that stopped the jobs, or None.
 
         Raises:
-            EnvironmentRefused: What runs them is not there.
-            StorageError: The disk refuses; nothing runs any more.
+            EnvironmentRefused: The scheduler is not available.
+            StorageError: A file cannot be written; no job is running any more.
         """

@@ -1,8 +1,8 @@
-"""The first module that the fork server imports: makes that process fit to be the parent of jobs.
+"""First module that the fork server imports; it prepares that process to be the parent of jobs.
 
-Never import this anywhere else: importing it changes the process. The server leaves the terminal's process group and
-the signals that ask for an orderly end alone, because the sweep passes them on to the jobs itself, and dies with the
-sweep whatever kills that.
+Do not import it anywhere else, because importing it changes the process. The server leaves the terminal's process group
+and blocks the signals for a graceful stop, because the sweep itself forwards them to the jobs. The server is killed
+when the sweep's process ends for any reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 
 from mptrain.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_with_parent
 
-signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # its children begin so, and unblock them when they can obey
+signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # jobs inherit this and unblock them later
 detach_from_terminal()
 die_with_parent(signal.SIGKILL)
-gc.disable()  # what follows are imports, which make many objects and drop none; a job turns it on again
+gc.disable()  # speeds up the imports that follow, which create many objects and free none; a job enables it again

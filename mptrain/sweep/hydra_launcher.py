@@ -1,7 +1,7 @@
-"""Lets a sweeper of Hydra's (Optuna, Ax, Nevergrad, one of the user's) choose points, batch by batch, from the metrics before.
+"""Launcher plugin that lets a Hydra sweeper (Optuna, Ax, Nevergrad, a user's own) choose points from earlier metrics.
 
-The sweeper meets a launcher that hands each batch to a function and answers with the jobs' metrics. How the points are
-run and shown is not known here. Nothing is imported from here where no sweeper was asked for.
+The launcher passes each batch of points to a function and returns the metrics of the jobs to the sweeper. It does not
+run or display the points itself. This module is imported only if a sweeper is requested.
 """
 
 from __future__ import annotations
@@ -29,43 +29,45 @@ from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.sweep.points import Point
 from mptrain.sweep.worker import one_line
 
-#: Runs a batch, numbered on from the one before; the sweep as it is then, and its exit code.
+#: Function that runs a batch of points, whose numbers continue those of the last batch; returns sweep and exit code.
 RunBatch = Callable[[Sequence[Point]], "tuple[Sweep, int]"]
 
-#: What the launcher is to Hydra, which takes plugins from below this package only.
+#: Name of the launcher in Hydra, which only accepts plugins below the package ``hydra_plugins``.
 _TARGET = "hydra_plugins.mptrain.ProcessLauncher"
 
 
-#: Where sweepers of Hydra's come from, of which it knows a list; and the parts that they are made of.
+#: Packages in which sweepers may be, and packages of the objects that a sweeper's configuration may contain.
 _SWEEPERS = ("hydra_plugins", "hydra._internal.core_plugins")
 _PARTS = ("hydra_plugins", "optuna.samplers")
 
 
 class JobFailedError(MptrainError):
-    """What a sweeper is told of a job that failed; raised again by one that gives up for it."""
+    """Error that a sweeper receives as the result of a failed job; some sweepers raise it to give up."""
 
     exit_code = EXIT_SWEEP
 
 
 class ProcessLauncher(Launcher):
-    """Runs what a sweeper asks for. Its task function is a `RunBatch`."""
+    """Hydra launcher that runs the points of a sweeper; its task function is a `RunBatch`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: RunBatch, config: DictConfig) -> None:
-        """Called once by the sweeper."""
+        """Prepare the launcher; the sweeper calls this once."""
         self._run = task_function
         self._fixed = {key_of(word) for word in fixed_overrides(config.hydra.overrides.task)}
         self._asked = 0
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """The metric of record of each job, as it is: the sweeper's direction must be that of the metric.
+        """Run a batch and return the metric of record of each job.
+
+        The metric is returned without a change of sign, so the sweeper's direction must be that of the metric.
 
         Args:
-            job_overrides: A command line for each job.
-            initial_job_idx: Not needed: numbers go on from batch to batch, also for sweepers that do not count.
+            job_overrides: The overrides of each job.
+            initial_job_idx: Ignored; the launcher counts jobs itself, because not all sweepers do.
 
         Raises:
-            MptrainError: A point is wrong, so that none of the batch was run.
-            KeyboardInterrupt: A signal ended the batch; sweepers let that pass.
+            MptrainError: A point is invalid; no job of the batch was run.
+            KeyboardInterrupt: A signal stopped the batch; sweepers do not catch this.
         """
         count = self._asked + len(job_overrides)
         points = [
@@ -82,23 +84,22 @@ class ProcessLauncher(Launcher):
 
 
 def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: RunBatch) -> None:
-    """Lets the sweeper that the words choose ask for points until it has enough.
+    """Run the sweeper that the overrides select until it requests no more points.
 
     Args:
-        words: Overrides, some of Hydra's own; those with several values are the sweeper's business.
-        composer: Over the folders that hold groups and options.
-        folder: Where the sweeper writes its own files.
-        run: Runs a batch.
+        words: Overrides, including Hydra's own; the sweeper interprets those with several values.
+        composer: Composer with the configuration folders.
+        folder: Folder for the sweeper's own files.
+        run: Function that runs a batch.
 
     Raises:
-        ConfigError: There is no such sweeper, or Hydra or the sweeper cannot read the words.
-        JobFailedError: The sweeper gave up.
-        MptrainError: The sweeper failed otherwise, or a batch could not be run.
-        KeyboardInterrupt: A signal ended it.
+        ConfigError: The sweeper does not exist, or Hydra or the sweeper cannot parse the overrides.
+        JobFailedError: The sweeper gave up because of a failed job.
+        MptrainError: The sweeper failed for another reason, or a batch could not be run.
+        KeyboardInterrupt: A signal stopped the sweep.
     """
-    Plugins.instance().class_name_to_class[_TARGET] = (
-        ProcessLauncher  # a real package would be found by every Hydra app
-    )
+    # Registered by hand, because every Hydra app would find a real plugin package.
+    Plugins.instance().class_name_to_class[_TARGET] = ProcessLauncher
     ConfigStore.instance().store("mptrain", {"_target_": _TARGET}, "hydra/launcher", provider="mptrain")
     ours = (
         "hydra/launcher=mptrain",
@@ -107,7 +108,7 @@ def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
         "hydra.mode=MULTIRUN",
     )
     with composer.opened() as search:
-        hydra: Any = GlobalHydra.instance().hydra  # usable when it is no longer the global one, which points need
+        hydra: Any = GlobalHydra.instance().hydra  # keep it: composing points replaces the global instance
     place = f"hydra.sweep.dir={quoted(str(folder))}"
     asked = [*ours, *words, place, *search]
     try:
@@ -120,20 +121,20 @@ def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
         if group != "hydra/sweeper":
             raise ConfigError(first_line(error)) from error
         there_is = ", ".join(error.options or ())
-        hint = f"install its plugin (that of optuna, ax and nevergrad is hydra-NAME-sweeper); there is {there_is}"
+        hint = f"install its plugin (hydra-NAME-sweeper for optuna, ax and nevergrad); available: {there_is}"
         raise ConfigError(f"{group}={name}: there is no such sweeper", hint) from error
     except (HydraException, OmegaConfBaseException) as error:
-        composer.compose(fixed_overrides(words))  # finds better words for what is wrong with them, if it is in these
+        composer.compose(fixed_overrides(words))  # raises a clearer error if the fault is in these overrides
         raise ConfigError(first_line(error)) from error
     except Exception as error:
-        raise MptrainError(f"the sweeper ended with {one_line(error)}", "--traceback shows where") from error
+        raise MptrainError(f"the sweeper failed: {one_line(error)}", "--traceback shows where") from error
 
 
 def _require_tame(node: DictConfig) -> None:
-    """Refuse what files let Hydra call besides the sweeper that was asked for: it would, without asking anybody.
+    """Check that Hydra's configuration calls only sweepers and their parts, because Hydra calls any target in it.
 
     Raises:
-        ConfigError: They name something.
+        ConfigError: The configuration contains another target.
     """
     found = ["hydra.callbacks would call a callback"] if node.get("callbacks") else []
     for name in ("sweeper", "launcher"):
@@ -141,13 +142,13 @@ def _require_tame(node: DictConfig) -> None:
         own = str(tree.pop("_target_", ""))
         if not is_allowed(own, _SWEEPERS):
             found.append(f"hydra.{name} would call {own}")
-        for path in _targets(tree):  # Hydra would follow any attribute of a module, out of the package too
+        for path in _targets(tree):  # Hydra follows any attribute of a module, which may lead out of the package
             try:
                 resolve(path, _PARTS)
             except ConfigError as error:
                 found.append(f"hydra.{name} would call {path}: {error}")
     if found:
-        raise ConfigError([Problem(f"{what}: no part of a sweeper", "leave it out") for what in found])
+        raise ConfigError([Problem(f"{what}: not part of a sweeper", "remove it") for what in found])
 
 
 def _targets(tree: Any) -> Iterator[str]:
@@ -160,13 +161,13 @@ def _targets(tree: Any) -> Iterator[str]:
 
 
 def fixed_overrides(words: Sequence[str]) -> list[str]:
-    """The words with one value, and those that cannot be read."""
+    """Return the overrides with a single value, and those that cannot be parsed."""
     parsed = [(word, parse(word)[0]) for word in words]
     return [word for word, override in parsed if override is None or not override.is_sweep_override()]
 
 
 def key_of(word: str) -> str:
-    """The key of a word, without Hydra's marks."""
+    """Return the key of an override, without Hydra's ``+`` and ``~``."""
     return word.partition("=")[0].lstrip("+~")
 
 

@@ -1,4 +1,7 @@
-"""Runs jobs in processes of this machine, some at a time: forked on a CPU, fresh ones on CUDA (see `mptrain.sweep.processes`)."""
+"""Executor for concurrent jobs on this machine: forked processes on CPU, new ones on CUDA.
+
+See `mptrain.sweep.processes` for the reasons.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopp
 from mptrain.sweep.processes import Process, describe_exit_code, forked, send, send_to, spawned, start, warm_up
 from mptrain.sweep.worker import LocalJob, one_line, run_job
 
-#: Seconds between two looks at signals and clocks.
+#: Polling interval for signals and timeouts, seconds.
 _TICK = 0.25
 
-#: Seconds that a process may take to end after it said how it ended, and after a second Ctrl-C.
+#: Seconds for a process to exit after it reported its outcome, and after a second Ctrl-C.
 _LEAVING, _AT_ONCE = 10.0, 3.0
 
-#: Seconds that jobs have to save themselves when their fork server was killed.
+#: Seconds for jobs to save their state after their fork server was killed.
 _ORPHANED = 60.0
 
-#: What `multiprocessing` reports of a process whose fork server has gone, so that nobody knows how it ended.
+#: Exit code that `multiprocessing` reports if the fork server has died and the real code is unknown.
 _LOST = 255
 
 
 @dataclass
 class _Running:
-    """A process and what is known about it."""
+    """State of a running job's process."""
 
     number: int
     process: Process
@@ -52,12 +55,12 @@ class _Running:
 
 @dataclass(frozen=True)
 class Slots:
-    """What is divided among jobs.
+    """Resources of the machine that concurrent jobs share.
 
     Attributes:
-        count: Jobs at a time.
-        threads: CPU threads of each; None where one job has them all.
-        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty where there is none.
+        count: Maximum number of concurrent jobs.
+        threads: CPU threads per job; None if a single job uses all.
+        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty without GPUs.
     """
 
     count: int
@@ -66,7 +69,7 @@ class Slots:
 
     @classmethod
     def of_this_machine(cls, count: int) -> Slots:
-        """This process's CPU cores and GPUs, divided by the number of jobs at a time."""
+        """Return the slots for ``count`` concurrent jobs on the CPU cores and GPUs of this process."""
         from mptrain.device import count_of
 
         threads = max(1, usable_cores() // count) if count > 1 else None
@@ -75,18 +78,18 @@ class Slots:
         return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
 
     def environment(self, slot: int) -> dict[str, str]:
-        """The variables of a job on CUDA that leaves the choice of the GPU to us."""
+        """Return the environment variables that select the GPU of a slot, for jobs that do not choose one."""
         return {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
 
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Runs jobs on this machine (see `Executor`).
+    """Executor that runs jobs on this machine (see `Executor`).
 
     Args:
-        composer: Over the folders that the jobs' words name.
-        program: What jobs run.
-        slots: What they share.
+        composer: Composer with the configuration folders of the sweep.
+        program: Functions that the jobs run.
+        slots: Resources that the jobs share.
     """
 
     composer: Composer
@@ -94,7 +97,7 @@ class LocalExecutor:
     slots: Slots
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """See `Executor`; every job is composed before the first one starts."""
+        """Run all jobs (see `Executor`). All configurations are composed before the first job starts."""
         composed = [(job, self.composer.compose(job.words)) for job in jobs]
         with SignalListener() as interrupts:
             pool = _Pool(self.slots, self.program, listener, interrupts)
@@ -118,7 +121,7 @@ class _Pool:
         self._stopping: signal.Signals | None = None
 
     def run(self, jobs: Sequence[tuple[JobSpec, Config]]) -> None:
-        """Until nothing waits and nothing runs."""
+        """Run until no job is waiting or running."""
         waiting = list(reversed(jobs))
         while waiting or self._running:
             if self._interrupts.received and self._stopping is None:
@@ -131,24 +134,24 @@ class _Pool:
             self._listener.tick()
 
     def stop(self, number: signal.Signals) -> None:
-        """Ask every job for an orderly end."""
+        """Send the signal to every job, which then saves and stops."""
         self._stopping = number
         for job in self._running:
             send(job.process, number)
         self._listener.stopping(number.name)
 
     def give_up(self) -> None:
-        """Let the jobs save themselves; the listener is what failed, and is told nothing more."""
+        """Stop the jobs gracefully without notifying the listener, whose failure is the reason for the stop."""
         self._listener = Listener()
         self.stop(signal.SIGTERM)
         self.run(())
 
     def end_at_once(self) -> None:
-        """Nothing runs after this; jobs have a moment to say so in their directories."""
+        """End all jobs at once: interrupt them, then kill those that still run after a few seconds."""
         self._stopping = self._stopping or signal.SIGINT
         deadline = time.monotonic() + _AT_ONCE
         for job in self._running:
-            for _ in range(2):  # the first may still have to be heard
+            for _ in range(2):  # a second SIGINT ends a job at once, also if it has not handled the first
                 send(job.process, signal.SIGINT)
         while self._running and time.monotonic() < deadline:
             self._listen()
@@ -168,11 +171,11 @@ class _Pool:
             assignment = LocalJob(pickle.dumps((self._program, config)), job.log, environment, threads)
             process, pipe = self._process(assignment, cuda=cuda)
         except (OSError, EOFError, pickle.PicklingError, TypeError, AttributeError) as error:
-            self._free.append(slot)  # no process to be had, or an argument of the user's that cannot be sent to one
+            self._free.append(slot)  # the process cannot be created, or a user's argument cannot be pickled
             self._listener.ended(job.number, JobOutcome("failed", EXIT_BUG, f"not started: {one_line(error)}"), 0.0)
             return
         self._running.append(_Running(job.number, process, pipe, slot, not cuda, began))
-        self._listener.started(job.number)  # while it is on its way
+        self._listener.started(job.number)
 
     def _process(self, assignment: LocalJob, *, cuda: bool) -> tuple[Process, Connection]:
         if not cuda:
@@ -188,7 +191,7 @@ class _Pool:
                 raise
 
     def _listen(self) -> None:
-        """Wait a moment for anything to happen, and note what has."""
+        """Wait up to one tick for messages and exits, and handle them."""
         sources: list[Any] = [job.pipe for job in self._running if job.pipe is not None]
         sources += [job.process.sentinel for job in self._running if job.orphaned is None]
         wait(sources, timeout=_TICK)
@@ -196,10 +199,10 @@ class _Pool:
             self._hear(job)
             gone = self._has_gone(job)
             if gone:
-                self._hear(job)  # what it said last
-            if (gone or job.ended is not None) and not job.told:  # its process may still be clearing up
+                self._hear(job)  # its last messages
+            if (gone or job.ended is not None) and not job.told:  # its process may still be cleaning up
                 job.told = True
-                if job.forked:  # on CUDA its memory is in use until it has gone
+                if job.forked:  # on CUDA, memory is in use until the process exits
                     self._release(job)
                 self._listener.ended(job.number, self._judge(job), time.monotonic() - job.began)
             if gone:
@@ -221,7 +224,7 @@ class _Pool:
     def _has_gone(self, job: _Running) -> bool:
         code = job.process.exitcode
         if job.ended is not None and code is None and time.monotonic() - job.last_words > _LEAVING:
-            send(job.process, signal.SIGKILL)  # a thread or an exit hook of somebody's holds it
+            send(job.process, signal.SIGKILL)  # blocked by a thread or an exit hook
         if code != _LOST:
             return code is not None
         if job.orphaned is None:
@@ -246,7 +249,7 @@ class _Pool:
             job.slot = None
 
     def _judge(self, job: _Running) -> JobOutcome:
-        """How a job ended: what it said, or what its process tells where it said nothing."""
+        """Return a job's outcome: the one it reported, else one derived from its exit code."""
         was_stopped = job.ended is None or job.ended.status in ("interrupted", "preempted")
         if job.orphaned is not None and was_stopped and self._stopping is None:
             return JobOutcome("failed", EXIT_BUG, "the fork server was killed, which stopped the job")

@@ -1,8 +1,8 @@
-"""The points of a sweep: command-line words with several values become command lines with one value each, all checked.
+"""Expansion of overrides with several values to the points of a sweep, and checks of all points.
 
-Every point is composed and checked before the first one starts: its words, its device, and parts that go together. Each data set
-is loaded once, in a process of its own (`mptrain.sweep.processes.run_in_fork`): the sweep keeps neither its memory nor what loading it
-did to the process, and what has to be downloaded is there before jobs ask for it side by side.
+Every point is composed and checked before the first job starts: its overrides, its device, and whether its parts fit
+together. Each data set is loaded once, in a separate process (`mptrain.sweep.processes.run_in_fork`), so that the sweep
+keeps neither its memory nor side effects of loading. Downloads are then complete before concurrent jobs need them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _Checked = TypeVar("_Checked")
 
-#: More points than anybody means; a range with a slip in it has millions.
+#: Maximum number of points; it catches mistyped ranges, which may have millions.
 MOST_POINTS = 10_000
 
-#: Keys that say where runs are; a sweep gives each run its own.
+#: Keys of the run directory; the sweep sets them for each run.
 NOT_SWEPT = ("run.name", "run.root", "run.resume")
 
-#: What would have another program expand or run the points.
+#: Hydra keys that would let another program expand or run the points.
 _NOT_OURS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper", "hydra.launcher")
 
 
@@ -48,13 +48,13 @@ class Point:
     """One job of a sweep.
 
     Attributes:
-        number: From 0.
-        overrides: Its whole command line.
-        varied: The words in which points differ.
-        warnings: What its configuration warns about.
-        config: Its configuration, once it is checked; the run directory is not its own yet.
-        arm: Which arm of a comparison it belongs to; empty in a plain sweep.
-        count: How many points there are.
+        number: Index of the point, from 0.
+        overrides: All overrides of the point.
+        varied: The overrides in which points differ.
+        warnings: Warnings about its configuration.
+        config: Its configuration after `validate`, without its own run directory; None before.
+        arm: Name of its arm in a comparison; empty in a plain sweep.
+        count: Number of points in the sweep.
     """
 
     number: int
@@ -67,24 +67,24 @@ class Point:
 
     @property
     def place(self) -> str:
-        """``point 3/12 (seed=2)``."""
+        """Description of the point for messages, such as ``point 3/12 (seed=2)``."""
         return f"point {self.number + 1}/{self.count} ({self.label})"
 
     @property
     def label(self) -> str:
-        """The words in which points differ, for messages and tables."""
+        """Label for messages and tables: the overrides in which points differ."""
         return " ".join(self.varied) or "(no overrides)"
 
 
 def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
-    """All combinations of the words' values; the last word varies fastest.
+    """Expand overrides to all combinations of their values; the last override varies fastest.
 
     Args:
         words: Overrides in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over options.
         catalogue: The options that ``glob()`` chooses from.
 
     Raises:
-        ConfigError: A sweep without end, without values, or over something that cannot be swept.
+        ConfigError: An override has no values or too many, or its key cannot be swept.
     """
     problems: list[Problem] = []
     axes: list[list[str]] = []
@@ -94,15 +94,16 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
         key = override.key_or_group if override is not None else ""
         if any(key == name or key.startswith(f"{name}.") for name in _NOT_OURS):
             hint = "write KEY=A,B or KEY=range(1,4), and --jobs N"
-            problems.append(Problem(f"{word}: sweeps are expanded and run by mptrain itself", hint))
+            problems.append(Problem(f"{word}: mptrain expands and runs sweeps itself", hint))
         if override is None or not override.is_sweep_override():
-            axes.append([word])  # what cannot be read is reported by composing
+            axes.append([word])  # composing reports overrides that cannot be parsed
         else:
             swept.add(len(axes))
             axes.append(_values(word, override, catalogue, problems))
     count = math.prod(max(len(axis), 1) for axis in axes)
     if count > MOST_POINTS:
-        problems.append(Problem(f"the sweep has more than {MOST_POINTS:,} points", "check its ranges, or split it"))
+        hint = "check the ranges, or split the sweep"
+        problems.append(Problem(f"the sweep has more than {MOST_POINTS:,} points", hint))
     if problems:
         raise ConfigError(problems)
     return [
@@ -112,13 +113,13 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
 
 
 def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
-    """Checks every point; none is run.
+    """Compose and check every point.
 
     Returns:
-        The same points with their warnings and configurations.
+        The points with their warnings and configurations.
 
     Raises:
-        ConfigError: With the problems of all points; each names the point where not every one has it.
+        ConfigError: Contains the problems of all points. A problem names its first point unless all points have it.
     """
 
     def composed(point: Point) -> Point:
@@ -130,17 +131,17 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
 
 
 def require_keys(points: Sequence[Point], composer: Composer) -> None:
-    """Refuse points with unknown keys or impossible values, as far as they are known without torch.
+    """Check points for unknown keys and invalid values, as far as possible without torch.
 
     Raises:
-        ConfigError: As `validate`.
+        ConfigError: As for `validate`.
     """
     _each(points, lambda point: composer.require_keys(point.overrides))
 
 
 def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_Checked]:
-    """Return what a check gives for every point, or raise the problems of all of them."""
-    first: dict[str, Problem] = {}  # hints differ where they repeat a point's value
+    """Return the result of a check for every point, or raise the problems of all points."""
+    first: dict[str, Problem] = {}  # by message only: hints may contain a point's value
     found: dict[str, list[Point]] = {}
     checked = []
     for point in points:
@@ -155,13 +156,13 @@ def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_
 
 
 def require_devices(points: Sequence[Point]) -> None:
-    """Checks that this machine can run every point, so that a sweep does not fail half-way; imports torch.
+    """Check that this machine can run every point, so that a sweep does not fail half-way; imports torch.
 
     Args:
-        points: As `validate` returned them.
+        points: Points returned by `validate`.
 
     Raises:
-        EnvironmentRefused: A device is missing, or cannot run a point's precision mode; names the first such point.
+        EnvironmentRefused: A device is missing or cannot run a point's precision mode; the message names the point.
     """
     from mptrain.precision.support import require_support, resolve_device
 
@@ -179,7 +180,7 @@ def require_devices(points: Sequence[Point]) -> None:
 
 
 def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
-    """A problem with the first point that has it; as it is where all the points that were checked have it."""
+    """Return the problem with its first point added to the message, unless all checked points have the problem."""
     if len(bad) == checked:
         return problem
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -187,21 +188,21 @@ def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
 
 
 def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
-    """Checks all that can be known of points before any of them is run.
+    """Run all checks of points that are possible before training.
 
     Args:
-        points: As they were expanded.
-        composer: Over the folders that hold groups and options.
-        program: What jobs will run.
-        elsewhere: They run on other machines, whose devices are not known.
+        points: Points returned by `expand`.
+        composer: Composer with the configuration folders.
+        program: Functions that the jobs run.
+        elsewhere: Whether the jobs run on other machines, whose devices are unknown.
 
     Returns:
-        The same points with their warnings and configurations.
+        The points with their warnings and configurations.
 
     Raises:
-        MptrainError: Something is wrong with a point; it is named.
+        MptrainError: A point is invalid; the message names it.
     """
-    warm_up(program.modules)  # imports what it will need while this process looks at words
+    warm_up(program.modules)  # the fork server imports the modules while this process composes
     checked = validate(points, composer)
     if not elsewhere:
         require_devices(checked)
@@ -210,15 +211,15 @@ def check(points: Sequence[Point], composer: Composer, program: Program, *, else
 
 
 def require_agreement(points: Sequence[Point], program: Program) -> None:
-    """Refuse points whose model, data set, task, learners and weights do not go together, before any starts.
+    """Check that the model, data set, task, learners and weights of each point fit together.
 
     Args:
-        points: As `validate` returned them.
-        program: What jobs will run.
+        points: Points returned by `validate`.
+        program: Functions that the jobs run.
 
     Raises:
-        ConfigError: With the problems of all points, each with the first point that has it.
-        DataError, StorageError, EnvironmentRefused: Data or weights are missing, with the first such point.
+        ConfigError: Contains the problems of all points; each names its first point.
+        DataError, StorageError, EnvironmentRefused: Data or weights are missing; the message names the first point.
     """
     alike: dict[str, list[Point]] = {}
     for point in points:
@@ -238,7 +239,7 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
 
 
 def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
-    """The configurations, by their places, whose parts cannot be had or do not go together, and why."""
+    """Return the index and error of each configuration whose parts are missing or do not fit together."""
     found: list[tuple[int, MptrainError]] = []
     held: tuple[str, Dataset | MptrainError] | None = None  # one data set at a time: they may be large
     for number, config in sorted(enumerate(configs), key=lambda item: _data_of(item[1])):
@@ -261,8 +262,8 @@ def _load(config: Config) -> Dataset | MptrainError:
         return build_dataset(config)
     except MptrainError as error:
         return error
-    except (Exception, SystemExit) as error:  # code of the user's may do anything
-        return DataError(f"{config.dataset.path} cannot be made: {one_line(error)}")
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        return DataError(f"{config.dataset.path} cannot be created: {one_line(error)}")
 
 
 def _require_together(config: Config, dataset: Dataset) -> None:
@@ -275,22 +276,22 @@ def _require_together(config: Config, dataset: Dataset) -> None:
     except MptrainError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{config.task.path} cannot be made: {one_line(error)}") from None
+        raise ConfigError(f"{config.task.path} cannot be created: {one_line(error)}") from None
     require_known_learners(config, objectives)
     if config.weights is not None:
         path = config.weights.expanduser()
         if not path.exists():
-            raise CheckpointError(f"model.weights={path}: there is no such file or run", "name one that exists")
+            raise CheckpointError(f"model.weights={path}: there is no such file or run", "give an existing file or run")
 
 
 def _what_it_is_made_of(config: Config) -> str:
-    """Configurations with the same answer go together, or do not, for the same reasons."""
+    """Return a key that is equal for configurations whose compatibility checks have the same result."""
     parts = (config.model, config.task, sorted(config.learners), config.weights)
     return f"{_data_of(config)} {parts!r}"
 
 
 def _data_of(config: Config) -> str:
-    """What decides which data set it is: its arguments, and what it wants to know about the run."""
+    """Return a key that identifies the data set: its target, arguments, and the facts of the run that it accepts."""
     target = config.dataset
     accepted, _ = parameters(target.resolve())
     wanted = {name: value for name, value in config.for_dataset().items() if name in accepted}
@@ -300,18 +301,18 @@ def _data_of(config: Config) -> str:
 def _values(word: str, override: Override, catalogue: Catalogue, problems: list[Problem]) -> list[str]:
     key = override.key_or_group
     if key in NOT_SWEPT:
-        problems.append(Problem(f"{word}: {key} cannot be swept", "each point gets a directory of its own"))
+        problems.append(Problem(f"{word}: {key} cannot be swept", "remove it: each point gets its own run directory"))
         return []
     value: Any = override.value()
     try:
         if isinstance(value, Glob):
             if key not in catalogue.groups:
                 groups = ", ".join(catalogue.groups)
-                problems.append(Problem(f"{word}: glob() chooses options of a group", f"groups are {groups}"))
+                problems.append(Problem(f"{word}: glob() only works for groups", f"the groups are {groups}"))
                 return []
             values: Iterator[Any] = iter(value.filter(list(catalogue.groups[key])))
         elif not override.is_discrete_sweep():
-            problems.append(Problem(f"{word}: interval() has no end of values", "write range(start,stop,step)"))
+            problems.append(Problem(f"{word}: interval() has infinitely many values", "write range(start,stop,step)"))
             return []
         else:
             values = override.sweep_string_iterator()

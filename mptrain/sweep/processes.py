@@ -1,8 +1,8 @@
-"""Starts processes, forked from a warm server on a CPU and fresh for CUDA, and sets them up. The calling process itself never forks.
+"""Start and setup of processes: forked from a fork server for CPU jobs, new for CUDA jobs.
 
-The fork server has imported torch and run nothing of it, so a fork takes milliseconds where an import takes seconds.
-Jobs on CUDA are fresh processes, because a GPU's context survives no fork and `CUDA_VISIBLE_DEVICES` is read once.
-Must not import torch: which GPU a process sees is decided before that.
+The calling process itself never forks. The fork server has imported torch but not used it, so a fork takes milliseconds
+instead of the seconds of an import. CUDA jobs need new processes, because a CUDA context does not survive a fork and
+``CUDA_VISIBLE_DEVICES`` is read only once. This module must not import torch, because that variable must be set first.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from mptrain.errors import EXIT_BUG, EnvironmentRefused, MptrainError
 from mptrain.interpreter import guard_multiprocessing
 from mptrain.machine import ends_with_parent
 
-#: A process that runs points.
+#: A process that runs a point.
 Process = ForkServerProcess | SpawnProcess
 
 T = TypeVar("T")
 
-#: What a sweep passes on to its jobs (see `mptrain.engine.interrupt`).
+#: Signals that a sweep forwards to its jobs (see `mptrain.engine.interrupt`).
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-#: Variable that holds the names of those that were set for the fork server alone.
+#: Environment variable that lists the variables set only for the fork server.
 OF_THE_SERVER = "MPTRAIN_OF_THE_SERVER"
 
-#: NumPy's OpenBLAS starts a thread for each core when it is imported; a process with threads cannot be forked safely.
+#: NumPy's OpenBLAS starts a thread per core on import, and a process with threads cannot be forked safely.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
-#: How often a process is started anew where the fork server had died.
+#: Number of attempts to start a process if the fork server has died.
 _TRIES = 3
 
 
 def warm_up(modules: Sequence[str]) -> None:
-    """Start the fork server, which imports what jobs will need while the caller does something else."""
+    """Start the fork server, which imports the given modules in the background."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.sweep.fork_server", *modules])
     guard_multiprocessing()
-    resource_tracker.ensure_running()  # else the server's start would do it, and unblock signals in between
+    resource_tracker.ensure_running()  # the server would start it otherwise and unblock signals meanwhile
     with _signals_blocked(), _one_thread():
         forkserver.ensure_running()
 
 
 def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
-    """Return the value of a function, computed in a forked process of which nothing remains.
+    """Call a function in a forked process and return its value.
 
     Args:
-        function: Without parameters; it is pickled.
-        modules: What the fork server imports (see `warm_up`).
+        function: A picklable function without parameters.
+        modules: Modules that the fork server imports (see `warm_up`).
 
     Raises:
-        MptrainError: As the function raised it.
+        MptrainError: The function raised it.
         EnvironmentRefused: The process died.
     """
     warm_up(modules)
@@ -85,15 +85,15 @@ def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
 
 
 def answer(question: bytes, pipe: Connection) -> None:
-    """Run in the process of `run_in_fork`: compute one value and send ``(value, None)`` or ``(None, error)``, pickled.
+    """Call a function in the process of `run_in_fork` and send ``(value, None)`` or ``(None, error)``, pickled.
 
     Args:
         question: A pickled function without parameters.
-        pipe: Takes the answer.
+        pipe: Connection for the answer.
     """
     reset_after_fork()
     die_with_parent(signal.SIGKILL)
-    for number in ENDING_SIGNALS:  # the sweep's process ends this one
+    for number in ENDING_SIGNALS:  # the default action ends this process
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     try:
@@ -104,22 +104,22 @@ def answer(question: bytes, pipe: Connection) -> None:
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return a process of the fork server that will call a function of a module."""
+    """Return an unstarted process, to be forked by the fork server, that calls a module-level function."""
     return multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
 
 
 def spawned(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return a fresh process that will call a function of a module."""
+    """Return an unstarted new process that calls a module-level function."""
     return multiprocessing.get_context("spawn").Process(target=target, args=arguments)
 
 
 def start(process: Process) -> Process:
-    """Start a process; a fork server that died meanwhile is started anew.
+    """Start a process, restarting the fork server if it has died.
 
-    Signals wait until it can obey them: a fresh process inherits that they are blocked.
+    Stop signals are blocked in a new process until it can handle them.
 
     Raises:
-        OSError, EOFError: There is none to be had.
+        OSError, EOFError: The process cannot be started.
     """
     guard_multiprocessing()
     for left in reversed(range(_TRIES)):
@@ -135,9 +135,9 @@ def start(process: Process) -> Process:
 
 
 def describe_exit_code(code: int) -> str:
-    """Return what the exit code of a process that said nothing means."""
+    """Describe the exit code of a process that did not report an outcome."""
     if code >= 0:
-        return f"its process ended with {code} and did not say why"
+        return f"its process ended with exit code {code} and no message"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     return f"killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
 
@@ -149,17 +149,17 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def send_to(pid: int | None, number: signal.Signals) -> None:
-    """Send a signal to the process with this id, if there is one."""
+    """Send a signal to the process with this id, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if pid:
             os.kill(pid, number)
 
 
 def reset_after_fork() -> None:
-    """Undo in a process what was set for the fork server: disabled garbage collection, and variables.
+    """Undo the settings of the fork server in a forked process: disabled garbage collection and environment variables.
 
-    Garbage is collected again, but not among what the server imported: that would copy its memory. What is started from
-    here, and libraries that are not loaded yet, find the user's environment.
+    Objects that the server imported are frozen, because collecting them would copy shared memory. Child processes and
+    libraries loaded later see the user's environment.
     """
     gc.freeze()
     gc.enable()
@@ -168,16 +168,16 @@ def reset_after_fork() -> None:
 
 
 def detach_from_terminal() -> None:
-    """Become a process that Ctrl-C and the end of the terminal do not reach."""
-    with contextlib.suppress(PermissionError):  # it leads a group of its own already
+    """Start a new session, so that Ctrl-C and a closed terminal do not reach this process."""
+    with contextlib.suppress(PermissionError):  # it is already a process group leader
         os.setsid()
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have this process sent a signal when the one that started it ends, whatever ended it."""
+    """Arrange that this process receives a signal when its parent ends for any reason."""
     ends_with_parent(number)
     sweep = multiprocessing.parent_process()
-    if sweep is not None and not sweep.is_alive():  # it was over before that
+    if sweep is not None and not sweep.is_alive():  # it ended before the call
         os._exit(EXIT_BUG)
 
 
@@ -192,7 +192,7 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Set `_ONE_THREAD` for a fork server that begins inside, unless the user has set it; its jobs drop it again."""
+    """Set `_ONE_THREAD` while a fork server starts, unless the user has set it; `reset_after_fork` removes it again."""
     added = {name: value for name, value in _ONE_THREAD.items() if name not in os.environ}
     added[OF_THE_SERVER] = " ".join(added)
     os.environ.update(added)

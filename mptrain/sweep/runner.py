@@ -1,7 +1,7 @@
-"""Runs the points of a sweep and keeps ``sweep.json`` current; goes on with one that was broken off.
+"""Running and resuming of sweeps; keeps ``sweep.json`` up to date.
 
-A sweep is what its file says: what is planned is written first, and running it means running every job whose run
-directory does not say that it is done. Processes, or a scheduler's jobs, are the business of a `mptrain.sweep.executor.Executor`.
+``sweep.json`` defines the sweep and is written before any job starts. Running a sweep means running every job whose run
+directory does not have the status ``done``. An `mptrain.sweep.executor.Executor` starts the processes or jobs.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
 
-#: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
+#: Maximum wait in seconds for runs of a killed sweep to save their state, before the other points start.
 _PATIENCE = 60.0
 
 
 class SweepDisplay(Protocol):
-    """Shows a sweep, in the process that runs it."""
+    """Display of a sweep, in the process that runs it."""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """A job was started, or has ended; both are as ``sweep.json`` has them now."""
+        """Show that a job has started or ended; ``sweep`` and ``job`` are as now stored in ``sweep.json``."""
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """A job said how far it is."""
+        """Show the progress of a job."""
 
     def stopping(self, name: str) -> None:
-        """A signal of this name asked for the end; the jobs that run save themselves."""
+        """Show that the signal ``name`` requested a stop and that running jobs save their state."""
 
     def tick(self) -> None:
-        """Some time has passed; called several times a second."""
+        """Refresh the display; called several times a second."""
 
 
 def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
-    """The folder of a sweep's runs: ``ROOT/NAME``, or ``ROOT/sweeps/DATE/TIME-xxxx`` that no other has.
+    """Create or find the folder of a sweep: ``ROOT/NAME``, or a new ``ROOT/sweeps/DATE/TIME-xxxx``.
 
     Args:
         options: ``run.root``, ``run.name`` and ``run.resume`` of the sweep as a whole.
-        below: What stands for ``sweeps`` in the path of one without a name.
+        below: Replaces ``sweeps`` in the path of a sweep without a name.
 
     Raises:
-        ConfigError: ``run.resume`` without a name.
-        StorageError: It cannot be made; or there is one and ``run.resume`` does not say so; or it is something else.
+        ConfigError: ``run.resume`` is set without a name.
+        StorageError: The folder cannot be created, is not a sweep, or its existence contradicts ``run.resume``.
     """
     root = Path(options.root)
     if options.name is not None:
@@ -78,18 +78,18 @@ def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
             except FileExistsError:
                 continue
             return folder
-    raise StorageError(f"no free name for a sweep below {root}", "choose one with run.name=NAME")
+    raise StorageError(f"no unused name for a sweep found in {root}", "set run.name=NAME")
 
 
 def _named_folder(root: Path, name: str, resume: str) -> Path:
     folder = root / name
     for place in (folder, *(root / ancestor for ancestor in Path(name).parents if str(ancestor) != ".")):
         if (place / RUN_JSON).exists():
-            raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
+            raise StorageError(f"{place} is a run and cannot contain a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
             trust = allow_argument_for(read_sweep(folder))
-            hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
+            hint = f"resume it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
     if resume == "must":
@@ -113,21 +113,21 @@ def plan_sweep(
     plan: Mapping[str, Any] | None = None,
     grows: bool = False,
 ) -> Sweep:
-    """The sweep that is on record in a folder from now on; what has been done of it stays.
+    """Write the plan of a sweep to its folder and return it. The results of an existing sweep are kept.
 
     Args:
-        points: Checked.
-        folder: It exists.
+        points: Checked points.
+        folder: Folder of the sweep; it must exist.
         words: The overrides that were expanded.
-        config_dirs: Further folders of groups and options.
-        config_name: The file at the top.
-        parallel: Jobs at a time.
-        kind: What it is for.
-        plan: What is to be judged once the jobs are done, JSON values.
-        grows: These may be more points than are on record, or the first of them.
+        config_dirs: Additional configuration folders.
+        config_name: Name of the primary configuration file.
+        parallel: Maximum number of concurrent jobs.
+        kind: Kind of the sweep.
+        plan: Criteria for the evaluation of the finished jobs, JSON values.
+        grows: Whether the number of points may differ from that of the existing sweep, if the common ones are equal.
 
     Raises:
-        StorageError: The folder holds a sweep of other points or one that is being run, or cannot be written.
+        StorageError: The folder holds a sweep with different points or one that is being run, or cannot be written.
     """
     jobs = []
     for point in (replace(p, overrides=masked(p.overrides), varied=masked(p.varied)) for p in points):
@@ -143,33 +143,36 @@ def plan_sweep(
         both = min(len(old.jobs), len(jobs)) if grows else None
         before, now = ([(job.name, job.overrides, job.arm) for job in these[:both]] for these in (old.jobs, jobs))
         if (old.kind, before) != (kind, now):
-            hint = "give the words that it was started with, or choose another run.name"
-            raise StorageError(f"{folder} is a {old.kind} of other points than these", hint)
+            hint = "give the overrides that it was started with, or choose another run.name"
+            raise StorageError(f"{folder} is a {old.kind} with different points", hint)
         fresh = replace(fresh, jobs=(*old.jobs, *jobs[len(old.jobs) :]), started=old.started)
     write_sweep(fresh)
     return fresh
 
 
 def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
-    """The sweep as its run directories stand: what is not done there waits to be run; the other jobs as they are."""
+    """Return the sweep with job statuses read from the run directories, for the given jobs or all.
+
+    Jobs that have not ended get the status ``waiting``.
+    """
     wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
     jobs = zip(sweep.jobs, wanted, strict=True)
     return replace(sweep, jobs=tuple(_as_it_stands(sweep, job) if look else job for job, look in jobs))
 
 
 def require_free(sweep: Sweep) -> None:
-    """Refuse a sweep that another process is running, before anything of it is checked or written.
+    """Check that no other process is running a sweep.
 
     Raises:
-        StorageError: Names the process.
+        StorageError: Another process is running the sweep; the message names it.
     """
     holder = holder_of(sweep.paths.lock)
     if holder is not None:
-        raise StorageError(f"{sweep.folder} is being written by {holder}", "wait until it ends, or stop it")
+        raise StorageError(f"{sweep.folder} is being written by {holder}", "wait until that process ends, or stop it")
 
 
 def missing_points(sweep: Sweep) -> list[Point]:
-    """The points of the jobs that have not ended, to be checked again."""
+    """Return the points of all jobs that have not ended, unchecked."""
     return [
         Point(job.number, job.overrides, job.varied, arm=job.arm, count=len(sweep.jobs))
         for job in sweep.jobs
@@ -185,23 +188,24 @@ def run_sweep(
     numbers: Container[int] | None = None,
     launcher: Launcher | None = None,
 ) -> tuple[Sweep, int]:
-    """Runs the jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
+    """Run the jobs that have not ended, each in its own process; ``sweep.json`` is updated at every change.
 
     Args:
-        sweep: On record; its points were checked.
-        composer: Over the folders that the sweep names.
-        program: What jobs run.
-        watch: Shows what happens.
-        numbers: Of the jobs that this is about; None for all.
-        launcher: What a scheduler is asked for; None runs them on this machine.
+        sweep: The sweep, already written to its folder, with checked points.
+        composer: Composer with the configuration folders of the sweep.
+        program: Functions that the jobs run.
+        watch: Display of the sweep.
+        numbers: Numbers of the jobs to run; None for all.
+        launcher: Options for a scheduler; None runs the jobs on this machine.
 
     Returns:
-        The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged) or is still
-        run by a process of an earlier time, or that of the signal that ended it.
+        The sweep after the jobs, and the exit code. The code is 0 if all jobs have ended, that of the signal that
+        stopped the sweep, or 7 if a job failed or is still run by a process of an earlier sweep. In comparisons and
+        recipes, a numerics failure does not count as failed.
 
     Raises:
-        StorageError: Another process runs this sweep, or the disk refuses.
-        EnvironmentRefused: The scheduler that the launcher wants is not there.
+        StorageError: Another process is running this sweep, or a file cannot be written.
+        EnvironmentRefused: The scheduler of the launcher is not available.
     """
     with hold_lock(sweep.paths.lock):
         require_none_queued(sweep.folder)
@@ -224,7 +228,7 @@ def run_sweep(
             else:
                 executor = SlurmExecutor(sweep, composer.typed, program, launcher)
             stopped = executor.run([_spec(sweep, job) for job in wanted], record)
-        for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
+        for number in living - _holders(record.sweep, living).keys():  # it ended while the others ran
             record.ended_by_itself(number)
     if all(map(record.sweep.has_ended, record.sweep.jobs)):
         return record.sweep, EXIT_OK
@@ -232,7 +236,7 @@ def run_sweep(
 
 
 def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
-    """The jobs of a comparison with all arms taking turns: a machine that grows hot or busy must not favour one of them."""
+    """Order jobs so that the arms of a comparison alternate; a drift in machine speed then affects all arms equally."""
     turns: dict[str, int] = {}
     turn = {}
     for job in jobs:
@@ -241,13 +245,13 @@ def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
 
 
 def directory_name(point: Point) -> str:
-    """``NNN-OVERRIDES``: sortable, readable, safe in a path."""
+    """Return the run directory name of a point, ``NNN-OVERRIDES``, with path-safe characters only."""
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
     return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
 
 
 class _Record(Listener):
-    """Keeps the sweep and its file current, and passes on what happens."""
+    """Listener that updates the sweep and its file, and forwards events to the display."""
 
     def __init__(self, sweep: Sweep, watch: SweepDisplay) -> None:
         self.sweep = sweep
@@ -262,16 +266,16 @@ class _Record(Listener):
     def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
         job = self.sweep.jobs[number]
         status, code, reason = ended.status, ended.code, ended.reason
-        seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes
+        seconds = round((job.seconds or 0.0) + seconds, 3)  # total over all its processes
         self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
 
     def lives(self, number: int, holder: LockHolder) -> None:
-        """A process of an earlier time still runs a job."""
+        """Record that a process of an earlier sweep still runs a job."""
         reason = f"still run by {holder}, which outlived the sweep that started it"
         self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
 
     def ended_by_itself(self, number: int) -> None:
-        """The process of an earlier time has ended."""
+        """Record that the process of an earlier sweep has ended."""
         self._change(_as_it_stands(self.sweep, self.sweep.jobs[number]))
 
     def stopping(self, name: str) -> None:
@@ -287,7 +291,7 @@ class _Record(Listener):
 
 
 def _spec(sweep: Sweep, job: SweepJob) -> JobSpec:
-    """Return the job with a run directory of its own, where it resumes if it was broken off."""
+    """Return the job with overrides that set its own run directory and resume an unfinished run there."""
     places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
     run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
     return JobSpec(job.number, (*job.overrides, *places), run, log)
@@ -297,7 +301,7 @@ def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
     run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
     try:
         state = run.read_state()
-    except StorageError:  # the job itself will say what is wrong with it
+    except StorageError:  # the job itself will report it
         state = None
     if state is not None:
         on_record = round(_seconds_on_record(run.paths, state), 3)
@@ -310,10 +314,11 @@ def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
 
 
 def _seconds_on_record(run: RunPaths, state: RunState) -> float:
-    """Return the wall time of the attempts at a run, also of those that no sweep saw end.
+    """Return the wall time in seconds of all attempts at a run, including those that ended without the sweep.
 
-    A process that was killed left no end. The last one counts from when ``run.json`` was written, as it began, to its last
-    step on the disk; both times are those of files, so that a copied folder gives too little rather than too much.
+    A killed process has no recorded end. If it was the last attempt, its time runs from the modification time of
+    ``run.json``, written at its start, to that of its last step. Both are file times, so in a copied folder the result
+    is too low rather than too high.
     """
     seconds = sum(attempt.seconds or 0.0 for attempt in state.attempts)
     if state.attempts and state.attempts[-1].ended is None:
@@ -327,12 +332,12 @@ def _waiting(job: SweepJob) -> SweepJob:
 
 
 def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
-    """Say which jobs are still run by processes of a killed sweep, and wait for a while until these have saved themselves.
+    """Record jobs that are still run by processes of a killed sweep, and wait up to `_PATIENCE` seconds for their end.
 
-    Jobs of a scheduler outlive their sweep and train to their end, so this does not wait for all.
+    Scheduler jobs outlive their sweep and train to their end, so the wait is limited.
 
     Returns:
-        The numbers of the jobs that are still run.
+        The numbers of the jobs that are still running.
     """
     living = _holders(record.sweep, numbers)
     for number, holder in living.items():
@@ -349,7 +354,7 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
 
 
 def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
-    """Return the processes that hold runs of these jobs."""
+    """Return the processes that hold the run locks of these jobs, by job number."""
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
     return {number: holder for number, holder in found.items() if holder is not None}

@@ -1,7 +1,8 @@
-"""Hands the points of a sweep to Slurm through submitit, and waits; what jobs do is in `mptrain.sweep.worker`.
+"""Executor that submits the jobs of a sweep to Slurm through submitit and waits for them.
 
-A job is known by what it writes into its own file and by its run directory. What submitit pickles is read by the job alone:
-it lies in a folder that this process has just made, so that nothing in it was there before.
+`mptrain.sweep.worker` contains the code of the jobs. A job reports its status in a file of its own and in its run
+directory. Only the job reads submitit's pickles; they are in a folder that this process has just created, so that they
+cannot come from elsewhere.
 """
 
 from __future__ import annotations
@@ -33,26 +34,27 @@ from mptrain.runlog.sweeps import Sweep
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.sweep.worker import TIME_IS_UP, JobResult, SubmittedJob, one_line, read_result, run_submitted_job
 
-#: The folder in that of a sweep which has a folder for each time that jobs were handed over, and the file there that names them.
+#: Folder in a sweep's folder with one folder per submission, and the file in it that lists the job ids.
 FOLDER, JOBS_JSON = "submitted", "jobs.json"
 
-#: Seconds between two looks at files, and between two questions to a scheduler, which many people ask; less when all is to end.
+#: Polling intervals in seconds: for files, for the scheduler, which many users share, and for the scheduler at a stop.
 _TICK, _ASK, _ASK_AGAIN = 0.25, 30.0, 3.0
 
-#: Seconds that the last words of a job may take through a network file system, and that a preempted job may take to be queued again.
+#: Seconds for a job's result to appear on a network file system, and for a preempted job to be queued again.
 _LATE, _REQUEUED = 10.0, 300.0
 
-#: Seconds for jobs to save themselves once they were cancelled.
+#: Seconds for cancelled jobs to save their state.
 _LEAVING = 60.0
 
-#: States of submitit's and Slurm's in which a job may still do something.
-_ALIVE = ("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD",
-          "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "REQUEUE_FED")  # fmt: skip
+#: States of submitit and Slurm in which a job has not ended.
+_ALIVE = ("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED",
+          "REQUEUE_HOLD", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT",
+          "REQUEUE_FED")  # fmt: skip
 
 
 @dataclass
 class _Job:
-    """A job that was handed over, and what is known about it."""
+    """State of a submitted job; times are those of `time.monotonic`."""
 
     submission: SubmittedJob
     handle: Any
@@ -63,13 +65,13 @@ class _Job:
 
 @dataclass(frozen=True)
 class SlurmExecutor:
-    """Has a scheduler run jobs through submitit (see `Executor`); once a signal asks for the end, cancels all of them.
+    """Executor that submits jobs through submitit (see `Executor`). A stop signal cancels all of them.
 
     Args:
-        sweep: On record.
-        typed: Those of the jobs' words that the user typed; None for all (see `Composer`).
-        program: What jobs run.
-        launcher: What jobs ask for.
+        sweep: The sweep, already written to its folder.
+        typed: The overrides that the user typed; None if all are (see `Composer`).
+        program: Functions that the jobs run.
+        launcher: Resources that the jobs request.
     """
 
     sweep: Sweep
@@ -78,7 +80,7 @@ class SlurmExecutor:
     launcher: Launcher
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """See `Executor`."""
+        """Submit all jobs and wait for them (see `Executor`)."""
         launcher, sweep = self.launcher, self.sweep
         folder = fresh_folder(sweep.folder)
         results = [folder / f"{job.number:03d}.json" for job in jobs]
@@ -100,7 +102,7 @@ class SlurmExecutor:
 
 
 def fresh_folder(sweep: Path) -> Path:
-    """A new folder for what is handed to a scheduler now, which only this user can write."""
+    """Create a new folder for one submission, accessible only to this user."""
     folder = sweep.absolute() / FOLDER / secrets.token_hex(4)
     with storage_errors(folder, "create"):
         folder.parent.mkdir(exist_ok=True)
@@ -109,10 +111,10 @@ def fresh_folder(sweep: Path) -> Path:
 
 
 def require_none_queued(sweep: Path) -> None:
-    """Refuse a sweep whose jobs of an earlier time still wait or run in Slurm's queue: they would train the same runs.
+    """Check that no earlier jobs of a sweep are still in Slurm's queue, because they would train the same runs.
 
     Raises:
-        StorageError: Names them.
+        StorageError: There are such jobs; the message lists their ids.
     """
     found = [one for path in sorted((sweep / FOLDER).glob(f"*/{JOBS_JSON}")) for one in _still_queued(path)]
     if found:
@@ -135,16 +137,16 @@ def _still_queued(path: Path) -> list[str]:
 
 
 def require_scheduler(launcher: Launcher) -> None:
-    """Refuse a launcher whose scheduler is not there, before a sweep has a folder.
+    """Check that the scheduler of a launcher is available, before the sweep's folder is created.
 
     Raises:
-        EnvironmentRefused: submitit is not installed, or there is no Slurm here.
+        EnvironmentRefused: submitit is not installed, or this machine has no Slurm.
     """
     submitit = _submitit(launcher)
     if launcher.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise EnvironmentRefused(
-            "--launcher: there is no srun here, so this machine is none of a Slurm cluster",
-            "start the sweep where sbatch works, or try it with --launcher local",
+            "--launcher: there is no srun on this machine, so it is not part of a Slurm cluster",
+            "start the sweep on a machine with sbatch, or try it with --launcher local",
         )
 
 
@@ -153,10 +155,10 @@ def _submitit(launcher: Launcher) -> Any:
 
 
 def _executor(launcher: Launcher, folder: Path) -> Any:
-    """Submitit's executor for jobs of this kind."""
+    """Return submitit's executor with the options of a launcher."""
     submitit = _submitit(launcher)
-    submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # what Slurm is asked to send
-    python = shlex.join(command("-u"))  # submitit goes on with -m and a module
+    submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # the signal requested from Slurm
+    python = shlex.join(command("-u"))  # submitit appends -m and a module
     if launcher.executor == "local":
         _guard_controller()
         local = submitit.LocalExecutor(folder, python=python)
@@ -177,7 +179,7 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
 
 
 def _guard_controller() -> None:
-    """Let submitit's local executor start its controller by `command`: it writes ``python -m`` and takes no other way."""
+    """Make submitit's local executor start its controller with `command` instead of a fixed ``python -m``."""
     local: Any = import_module("submitit.local.local")
 
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
@@ -186,7 +188,7 @@ def _guard_controller() -> None:
     local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
-#: Keys of a launcher that submitit calls the same.
+#: Launcher keys that have the same name in submitit.
 _PASSED_ON = ("signal_delay_s", "cpus_per_task", "job_name", "partition", "account", "qos", "constraint", "gres",
               "nodelist", "exclude", "comment")  # fmt: skip
 
@@ -204,7 +206,7 @@ class _Queue:
         self._asked = time.monotonic()
 
     def run(self, submissions: Sequence[SubmittedJob], at_once: int) -> None:
-        """Until nothing waits and nothing is queued, with at most so many jobs in the queue at a time."""
+        """Submit and watch jobs until all have ended, with at most ``at_once`` in the queue."""
         waiting = list(reversed(submissions))
         while waiting or self._jobs:
             if self._interrupts.received and self._stopping is None:
@@ -218,31 +220,31 @@ class _Queue:
             self._listener.tick()
             time.sleep(_TICK)
         if self._stopping is None:
-            self._list.unlink(missing_ok=True)  # nothing of it is queued
+            self._list.unlink(missing_ok=True)  # no job is queued any more
 
     def cancel(self) -> None:
-        """Ask the scheduler to end all jobs; those that run save themselves."""
+        """Cancel all jobs; running jobs save their state."""
         self._stopping = time.monotonic()
         for job in self._jobs:
-            # It has gone, or nobody answers; what it says is looked at all the same.
+            # The job may have ended, or the scheduler may not answer; the job's result is read in any case.
             with contextlib.suppress(Exception):
                 if self._local:
-                    os.kill(int(job.handle.job_id), signal.SIGTERM)  # its own way would leave a run one second
+                    os.kill(int(job.handle.job_id), signal.SIGTERM)  # submitit's cancel allows a run only one second
                 else:
                     job.handle.cancel(check=False)
 
     def forget(self) -> None:
-        """Wait no longer for jobs that were cancelled."""
+        """Stop waiting for cancelled jobs."""
         self._stopping = self._stopping or time.monotonic()
         for job in list(self._jobs):
             self._end(job, self._stopped("cancelled"))
 
     def _submit(self, submission: SubmittedJob) -> None:
-        # Jobs of the local executor inherit that Ctrl-C and the end of the terminal do not reach them.
+        # Jobs of the local executor inherit the mask, so that Ctrl-C and a closed terminal do not reach them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
             handle = self._executor.submit(run_submitted_job, submission)
-        except Exception as error:  # submitit and sbatch have no common error
+        except Exception as error:  # submitit and sbatch share no error class
             number = submission.job.number
             self._listener.ended(number, JobOutcome("failed", EXIT_BUG, f"not submitted: {one_line(error)}"), 0.0)
             return
@@ -254,7 +256,7 @@ class _Queue:
             write_atomically(self._list, json.dumps({"executor": "slurm", "jobs": self._numbers}) + "\n")
 
     def _look(self) -> None:
-        """Note what jobs have said, and, from time to time, what the scheduler says."""
+        """Read the results of jobs and, at longer intervals, their states from the scheduler."""
         now = time.monotonic()
         asking = self._local or now - self._asked > (_ASK if self._stopping is None else _ASK_AGAIN)
         if asking:
@@ -272,7 +274,7 @@ class _Queue:
                 self._end(job, self._stopped("cancelled"))
 
     def _judge(self, job: _Job, told: JobResult | None, state: str) -> None:
-        """End a job that the scheduler has ended, unless its last words may still be on their way."""
+        """Record the end of a job that the scheduler has ended, unless its result may still arrive."""
         now = time.monotonic()
         job.preempted = (job.preempted or now) if state == "PREEMPTED" else None
         if state in _ALIVE or (job.preempted is not None and now - job.preempted < _REQUEUED):
@@ -282,9 +284,9 @@ class _Queue:
         if told is not None and told.status == "preempted":
             self._end(job, JobOutcome("preempted", told.code or EXIT_PREEMPTED, told.reason))
         elif self._stopping is not None and (told is None or told.status == "waiting"):
-            self._end(job, self._stopped("cancelled before it began"))
+            self._end(job, self._stopped("cancelled before it started"))
         elif now - job.over > (_TICK if self._local else _LATE):
-            what = f"its job {job.handle.job_id} ended as {state} and said nothing"
+            what = f"its job {job.handle.job_id} ended as {state} without a result"
             cancelled = self._stopping is not None or state.startswith(("CANCELLED", "PREEMPTED"))
             self._end(job, self._stopped(what) if cancelled else JobOutcome("failed", EXIT_BUG, what))
 
@@ -295,13 +297,16 @@ class _Queue:
         self._jobs.remove(job)
         deadline = time.monotonic() + _LATE
         while self._local and not job.handle.done() and time.monotonic() < deadline:
-            time.sleep(0.02)  # the process that started it is clearing up
+            time.sleep(0.02)  # its controller process is cleaning up
         seconds = 0.0 if job.began is None else time.monotonic() - job.began
         self._listener.ended(job.submission.job.number, ended, seconds)
 
 
 def _state(handle: Any, mode: str) -> str:
-    """What the scheduler calls the state of a job, in capitals; one answer is for all jobs, so the first alone asks."""
+    """Return the scheduler's state of a job in capitals.
+
+    One query returns the states of all jobs, so only the first job needs the mode ``force``; others use ``cache``.
+    """
     found: Callable[..., dict[str, str]] = handle.get_info
     with contextlib.suppress(Exception):
         info = found(mode=mode)

@@ -1,7 +1,7 @@
-"""Runs inside the process of a job: trains one point, and says how it ended, to the sweep's process or in a file.
+"""Code of a job's process: trains one point and reports the outcome to the sweep's process or in a file.
 
-Must import neither torch nor anything that does: which GPU a process sees is decided before that, and the process that a
-scheduler starts imports this by name.
+It must not import torch, directly or indirectly, because ``CUDA_VISIBLE_DEVICES`` must be set first. The process that a
+scheduler starts imports this module by name.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from mptrain.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_wi
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
-#: What comes some time before the end of a job's time at a scheduler. Ranks of NCCL and data loaders are used to it.
+#: Signal that the scheduler sends shortly before a job's time limit. NCCL and data loaders tolerate it.
 TIME_IS_UP = signal.SIGUSR1
 
-#: Characters of a reason; with its frame it must fit into one atomic write to a pipe (4096 bytes).
+#: Maximum length of a reason in characters; pickled, it must fit into one atomic write to a pipe (4096 bytes).
 _LONGEST_REASON = 600
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """What a process of this machine is told.
+    """Assignment of a job in a local process.
 
     Attributes:
         work: The pickled `Program` and `Config`; unpickling may import torch.
-        log: Takes what the job prints.
-        environment: Variables to be set before torch is imported.
-        threads: CPU threads of torch at most; None leaves torch's own choice.
+        log: File for the output of the job.
+        environment: Environment variables to set before torch is imported.
+        threads: Maximum number of torch's CPU threads; None keeps torch's default.
     """
 
     work: bytes
@@ -64,15 +64,15 @@ class LocalJob:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """One point of a sweep, as it is handed to a scheduler: words, which mean the same there, and no secret.
+    """One point of a sweep as submitted to a scheduler. It holds overrides, which are composed there, and no secrets.
 
     Attributes:
-        job: Its command line and places.
-        config_dirs: Further folders of groups and options.
-        config_name: The file at the top.
-        typed: Those of the words that the user typed; None for all (see `Composer`).
-        result: Takes how it stands (see `JobResult`).
-        program: What jobs run.
+        job: Its overrides and paths.
+        config_dirs: Additional configuration folders.
+        config_name: Name of the primary configuration file.
+        typed: The overrides that the user typed; None if all are (see `Composer`).
+        result: File for the status of the job (see `JobResult`).
+        program: Functions that the job runs.
     """
 
     job: JobSpec
@@ -85,11 +85,11 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What a submitted job says about itself.
+    """Status that a submitted job reports.
 
     Attributes:
-        status: ``waiting`` once it was queued again, ``running``, or how it ended.
-        code: Exit code that the training would have had.
+        status: ``waiting`` if it is queued again, ``running``, or the status at its end.
+        code: Exit code of the training; None before its end.
         reason: Why it is not done, in one line.
     """
 
@@ -99,18 +99,16 @@ class JobResult:
 
 
 def run_job(assignment: LocalJob, pipe: Connection) -> None:
-    """Run a job in a process of this machine; once it has said how the job ended, its own exit code means nothing.
+    """Run a job in a local process. After the outcome is sent, the exit code of the process is irrelevant.
 
     Args:
-        assignment: What is to be done.
-        pipe: Takes `JobProgress` and at last `JobOutcome`, pickled.
+        assignment: The job.
+        pipe: Connection to the sweep's process, for pickled `JobProgress` messages and a final `JobOutcome`.
     """
     reset_after_fork()
     detach_from_terminal()
-    die_with_parent(signal.SIGTERM)  # as if it had been asked for an orderly end
-    with contextlib.suppress(
-        OSError
-    ):  # where memory runs out, the kernel shall end a job, not the sweep that has others
+    die_with_parent(signal.SIGTERM)  # a graceful stop
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills a job rather than the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(assignment.environment)
 
@@ -121,7 +119,7 @@ def run_job(assignment: LocalJob, pipe: Connection) -> None:
         return program, config
 
     ended = _train(prepare, assignment.log, print_traceback, _ToParent(pipe), assignment.threads)
-    with contextlib.suppress(OSError):  # the reader may be stopped for a while, or gone
+    with contextlib.suppress(OSError):  # the reader may be suspended or dead
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.set_blocking(pipe.fileno(), True)
@@ -131,13 +129,13 @@ def run_job(assignment: LocalJob, pipe: Connection) -> None:
 
 
 def run_submitted_job(submission: SubmittedJob) -> None:
-    """Run a job; called by submitit, in a process that the scheduler started.
+    """Run a submitted job; submitit calls this in a process that the scheduler started.
 
-    A signal that its time is up saves the run and queues the job again. One that ends it otherwise saves the run: if that was
-    for another job, the scheduler will queue this one again, and if somebody cancelled it, not.
+    On the time limit signal the run is saved and the job queued again. On other stop signals the run is saved; the
+    scheduler queues the job again if it was preempted, but not if a user cancelled it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
-    for number in (TIME_IS_UP, signal.SIGTERM):  # until the run listens by itself; submitit would not save it
+    for number in (TIME_IS_UP, signal.SIGTERM):  # until the run installs its own handlers, instead of submitit's
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (TIME_IS_UP, signal.SIGTERM))
     job, program = submission.job, submission.program
@@ -153,22 +151,21 @@ def run_submitted_job(submission: SubmittedJob) -> None:
     ended = _train(prepare, job.log, program.report, Fanout(()))  # the run directory has the records
     again = ended.status == "preempted" and ended.reason.startswith(TIME_IS_UP.name)
     if again and not _got_on(job.run):
-        again, ended = False, JobOutcome("preempted", EXIT_PREEMPTED, "no step was made in its time: raise timeout_min")
+        reason = "no step was completed within the time limit: raise timeout_min"
+        again, ended = False, JobOutcome("preempted", EXIT_PREEMPTED, reason)
     if again:
         _write_result(submission, JobResult("waiting"))
-        try:
-            load_extra("submitit", "slurm", "--launcher").JobEnvironment()._requeue(
-                0
-            )  # it may end this process at once
-        except Exception as error:  # no scontrol on this node, or it refuses
+        try:  # _requeue may end this process at once
+            load_extra("submitit", "slurm", "--launcher").JobEnvironment()._requeue(0)
+        except Exception as error:  # scontrol is missing on this node, or fails
             ended = JobOutcome("preempted", EXIT_PREEMPTED, f"saved, but not queued again: {one_line(error)}")
         else:
-            raise SystemExit(0)  # past submitit, which would write down that it ended
+            raise SystemExit(0)  # returning would let submitit record the job as finished
     _write_result(submission, JobResult(ended.status, ended.code, ended.reason))
 
 
 def read_result(path: Path) -> JobResult | None:
-    """Return what a submitted job last said; None where it has said nothing that can be read."""
+    """Read the last status of a submitted job; None if it has not reported one or the file is unreadable."""
     try:
         found = JobResult(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -178,7 +175,7 @@ def read_result(path: Path) -> JobResult | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as a reason."""
+    """Return an error as a one-line reason."""
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"sys.exit({error.code!r}) in {Path(last.filename).name}:{last.lineno}"[:_LONGEST_REASON]
@@ -188,13 +185,13 @@ def one_line(error: BaseException) -> str:
 
 
 def print_traceback(error: BaseException) -> int:
-    """Print where an error came from; returns the exit code of a bug."""
+    """Print the traceback of an error and return the exit code of a bug."""
     traceback.print_exception(error)
     return EXIT_BUG
 
 
 def print_to(log: Path) -> None:
-    """Send everything that is printed from here on, by any library, to a file."""
+    """Redirect all further output of the process, including that of libraries, to a file."""
     with storage_errors(log):
         descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
@@ -205,7 +202,7 @@ def print_to(log: Path) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         opened = open(number, "wb", closefd=False)  # noqa: SIM115
         setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
-    faulthandler.enable()  # a crash of a library leaves the place where it happened
+    faulthandler.enable()  # prints the stack if a library crashes
 
 
 def _train(
@@ -215,9 +212,9 @@ def _train(
     sink: Sink,
     threads: int | None = None,
 ) -> JobOutcome:
-    """Train what ``prepare`` returns, and report what it raises; ``report`` does until the program is known."""
+    """Train what ``prepare`` returns and report errors, with ``report`` until the program is known."""
     try:
-        with require_folder_stays(log.parent):  # the sweep's, which a run would else make anew
+        with require_folder_stays(log.parent):  # so that a run does not create a removed sweep folder again
             program, config = prepare()
             report = program.report
             if threads is not None:
@@ -226,12 +223,12 @@ def _train(
                 torch.set_num_threads(min(threads, torch.get_num_threads()))
             program.train(config, sink)
     except _Stopped as error:
-        return stopped(False, f"{error}: stopped before it trained")
+        return stopped(False, f"{error}: stopped before training started")
     except Preempted as error:
         report(error)
         return stopped(error.exit_code == EXIT_INTERRUPTED, one_line(error), error.exit_code)
     except KeyboardInterrupt:
-        return stopped(True, "interrupted before it began to train")
+        return stopped(True, "interrupted before training started")
     except SystemExit as error:
         print_traceback(error)
         return JobOutcome(
@@ -245,7 +242,7 @@ def _train(
 
 
 class _Stopped(BaseException):
-    """A signal came before the run listened; no error, so that nothing on the way takes it for one of its own."""
+    """Stop signal before the run handles signals itself; a BaseException, so that ``except Exception`` passes it on."""
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -253,7 +250,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _got_on(run: Path) -> bool:
-    """Return whether the last attempt came further than it began: a job that does not would be queued for ever."""
+    """Return whether the last attempt completed a step; without this check a job could be queued again for ever."""
     with contextlib.suppress(StorageError):
         state = RunDirectory(RunPaths(run)).read_state()
         if state is not None and state.attempts:
@@ -263,12 +260,12 @@ def _got_on(run: Path) -> bool:
 
 
 def _write_result(submission: SubmittedJob, result: JobResult) -> None:
-    with contextlib.suppress(StorageError):  # the run directory says it too
+    with contextlib.suppress(StorageError):  # the run directory has the same information
         write_atomically(submission.result, json.dumps(asdict(result)) + "\n")
 
 
 class _ToParent:
-    """A sink that tells the sweep how far the job is, and rather says nothing than waits."""
+    """A sink that sends progress to the sweep's process; it drops messages instead of blocking."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -291,7 +288,7 @@ class _ToParent:
             self._send()
 
     def close(self) -> None:
-        """The pipe outlives the training."""
+        """Do nothing, because the pipe is still needed for the outcome."""
 
     def _send(self) -> None:
         if self._last is None:
@@ -307,5 +304,5 @@ class _ToParent:
             overflows=self._overflows,
             skipped=sum(step.step - step.updates for step in self._steps.values()),
         )
-        with contextlib.suppress(OSError):  # full, or nobody reads it: the next one will do
+        with contextlib.suppress(OSError):  # the pipe is full or closed; a later message replaces this one
             self._pipe.send_bytes(pickle.dumps(progress))

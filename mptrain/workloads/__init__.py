@@ -1,4 +1,4 @@
-"""Workloads, a folder each, with its data, models, task and metrics.
+"""Workloads: one folder each, with its data, models, task and metrics.
 
-A workload imports none of the others; what several share is in `base`, `images`, `sound` and `text`.
+A workload must not import another workload. Shared code is in `base`, `images`, `sound` and `text`.
 """

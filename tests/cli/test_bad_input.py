@@ -50,7 +50,7 @@ ROWS = [
     (["model=mlp", "model.hidden=64"], ["hint: write model.hidden=[64]"]),
     (
         ["train.batch_size=4", "train.accumulate=5"],
-        ["error: train.accumulate=5 with train.batch_size=4: there is at most one micro-batch a sample"],
+        ["error: train.accumulate=5 with train.batch_size=4: a micro-batch needs at least one sample"],
     ),
     (["precision.keep_fp32=norms"], ["hint: write precision.keep_fp32=[norms]"]),
     (["list", "precison"], ["error: there is no group 'precison'", "hint: did you mean precision?"]),
@@ -93,7 +93,7 @@ ROWS = [
         ["model._target_=mptrain.workloads.classification.models.convnet.cnnn"],
         ["has no 'cnnn'", "hint: did you mean mptrain.workloads.classification.models.convnet.cnn?"],
     ),
-    (["model._target_=mptrain.workloads.gan.models.os.system"], ["tried to import mptrain.workloads.gan.models.os"]),
+    (["model._target_=mptrain.workloads.gan.models.os.system"], ["importing mptrain.workloads.gan.models.os failed"]),
     (
         ["model._target_=mptrain.cli.main.main", "+model.argv=[doctor]"],
         [

@@ -63,7 +63,7 @@ def test_all_unknown_flags_are_named_with_what_is_wrong_besides():
         ("unknown option '--amp'", "did you mean precision=amp_dynamic?"),
         (
             "no option 'fp16' in precision",
-            "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision says what they are",
+            "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision describes them",
         ),
         ("unknown key 'precison'", "did you mean precision=fp32?"),
     ]

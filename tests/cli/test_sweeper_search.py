@@ -112,7 +112,7 @@ def test_ctrl_c_between_two_batches_ends_it_with_130(searching, asking):
     [
         ("hydra/launcher=joblib", "hydra/launcher=joblib: jobs are run by mptrain itself"),
         ("run.name=a,b", "run.name=a,b: run.name cannot be swept"),
-        ("hydra.sweep.dir=x", "'hydra.sweep.dir' has no effect: mptrain makes run directories"),
+        ("hydra.sweep.dir=x", "'hydra.sweep.dir' has no effect: mptrain creates the run directories"),
         ("precision=fp33", "no option 'fp33' in precision"),
         ("seed=0", "the sweeper asked for no point"),
     ],

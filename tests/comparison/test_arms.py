@@ -68,7 +68,7 @@ def test_the_reference_is_the_one_named_or_the_only_fp32_or_the_first():
     assert caught.value.hint == "did you mean amp_dynamic?"
     with pytest.raises(UsageError) as caught:
         choose_reference([amp, full], "zzz")
-    assert caught.value.hint == "arms are: amp_dynamic, fp32"
+    assert caught.value.hint == "the arms are amp_dynamic, fp32"
 
 
 def threads(seed, count, **more):

@@ -66,12 +66,12 @@ def test_odd_dimensions_and_layout_count_on_cuda_only():
 
 
 def test_a_busy_machine_is_named():
-    assert "up to 3 runs worked on the machine at the same time" in said(SLOW, together=3)
+    assert "up to 3 runs ran on the machine at the same time" in said(SLOW, together=3)
 
 
 def test_where_nothing_is_on_record_no_cause_is_named():
-    assert said(SLOW) == "not faster: nothing on record says why; the device says: fine"
-    assert said(SLOW, facts={}, data_wait=math.nan) == "not faster: nothing on record says why"
+    assert said(SLOW) == "not faster: the records show no cause; support of the device: fine"
+    assert said(SLOW, facts={}, data_wait=math.nan) == "not faster: the records show no cause"
 
 
 def test_full_precision_and_halves_against_halves_are_not_expected_to_be_faster():
@@ -81,15 +81,15 @@ def test_full_precision_and_halves_against_halves_are_not_expected_to_be_faster(
 
 def test_what_was_in_use_before_is_no_part_of_the_precision():
     on_cpu = said(None, BIG)
-    assert "40 % of the peak, which is the process's resident set, were in use before the model was built" in on_cpu
-    assert "40 % of the peak were in use" in said(None, BIG, device=CUDA)
+    assert "40 % of the peak, which is the process's resident set, was in use before the model was built" in on_cpu
+    assert "40 % of the peak was in use" in said(None, BIG, device=CUDA)
     assert "in use before" not in said(None, BIG, memory_before=0)
     assert "in use before" not in said(None, BIG, memory_before=1000)
 
 
 def test_copies_in_fp32_are_named():
     assert "FP32 master weights (4.0 kB for 1,000 parameters)" in said(None, BIG, mode="fp16_static")
-    assert "under autocast weights, gradients and optimizer state stay FP32 (4.0 kB" in said(None, BIG)
+    assert "under autocast, weights, gradients and optimizer state stay FP32 (4.0 kB" in said(None, BIG)
 
 
 def test_one_pair_has_no_interval_and_is_judged_by_itself():
@@ -102,7 +102,7 @@ def test_one_pair_has_no_interval_and_is_judged_by_itself():
 
 def test_skipped_updates_are_counted_by_their_kind():
     calibrating = said(skipped=3, skip_rate=0.01, overflows={"calibrating": 3})
-    assert calibrating == "1 % of the updates were skipped, all of them while the first loss scales were tried"
+    assert calibrating == "1 % of the updates were skipped, all of them during calibration of the initial loss scale"
     mixed = said(skipped=3, skip_rate=0.01, overflows={"calibrating": 1, "unexpected": 2})
     assert mixed == "1 % of the updates were skipped (2 calibrating, 4 unexpected)"
 
@@ -113,7 +113,7 @@ def test_gradients_that_the_format_flushed_to_zero_are_named_where_both_were_loo
         return remarks(Arm("fp16_noscale", runs[0]), Arm("fp32", runs[1]), None, None)
 
     (sentence,) = arms(0.9, 0.33)
-    assert sentence.startswith("90 % of the activation gradients were zero, and 33 % of the reference's: ")
+    assert sentence.startswith("90 % of the activation gradients were zero, against 33 % in the reference: ")
     assert arms(0.34, 0.33) == ()
     assert arms(0.9, None) == ()
     assert arms(None, 0.33) == ()
@@ -121,7 +121,7 @@ def test_gradients_that_the_format_flushed_to_zero_are_named_where_both_were_loo
 
 def test_a_scale_at_its_floor_is_named():
     path = {"first": 65536.0, "min": 1.0, "max": 65536.0, "last": 1.0}
-    assert said(scale=path) == "the loss scale ended at its floor of 1 in 2 of 2 runs"
+    assert said(scale=path) == "the loss scale ended at its minimum of 1 in 2 of 2 runs"
     assert said(scale={**path, "last": 2.0}) == ""
     assert said(scale={**path, "first": 1.0}) == ""
 
@@ -129,8 +129,8 @@ def test_a_scale_at_its_floor_is_named():
 def test_runs_that_did_not_end_in_order_are_named_with_their_reason():
     broken = Arm("amp_dynamic", (failed(measures(0)), failed(measures(1)), measures(2, status="running")))
     assert remarks(broken, FULL, None, None) == (
-        "seeds 0, 1 did not end in order: every step overflowed",
-        "seed 2 did not end in order: it is running, or was killed",
+        "seeds 0, 1 did not finish: every step overflowed",
+        "seed 2 did not finish: it is running, or was killed",
     )
 
 

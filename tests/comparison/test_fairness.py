@@ -27,9 +27,9 @@ def test_arms_that_differ_in_precision_only_are_fair_and_everything_was_checked(
     found, checks = check_fairness((FULL, AMP), FULL)
     assert found == ()
     text = "\n".join(checks)
-    assert "the descriptions of the data (data.json) were compared by digest" in text
-    assert "measured on as many samples, and left out as many" in text
-    for words in ("nothing but keys of precision, scaler", "initial weights", "orders", "first batches", "TF32 off"):
+    assert "the descriptions of the data (data.json) have the same digest" in text
+    assert "evaluated the same number of samples and left out the same number" in text
+    for words in ("arms only in keys of precision, scaler", "initial weights", "orders", "first batches", "TF32 off"):
         assert words in text
     assert "same device" in text
 
@@ -45,9 +45,9 @@ def test_a_key_that_was_not_claimed_is_fatal_and_named_with_both_values():
 def test_what_was_claimed_may_differ_and_is_named_in_full(claimed):
     found, checks = check_fairness((FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1})), FULL, claimed)
     assert [(one.what, one.fatal) for one in found] == [
-        ("arms differ in optimizer.lr, train.batch_size too, as was claimed", False)
+        ("arms also differ in optimizer.lr, train.batch_size, as claimed", False)
     ]
-    assert checks[0] == "runs of an arm differ in nothing but their seed"
+    assert checks[0] == "runs of an arm differ only in their seed"
 
 
 def test_a_claim_covers_whole_words_of_a_key():
@@ -71,9 +71,9 @@ def test_runs_of_an_arm_must_differ_in_their_seed_only():
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"initial_weights": "other"}, "initial weights of amp_dynamic and fp32 are not the same at seeds 0, 1"),
-        ({"data": {0: ("other", "b")}}, "orders of the training samples of amp_dynamic and fp32 are not the same"),
-        ({"data": {0: ("order 0 0", "other")}}, "first batches of the epochs, augmentation included,"),
+        ({"initial_weights": "other"}, "initial weights of amp_dynamic and fp32 differ for seeds 0, 1"),
+        ({"data": {0: ("other", "b")}}, "orders of the training samples of amp_dynamic and fp32 differ"),
+        ({"data": {0: ("order 0 0", "other")}}, "first batches of the epochs, including augmentation,"),
     ],
 )
 def test_other_weights_orders_or_batches_are_fatal(change, what):
@@ -87,7 +87,7 @@ def test_other_weights_orders_or_batches_are_fatal(change, what):
     [
         ({"data": {2: ("other", "batch 0 2")}}, "orders of the training samples"),
         ({"data": {2: ("order 0 2", "other")}}, "first batches of the epochs"),
-        ({"evaluated": {"test": "other"}}, "samples that were evaluated"),
+        ({"evaluated": {"test": "other"}}, "evaluated samples"),
     ],
 )
 def test_data_that_are_other_ones_in_a_single_epoch_or_split_are_fatal(change, what):
@@ -96,7 +96,7 @@ def test_data_that_are_other_ones_in_a_single_epoch_or_split_are_fatal(change, w
     (found,) = objections(arm("fp32", [0.95]), Arm("amp_dynamic", (other,)))
     assert found.fatal
     assert f"the {what}" in found.what
-    assert "not the same at seed 0" in found.what
+    assert "differ for seed 0" in found.what
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_other_weights_or_data_that_follow_from_a_claim_are_flagged(change, key,
     found = objections(FULL, of_amp({key: 7}, **change), claimed=(claimed,))
     assert len(found) > 1
     assert not any(one.fatal for one in found)
-    assert all(f"as follows from {key.replace('__', '.')}" in one.what for one in found[1:])
+    assert all(f"because of {key.replace('__', '.')}" in one.what for one in found[1:])
 
 
 def test_a_claim_that_holds_no_difference_excuses_nothing():
@@ -146,7 +146,7 @@ def test_partly_missing_digests_are_flagged_and_the_rest_is_checked():
     half = Arm("amp_dynamic", (AMP.runs[0], replace(AMP.runs[1], initial_weights="")))
     found, checks = check_fairness((FULL, half), FULL)
     assert ["could not be checked" in one.what for one in found] == [True]
-    assert any("initial weights" in check and "the 1 pairs on record" in check for check in checks)
+    assert any("initial weights" in check and "the 1 recorded pairs" in check for check in checks)
 
 
 @pytest.mark.parametrize("role", ["reference", "arm"])
@@ -191,12 +191,12 @@ def test_another_number_of_threads_in_the_configuration_is_no_fatal_difference()
 def test_arms_of_different_length_are_flagged():
     (found,) = objections(FULL, of_amp(steps=200))
     assert not found.fatal
-    assert found.what == "amp_dynamic made 200 steps, fp32 300"
+    assert found.what == "amp_dynamic ran for 200 steps, fp32 for 300"
 
 
 def test_seeds_without_a_partner_are_flagged():
     (found,) = objections(FULL, Arm("amp_dynamic", AMP.runs[:1]))
-    assert (found.what, found.fatal) == ("amp_dynamic has no run of seed 1", False)
+    assert (found.what, found.fatal) == ("amp_dynamic has no run with seed 1", False)
 
 
 def test_differences_are_of_the_arm_against_the_reference():
@@ -211,10 +211,10 @@ def test_differences_are_of_the_arm_against_the_reference():
     [
         (
             {"data_card": "other"},
-            "descriptions of the data (data.json) of amp_dynamic and fp32 are not the same",
+            "descriptions of the data (data.json) of amp_dynamic and fp32 differ",
         ),
-        ({"samples": 100}, "amp_dynamic was measured on 100 samples of test, fp32 on 400, at seeds 0, 1"),
-        ({"unusable": {"test": 3}}, "amp_dynamic left out 3 samples of test, fp32 0, at seeds 0, 1"),
+        ({"samples": 100}, "amp_dynamic was evaluated on 100 samples of test, fp32 on 400, for seeds 0, 1"),
+        ({"unusable": {"test": 3}}, "amp_dynamic left out 3 samples of test, fp32 0, for seeds 0, 1"),
     ],
 )
 def test_other_test_data_are_fatal_unless_they_follow_from_a_claim(change, what):
@@ -223,7 +223,7 @@ def test_other_test_data_are_fatal_unless_they_follow_from_a_claim(change, what)
     assert what in found.what
     claimed = objections(FULL, of_amp({"dataset__path": "b"}, **change), claimed=("dataset.path",))
     assert [one.fatal for one in claimed] == [False, False]
-    assert claimed[1].what.endswith("as follows from dataset.path")
+    assert claimed[1].what.endswith("because of dataset.path")
 
 
 def test_samples_of_runs_that_did_not_end_or_do_not_say_are_not_compared():
@@ -237,13 +237,15 @@ def test_runs_that_were_changed_on_the_way_are_fatal_and_named_with_their_keys()
     for claimed in ((), ("optimizer",)):
         (found,) = objections(FULL, Arm("amp_dynamic", (one, replace(other, changes=(lr, epochs)))), claimed=claimed)
         assert found.fatal
-        assert found.what == f"amp_dynamic-1 of amp_dynamic (seed 1) changed on the way: {lr}; {epochs}"
+        assert (
+            found.what == f"amp_dynamic-1 of amp_dynamic (seed 1) changed its configuration on resume: {lr}; {epochs}"
+        )
 
 
 def test_runs_that_went_on_with_other_threads_are_flagged_only():
     (found,) = objections(FULL, of_amp(changes=("threads was 1, now 2",)))
     assert not found.fatal
-    assert "(seeds 0, 1) changed on the way" in found.what
+    assert "(seeds 0, 1) changed its configuration on resume" in found.what
 
 
 def test_processes_that_began_with_other_memory_are_flagged():

@@ -46,7 +46,7 @@ def test_what_cannot_be_told_from_the_best_is_named_with_it():
     over = "(95 % CIs over test samples overlap)"
     assert said(A, NEAR, FAR) == f"best 0.90 at a, within noise of b {over}, worst 0.50 at c"
     many = [RankedSetting(f"n{at}", 0.89 - at / 1000, 0.87, 0.91) for at in range(5)]
-    over = over.replace("overlap", "(x1.06 for a choice among 7) overlap")
+    over = over.replace("overlap", "(widened x1.06 for 7 settings) overlap")
     assert f"within noise of n0, n1, n2 and 2 more {over}" in said(A, *many, FAR)
 
 
@@ -58,7 +58,7 @@ def test_of_settings_that_all_overlap_none_is_best():
 
 def test_without_intervals_or_direction_nothing_more_is_claimed():
     bare = [RankedSetting(name, value, math.nan, math.nan) for name, value in (("a", 0.9), ("b", 0.5))]
-    assert said(*bare) == "best 0.90 at a, worst 0.50 at b; without 95 % CIs on record, this may be noise"
+    assert said(*bare) == "best 0.90 at a, worst 0.50 at b; without 95 % CIs, this may be noise"
     assert said(A, FAR, higher=None) == "from 0.50 at c to 0.90 at a"
 
 
@@ -88,7 +88,7 @@ def test_seeds_repeat_a_setting_and_are_none():
 
 def test_what_did_not_end_in_order_counts_for_nothing():
     jobs = [job(0, "seed=0"), job(1, "seed=1", status="failed")]
-    assert lead(jobs, summary(0.9), summary(0.1)) == "top1 (test): 0.900 at the 1 point that ended in order."
+    assert lead(jobs, summary(0.9), summary(0.1)) == "top1 (test): 0.900 at the 1 finished point."
     assert lead([jobs[1]], summary(0.1)) == "No point has a final metric yet."
     assert lead([jobs[0]], summary(math.nan)) == "No point has a final metric yet."
 
@@ -115,12 +115,12 @@ def test_equal_settings_have_a_best_in_no_more_than_one_sweep_of_twenty(count):
 
 def test_a_choice_among_many_is_said_to_have_wider_intervals():
     many = [RankedSetting(str(at), 0.5 + at / 1000, 0.4, 0.6) for at in range(8)]
-    assert "their 95 % CIs over test samples (x1.09 for a choice among 8) overlap" in said(*many)
+    assert "their 95 % CIs over test samples (widened x1.09 for 8 settings) overlap" in said(*many)
 
 
 def test_a_point_whose_metric_is_not_finite_is_counted():
     sentence = lead([job(0, "a=1"), job(1, "a=2"), job(2, "a=3")], summary(0.9), summary(0.8), summary(math.nan))
-    assert sentence.endswith(" 1 more point ended with a metric that is not finite.")
+    assert sentence.endswith(" 1 more point ended with a non-finite metric.")
 
 
 def test_seeds_that_agree_to_the_digit_have_intervals_over_test_samples():

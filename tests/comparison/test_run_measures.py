@@ -127,7 +127,7 @@ def test_a_run_without_a_configuration_is_refused(tmp_path):
 
 def test_damage_of_an_event_is_located(tmp_path):
     run = write_run(tmp_path, records=[*SOME_RECORDS, EventRecord("data_order", 30, {"epoch": 3})])
-    with pytest.raises(StorageError, match=r"events\.jsonl, line 7 is damaged: it is no data_order event"):
+    with pytest.raises(StorageError, match=r"events\.jsonl, line 7 is damaged: not a valid data_order event"):
         measure(run)
 
 

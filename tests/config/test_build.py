@@ -90,7 +90,7 @@ def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesake
     assert trained_by("") == names
     with pytest.raises(
         ConfigError,
-        match=r"trains generator, but mptrain.workloads.classification.models.convnet.cnn has only the parts net1, net10",
+        match=r"trains generator, but mptrain.workloads.classification.models.convnet.cnn has only the modules net1, net10",
     ):
         trained_by("generator")
 
@@ -118,7 +118,7 @@ class Pair(nn.Module):
     ("tied", "modules", "named"),
     [
         (False, (("one", "two"), ("two",)), "two.weight"),
-        (True, (("one",), ("two",)), "one.weight, which is two.weight"),
+        (True, (("one",), ("two",)), "one.weight, which is also two.weight"),
     ],
 )
 def test_a_parameter_that_two_learners_train_is_refused_by_name(tied, modules, named):
@@ -158,7 +158,7 @@ def test_a_last_batch_of_one_sample_that_cannot_be_evaluated_is_refused_before_t
         raise AssertionError("only the single sample is tried")
 
     monkeypatch.setattr("mptrain.workloads.classification.task.Classify.measure", measure)
-    with pytest.raises(ConfigError, match=r"train.batch_size=36 leaves a batch of one of 397 samples of test"):
+    with pytest.raises(ConfigError, match=r"train.batch_size=36 leaves a batch of one sample out of 397 in test"):
         parts_of("model=cnn", "train.batch_size=36", "dataset.train_samples=72")
 
 

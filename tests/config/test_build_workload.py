@@ -25,15 +25,15 @@ SPEECH = "dataset=tone_words does not have: it has vocabulary_size, feature_size
         ("task=classify dataset=python_docs", "task=classify needs num_classes, which"),
         ("task=gan dataset=python_docs", "model=cnn needs num_classes, in_channels, which"),
         ("model=cnn dataset=tone_words", f"task=classify needs num_classes, which {SPEECH}"),
-        ("model=cnn dataset=digit_scenes", "task=classify does not go with dataset=digit_scenes, which has boxes"),
-        ("model=dcgan dataset=digit_scenes", "task=gan does not go with dataset=digit_scenes, which has boxes"),
+        ("model=cnn dataset=digit_scenes", "task=classify does not work with dataset=digit_scenes, which has boxes"),
+        ("model=dcgan dataset=digit_scenes", "task=gan does not work with dataset=digit_scenes, which has boxes"),
         ("model=ssd_small dataset=digits", f"task=detect needs boxes, which {PICTURES}"),
         ("model=edsr_small dataset=digits", f"task=enhance needs upscale, which {PICTURES}"),
         ("model=wavenet_small dataset=tone_words", f"task=audio needs levels, which {SPEECH}"),
         ("model=deepspeech2_small dataset=digits", f"task=transcribe needs decode, which {PICTURES}"),
         (
             "model=char_lstm dataset=tone_words",
-            "task=language does not go with dataset=tone_words, which has sample_rate",
+            "task=language does not work with dataset=tone_words, which has sample_rate",
         ),
     ],
 )
@@ -51,11 +51,11 @@ def test_parts_that_do_not_go_together_leave_no_run_behind(words, said, tmp_path
     [
         (
             "model=edsr_small dataset=digits",
-            "task=enhance goes with dataset=photo_folder, photos; dataset=digits with task=classify, gan; ",
+            "task=enhance works with dataset=photo_folder, photos; dataset=digits works with task=classify, gan; ",
         ),
-        ("model=cnn dataset=python_docs task=gan", "model=cnn goes with dataset=cifar10, "),
-        ("model=cnn dataset=tone_words", "task=classify goes with dataset=cifar10, "),
-        ("task.label_smoothing=0 dataset=digit_scenes", "task=classify goes with dataset=cifar10, "),
+        ("model=cnn dataset=python_docs task=gan", "model=cnn works with dataset=cifar10, "),
+        ("model=cnn dataset=tone_words", "task=classify works with dataset=cifar10, "),
+        ("task.label_smoothing=0 dataset=digit_scenes", "task=classify works with dataset=cifar10, "),
     ],
 )
 def test_what_would_go_together_is_said(words, said, tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys)
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: task=classify needs num_classes, which dataset=image_folder does not have")
     assert hint.lstrip().startswith(
-        "hint: its images lie in no class folders: put those of each class into ROOT/train/CLASS"
+        "hint: the images are not in class folders: put those of each class into ROOT/train/CLASS"
     )
 
 

@@ -137,5 +137,5 @@ def test_a_run_that_does_not_answer_with_classes_is_refused_before_anything_is_t
         return [{"boxes": images}]
 
     monkeypatch.setattr(torch.nn.Sequential, "forward", forward)
-    with pytest.raises(ConfigError, match="a number for each class"):
+    with pytest.raises(ConfigError, match="one logit per class"):
         parts_of(*PAIR, f"task.classifier={trained.storage.paths.root}")

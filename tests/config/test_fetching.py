@@ -191,7 +191,7 @@ def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch, load, 
     if there:
         root.mkdir(parents=True)
         (root / "mine.txt").write_text("kept")
-    with pytest.raises(DataError, match="cannot be had"):
+    with pytest.raises(DataError, match="the download failed"):
         load(root=root)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert left == (["a", "a/b", "a/b/mine.txt"] if there else [])

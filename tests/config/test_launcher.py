@@ -34,11 +34,11 @@ def test_a_file_says_what_jobs_ask_for_and_the_name_of_an_executor_is_enough(tmp
         ("word: local\n", "unknown key 'word'"),
         ("partitoin: gpu\n", "unknown key 'partitoin'"),
         ("timeout_min: 0\n", "timeout_min: 0 must be a whole number, at least 1"),
-        ("timeout_min: 2\nsignal_delay_s: 120\n", "120 seconds before the end is before the beginning"),
+        ("timeout_min: 2\nsignal_delay_s: 120\n", "120 seconds is not less than timeout_min"),
         ("executor: kubernetes\n", "executor: kubernetes must be"),
         ("partition: ${oc.env:HOME}\n", "partition: "),
-        ("- gpu\n", "must be a mapping"),
-        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdef", "bcdefg", strict=True)), "unfolds"),
+        ("- gpu\n", "not a mapping"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdef", "bcdefg", strict=True)), "expand"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, text, what):
@@ -57,5 +57,5 @@ def test_a_key_that_runs_commands_says_what_to_do_instead(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_launcher(written(tmp_path, "setup: [module load x]\n"))
     assert (
-        refused.value.problems[0].hint == "a launcher runs no commands: set the environment up before, jobs inherit it"
+        refused.value.problems[0].hint == "a launcher runs no commands: set up the environment first, jobs inherit it"
     )

@@ -89,4 +89,4 @@ def test_a_learner_that_the_task_has_not_is_refused_before_anything_is_built():
 
     with pytest.raises(ConfigError, match=r"learners.critic: the task has no such learner") as caught:
         build(compose(["model=mlp", "learners.critic.optimizer.lr=0.5"]))
-    assert caught.value.problems[0].hint == "it has main"
+    assert caught.value.problems[0].hint == "its learners are main"

@@ -16,4 +16,4 @@ def test_a_file_at_the_top_may_leave_out_what_does_nothing_by_default(tmp_path, 
     (tmp_path / "mine" / "own.yaml").write_text(yaml.safe_dump(top))
     words = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.max_steps=1")
     assert main(["--config-dir", "mine", "--config-name", "own", *words]) == code
-    assert (f"{group} names no _target_" in capsys.readouterr().err) == (code == 2)
+    assert (f"{group} has no _target_" in capsys.readouterr().err) == (code == 2)

@@ -25,7 +25,7 @@ def test_the_copy_inside_a_wheel_comes_first(tmp_path, monkeypatch):
 
 def test_a_missing_folder_is_an_error_that_says_where_was_looked(tmp_path, monkeypatch):
     monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
-    with pytest.raises(EnvironmentRefused, match=r"looked at .*_data"):
+    with pytest.raises(EnvironmentRefused, match=r"searched .*_data"):
         location.configs()
 
 

@@ -20,7 +20,7 @@ OLD_TARGETS = {
 def test_an_old_key_is_answered_with_the_new_one(capsys, old):
     assert main(["precision=amp_dynamic", f"{old}=growth" if old.endswith("refill") else f"{old}=1"]) == 2
     said = capsys.readouterr().err
-    assert f"error: unknown key '{old}': its name is {RENAMED_KEYS[old]} since 0.2" in said
+    assert f"error: unknown key '{old}': renamed to {RENAMED_KEYS[old]} in 0.2" in said
     assert f"hint: write {RENAMED_KEYS[old]}=" in said
 
 
@@ -47,5 +47,5 @@ def test_an_old_target_is_answered_with_the_new_one_which_is_there(capsys, group
     for old in OLD_TARGETS[group]:
         assert main([f"{group}._target_={old}"]) == 2
         said = capsys.readouterr().err
-        assert f"_target_ '{old}': its path is {new_target(old)} since 0.2" in said, old
+        assert f"_target_ '{old}': moved to {new_target(old)} in 0.2" in said, old
         assert resolve(new_target(old), PACKAGES[group])

@@ -27,6 +27,7 @@ OTHER_PROGRAMS = {
     "ruff": ".ci/run",
     "pytest": ".ci/run",
     "tensorboard": "not ours",
+    "mkdocs": "test_pages.py, where mptrain[docs] is installed",
     "torchrun": "tests/parallel/test_torchrun.py",
 }
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
+import yaml
 from docs.pages import PAGES, ROOT, blocks, commands
 from loops import each
 from small_runs import TINY, run_command, run_in_process
@@ -202,3 +205,21 @@ def test_the_python_that_is_shown_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert capsys.readouterr().out.splitlines()[-1] == "2 main 65536.0"
+
+
+def test_the_site_has_every_page():
+    site = yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text())
+    listed = re.findall(r"[\w/-]+\.md", str(site["nav"]))
+    pages = [
+        name.removeprefix("docs/") for name in PAGES if name.startswith("docs/") and not re.search(r"design/\d", name)
+    ]
+    assert sorted(listed) == sorted(pages), "name every page of docs/ in nav of docs/site/mkdocs.yml"
+
+
+@pytest.mark.process
+def test_the_site_builds_strictly(tmp_path):
+    pytest.importorskip("material", reason="needs mptrain[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "design/index.html").exists()

@@ -67,6 +67,6 @@ def test_an_average_that_is_switched_on_later_begins_with_the_saved_weights_and_
     loop = loop_of(tmp_path, *TINY, "train.max_steps=3")
     loop.run()
     later = continue_loop(loop, *TINY, "train.max_steps=6", "train.ema_decay=0.9")
-    assert any("begins with the saved weights" in note for note in later.notes)
+    assert any("starts from the saved weights" in note for note in later.notes)
     for name, value in later.parts.averages().items():
         assert torch.equal(value, loop.parts.full_precision()[name])

@@ -122,9 +122,9 @@ def test_samples_and_loss_terms_are_counted_apart(tmp_path):
 @pytest.mark.parametrize(
     ("precision", "loss", "said"),
     [
-        ("fp16_dynamic", 1.0, "its last loss on val is inf, though its last training loss is finite"),
-        ("fp16_dynamic", math.nan, "the run diverged: its last loss on val is inf"),
-        ("fp32", 1.0, "the run diverged: its last loss on val is inf"),
+        ("fp16_dynamic", 1.0, "the last loss on val is inf, although the last training loss is finite"),
+        ("fp16_dynamic", math.nan, "the run diverged: the last loss on val is inf"),
+        ("fp32", 1.0, "the run diverged: the last loss on val is inf"),
     ],
 )
 def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, precision, loss, said):

@@ -123,7 +123,7 @@ def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
     [
         (["inject.step=1"], "needs an inject.tensor"),
         (["inject.tensor=input"], "needs an inject.step"),
-        (["inject.step=1", "inject.tensor=loss"], "no such kind"),
+        (["inject.step=1", "inject.tensor=loss"], "unknown kind"),
         (["inject.step=1", "inject.tensor=input:x"], "the input has no name"),
         (["inject.step=1", "inject.tensor=activation:"], "there is no module ''"),
         (["inject.step=1", "inject.tensor=activation:2x"], "there is no module '2x'"),
@@ -132,7 +132,7 @@ def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
         (["inject.value=big"], "must be a number, or inf, -inf or nan"),
         (
             ["inject.step=1", "inject.tensor=activation:3", "train.compile=true", "precision=fp32"],
-            "inject.tensor needs modules that run one by one",
+            "inject.tensor needs hooks on single modules",
         ),
     ],
 )
@@ -144,12 +144,12 @@ def test_what_cannot_be_put_in_is_refused(words, says):
 def test_a_step_that_is_never_reached_is_warned_of(tmp_path):
     _, kept = run(tmp_path, "inject.step=99", "inject.tensor=input")
     (warning,) = [record for record in kept.of(EventRecord) if record.kind == "warning"]
-    assert warning.fields["message"] == "inject.step=99 is never reached: the training ends at step 6"
+    assert warning.fields["message"] == "inject.step=99 is never reached: training ends at step 6"
 
 
 def test_tokens_cannot_be_infinite(tmp_path):
     loop = loop_of(tmp_path, "model=char_lstm", "inject.step=2", "inject.tensor=input", "train.max_steps=2")
-    with pytest.raises(ConfigError, match="the inputs are whole numbers"):
+    with pytest.raises(ConfigError, match="the inputs are integers"):
         loop.run()
 
 
@@ -158,7 +158,7 @@ def test_tokens_cannot_be_infinite(tmp_path):
 )
 def test_a_run_says_beforehand_which_fault_it_has(count, steps):
     parts, _ = parts_of(*TINY, "inject.step=4", "inject.tensor=input", f"inject.count={count}")
-    assert parts.notes == (f"a fault is put in on purpose: inf into input, {steps}",)
+    assert parts.notes == (f"a fault is injected on purpose: inf into input, {steps}",)
 
 
 def test_without_a_step_nothing_is_put_in():

@@ -58,9 +58,7 @@ def test_an_error_of_another_kind_is_not_taken_for_a_missing_kernel():
         return model(batch.inputs) @ torch.ones(3)
 
     object.__setattr__(parts.learners[0].objective, "loss", loss)
-    with pytest.raises(
-        FirstBatchError, match="Sequential and Classify do not get through the first batch: Runtime"
-    ) as got:
+    with pytest.raises(FirstBatchError, match="Sequential and Classify fail on the first batch: Runtime") as got:
         rehearse(parts, first_batch(parts))
     assert isinstance(got.value.__cause__, RuntimeError)
 
@@ -89,7 +87,7 @@ def test_a_buffer_that_no_refused_step_can_restore_is_warned_of_and_not_counted_
     assert counter.seen.item() == 3  # the rehearsal's is not among them
     warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
     assert warnings[-1] == (
-        "1 buffers are replaced instead of changed in place, so that a refused step cannot restore them: 0.seen"
+        "1 buffers are replaced instead of changed in place, so a skipped step cannot restore them: 0.seen"
     )
 
 

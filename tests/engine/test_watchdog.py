@@ -30,10 +30,7 @@ def test_a_run_that_stands_still_says_where_once_for_each_time(tmp_path, capsys)
     assert text.count("no progress for 0.2 s") == 2
     assert "hang_in_a_place_that_is_named" in text
     assert (
-        capsys.readouterr().err.count(
-            f"warning: no progress for 0.2 s; where every thread of the run stands is in {path}"
-        )
-        == 2
+        capsys.readouterr().err.count(f"warning: no progress for 0.2 s; the stacks of all threads are in {path}") == 2
     )
 
 

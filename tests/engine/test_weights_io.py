@@ -63,10 +63,10 @@ def test_the_usual_wrappings_are_undone(tmp_path, wrap):
     ("content", "message"),
     [
         (None, "there is no such file"),
-        (b"no pickle at all", "cannot be read as tensors and nothing else"),
-        ([1, 2], "holds no state dict"),
-        ({"epoch": 3}, "holds no state dict"),
-        (torch.ones(3), "holds no state dict"),
+        (b"no pickle at all", "cannot be read as a file of plain tensors"),
+        ([1, 2], "has no state dict"),
+        ({"epoch": 3}, "has no state dict"),
+        (torch.ones(3), "has no state dict"),
         (nn.Linear(1, 1), "cannot be read"),
     ],
 )
@@ -92,15 +92,15 @@ def test_a_head_of_another_shape_stays_as_it_was_drawn_and_is_named():
     assert fit.unused == ("more",)
     assert dict(fit.fresh) == {"2.weight": "(5, 3), not (7, 3)", "2.bias": "(5,), not (7,)"}
     assert fit.describe("there") == (
-        "7 of 9 tensors begin as in there; drawn afresh: 2.weight ((5, 3), not (7, 3)), 2.bias ((5,), not (7,)); "
-        "without a place in the model: more"
+        "7 of 9 tensors loaded from there; not loaded: 2.weight ((5, 3), not (7, 3)), 2.bias ((5,), not (7,)); "
+        "not in the model: more"
     )
 
 
 def test_weights_of_which_none_fits_are_refused_though_a_counter_does():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     weights = {"1.num_batches_tracked": torch.tensor(3), "backbone.weight": torch.ones(2)}
-    with pytest.raises(CheckpointError, match=r"no weight in there fits the model: 0.weight \(not there\)"):
+    with pytest.raises(CheckpointError, match=r"no weight in there fits the model: 0.weight \(missing\)"):
         load_matching(model, weights, "there")
 
 

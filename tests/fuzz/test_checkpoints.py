@@ -131,7 +131,7 @@ def test_a_checkpoint_that_is_no_mapping_is_refused(sound, value):
     whole = io.BytesIO()
     torch.save(value, whole)
     store_data(folder, whole.getvalue())
-    with pytest.raises(CheckpointError, match="holds no state"):
+    with pytest.raises(CheckpointError, match="instead of a state"):
         CheckpointStore(folder, keep=2).load("last")
 
 

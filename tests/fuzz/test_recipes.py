@@ -94,5 +94,5 @@ def laughs(levels):
 def test_aliases_that_unfold_to_more_than_there_is_memory_for_are_refused(folder, text):
     path = folder / "recipe.yaml"
     path.write_text(text)
-    with only_our_errors(folder), pytest.raises(ConfigError, match="unfolds to more than"):
+    with only_our_errors(folder), pytest.raises(ConfigError, match="expand to more than"):
         read_recipe(path)

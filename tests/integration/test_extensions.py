@@ -257,9 +257,9 @@ def test_what_a_task_or_data_set_of_theirs_lacks_is_named_before_anything_is_wri
     task.write_text(task.read_text().replace("def summarise", "def sumarise"))
     done = theirs(*ALLOWED, "model=line")
     assert done.returncode == 2
-    assert "task: theirs.regression.Regress made a Regress without summarise" in done.stderr
+    assert "task: theirs.regression.Regress returned a Regress without summarise" in done.stderr
     data.write_text(data.read_text().replace("def describe", "def words"))
     done = theirs(*ALLOWED, "model=line")
-    assert "dataset: theirs.data.Table made a Table without describe" in done.stderr
+    assert "dataset: theirs.data.Table returned a Table without describe" in done.stderr
     assert "mptrain/workloads/base/dataset.py" in done.stderr
     assert not (tmp_path / "outputs").exists()

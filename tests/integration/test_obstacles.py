@@ -95,7 +95,7 @@ def test_a_run_whose_histograms_are_gone_goes_on_and_says_so(capsys):
     assert main(["resume", "outputs/run", "train.max_steps=4"]) == 0
     assert "warning: outputs/run/histograms.jsonl has 0 bytes" in capsys.readouterr().err.replace("\n", " ")
     events = Path("outputs/run/events.jsonl").read_text()
-    assert "histograms of the steps so far are lost" in events
+    assert "histograms of all steps so far are lost" in events
     looks = [json.loads(line)["step"] for line in Path("outputs/run/histograms.jsonl").read_text().splitlines()]
     assert looks == [3, 4]
 
@@ -118,7 +118,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(capsys):
     Path("outputs/run/run.json").write_text(json.dumps({**state, "status": "running"}))
     code, output, _ = run(capsys, "resume", "outputs/run")
     assert code == 0
-    assert "there is no checkpoint yet: the run starts again" in output
+    assert "there is no checkpoint yet: starting from the beginning" in output
     assert Path("outputs/run/steps.jsonl").read_text() == steps
 
 
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
         code, _, errors = run(capsys, *words)
     assert code == 6
     assert errors[0].startswith("error: cannot write outputs/run/checkpoints/step-00000008.pt: the disk is full (")
-    assert errors[1].endswith("; still good: the checkpoint of step 4")
+    assert errors[1].endswith("; still intact: the checkpoint of step 4")
     state = json.loads(Path("outputs/run/run.json").read_text())
     assert (state["status"], state["exit_code"]) == ("failed", 6)
     events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
@@ -214,15 +214,15 @@ def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(c
     monkeypatch.setattr("mptrain.engine.step_runner.train_step", removing)
     code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
     assert code == 6
-    assert "outputs/run has gone while it was being written: it was removed" in errors[0]
-    assert errors[1] == "hint: start again, and leave the folder alone"
+    assert "outputs/run disappeared while it was being written: it was removed" in errors[0]
+    assert errors[1] == "hint: start again and do not change the folder while it is being written"
     assert not Path("outputs/run").exists()
 
 
 def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
     code, _, errors = run(capsys, "model=resnet18", "dataset.train_samples=33", "train.batch_size=16")
     assert code == 2
-    assert "leaves a micro-batch of one of 33 samples of train" in errors[0]
+    assert "leaves a micro-batch of one sample out of 33 in train" in errors[0]
     assert errors[1] == "hint: choose a batch size that divides differently, or accumulate less"
     assert not Path("outputs").exists()
 
@@ -239,7 +239,7 @@ def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monke
 def test_a_run_that_diverged_is_not_called_done(capsys):
     code, _, errors = run(capsys, *TINY, "precision=fp32", "optimizer.lr=1e30", "run.name=run")
     assert code == 4
-    assert "the run diverged: its last loss on" in errors[0]
+    assert "the run diverged: the last loss on" in errors[0]
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
     assert json.loads(Path("outputs/run/summary.json").read_text())["steps"] == 18
     phases = json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["overflows"]
@@ -249,7 +249,7 @@ def test_a_run_that_diverged_is_not_called_done(capsys):
 def test_a_run_without_a_single_update_is_not_called_done(capsys):
     code, _, errors = run(capsys, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3")
     assert code == 4
-    assert errors[0] == "error: not one of 3 updates was applied: every step overflowed"
+    assert errors[0] == "error: none of 3 updates was applied: every step overflowed"
 
 
 def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_warning(capsys):
@@ -257,7 +257,8 @@ def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_w
     words = ("precision=fp16_dynamic", *high, "train.max_steps=2", "run.name=run")
     assert run(capsys, *TINY, *words)[0] == 0
     assert (
-        "because the loss scale was still coming down; train for longer" in Path("outputs/run/events.jsonl").read_text()
+        "because the loss scale was still decreasing; train for more steps"
+        in Path("outputs/run/events.jsonl").read_text()
     )
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "done"
     assert json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["updates"] == 0
@@ -268,7 +269,7 @@ def test_a_language_model_whose_perplexity_is_infinite_has_diverged(capsys):
              "train.batch_size=16", "train.epochs=1", "precision=fp32")  # fmt: skip
     code, _, errors = run(capsys, *words)
     assert code == 4
-    assert errors[0].startswith("error: the run diverged: its last perplexity on")
+    assert errors[0].startswith("error: the run diverged: the last perplexity on")
 
 
 def test_giving_up_names_the_learner_and_its_keys(capsys):
@@ -286,7 +287,7 @@ def test_a_model_and_a_task_that_do_not_go_together_are_no_bug_of_ours(capsys):
         capsys, "model=dcgan", "task=classify", "optimizer=sgd", "dataset.train_samples=64", "run.name=run"
     )
     assert code == 2
-    assert errors[0].startswith("error: DCGAN and Classify do not get through the first batch: ")
+    assert errors[0].startswith("error: DCGAN and Classify fail on the first batch: ")
     assert "forward" in Path("outputs/run/failure/traceback.txt").read_text()
 
 
@@ -297,7 +298,7 @@ def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_s
         path.unlink()
     code, _, errors = run(capsys, "resume", "outputs/run", "train.max_steps=6")
     assert code == 6
-    assert "holds no checkpoint, but the run was saved there" in errors[0]
+    assert "has no checkpoint, but the run was saved there" in errors[0]
     assert Path("outputs/run/steps.jsonl").read_bytes() == steps
 
 
@@ -341,7 +342,7 @@ def test_a_model_of_the_users_own_trains_by_configuration_alone(capsys, theirs):
     code, _, errors = run(capsys, "resume", "outputs/run", "train.epochs=3")
     assert code == 2
     assert errors == [
-        f"error: the saved configuration lets in code that is not mptrain's: {theirs[-1]}",
+        f"error: the saved configuration runs code from outside mptrain: {theirs[-1]}",
         f"hint: if you trust that code, add '{theirs[-1]}' to the command line",
     ]
     assert run(capsys, "resume", "outputs/run", "train.epochs=3", theirs[-1])[0] == 0

@@ -35,8 +35,8 @@ def change(folder, part):
 def test_unchanged_data_are_not_spoken_of(trained):
     resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
-    assert "other ones" not in resumed.stderr
-    assert "are not those" not in run_in_process("eval", "a", cwd=trained).stdout
+    assert "data have changed" not in resumed.stderr
+    assert "differ from those" not in run_in_process("eval", "a", cwd=trained).stdout
 
 
 def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(trained):
@@ -44,21 +44,20 @@ def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(tra
     change(trained, "train")
     resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
-    said = "the training data are other ones: epoch 2 would not begin as it did"
+    said = "the training data have changed: epoch 2 would not have the same samples"
     assert f"warning: {said}" in resumed.stderr
     assert said in json.loads((trained / "outputs/a/run.json").read_text())["attempts"][-1]["changes"]
     compared = run_in_process("compare", "outputs/a", "outputs/b", cwd=trained)
-    assert "changed on the way: train.epochs was 2, now 3; the training data are other ones" in " ".join(
-        (compared.stdout + compared.stderr).split()
-    )
+    said = "changed its configuration on resume: train.epochs was 2, now 3; the training data have changed"
+    assert said in " ".join((compared.stdout + compared.stderr).split())
 
 
 def test_an_evaluation_of_other_samples_says_so_unless_a_key_explains_it(trained):
     change(trained, "test")
     found = run_in_process("eval", "a", cwd=trained).stdout
-    assert "note=the test data are not those that the run evaluated: " in found
+    assert "note=the test data differ from those that the run evaluated: " in found
     assert "the val data" not in found
-    assert "are not those" not in run_in_process("eval", "a", "train.batch_size=2", cwd=trained).stdout
+    assert "differ from those" not in run_in_process("eval", "a", "train.batch_size=2", cwd=trained).stdout
 
 
 def test_a_comparison_objects_to_other_test_data(trained):
@@ -66,5 +65,5 @@ def test_a_comparison_objects_to_other_test_data(trained):
     assert run_in_process(*WORDS, "precision=bf16", "run.name=b", cwd=trained).returncode == 0
     compared = run_in_process("compare", "outputs/a", "outputs/b", cwd=trained)
     said = " ".join((compared.stdout + compared.stderr).split())
-    assert "the samples that were evaluated of b and a are not the same at seed 0" in said
-    assert "samples that were evaluated were compared" not in said
+    assert "the evaluated samples of b and a differ for seed 0" in said
+    assert "evaluated samples have the same digest" not in said

@@ -55,7 +55,7 @@ def test_runs_that_decode_in_another_way_are_not_compared_without_saying_so(tmp_
     assert main(["compare", "full", "draft"]) == 2
     said = capsys.readouterr().err
     assert "dataset.decode is full in full, draft in draft" in said
-    for what in ("first batches", "descriptions of the data", "samples that were evaluated"):
+    for what in ("first batches", "descriptions of the data", "evaluated samples"):
         assert what in said, what
     assert main(["compare", "full", "draft", "--by", "dataset.decode"]) == 0
-    assert "arms differ in dataset.decode too, as was claimed" in " ".join(capsys.readouterr().out.split())
+    assert "arms also differ in dataset.decode, as claimed" in " ".join(capsys.readouterr().out.split())

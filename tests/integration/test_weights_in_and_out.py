@@ -126,7 +126,7 @@ def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
     assert torch.load(tmp_path / "mine.pt", weights_only=True)["1.weight"].dtype == torch.float16
     tuned = run_in_process(*TINY, "model.weights=mine.pt", "train.max_steps=1", cwd=tmp_path)
     assert tuned.returncode == 0, tuned.stderr
-    assert "8 of 8 tensors begin as in mine.pt" in tuned.stdout
+    assert "8 of 8 tensors loaded from mine.pt" in tuned.stdout
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_fine_tuning_begins_with_the_weights_in_every_precision(tmp_path, monkey
     for precision in ("fp32", "amp_dynamic", "fp16_dynamic", "bf16"):
         parts, _ = parts_of(*TINY, f"precision={precision}", f"model.weights={root}")
         assert all(torch.equal(value, source[name]) for name, value in parts.full_precision().items())
-        assert parts.notes == (f"8 of 8 tensors begin as in {root} (step 18)",)
+        assert parts.notes == (f"8 of 8 tensors loaded from {root} (step 18)",)
 
 
 def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, mo
 def test_a_value_that_is_no_path_is_refused(tmp_path):
     done = run_in_process(*TINY, "model.weights=3", cwd=tmp_path)
     assert done.returncode == 2
-    assert "model.weights=3: must be the path of a file or of a run" in done.stderr
+    assert "model.weights=3: must be the path of a weights file or of a run" in done.stderr
 
 
 def test_weights_that_fp16_cannot_hold_are_named_where_they_are_exported(tmp_path, monkeypatch, capsys):

@@ -304,7 +304,7 @@ class Net(nn.Module):
     path = {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{tmp_path}"}
     refused = run_command(*words, cwd=tmp_path, **path)
     assert refused.returncode == 2, refused.stderr
-    assert "error: Net uses weights of a block outside of the block's forward" in refused.stderr
+    assert "error: Net uses weights of a block outside the block's forward" in refused.stderr
     assert run_command(*words, "distributed.units=[]", cwd=tmp_path, **path).returncode == 0
 
 
@@ -355,7 +355,7 @@ def test_a_step_that_went_wrong_on_another_rank_is_done_again_as_a_whole(tmp_pat
     )
     failed = run_command(*words, TWO, f"distributed={kind}", *fault, "run.name=r", cwd=tmp_path)
     assert failed.returncode == 4, failed.stderr
-    assert "hint: a fault was put in on purpose (inject.*)" in failed.stderr
+    assert "hint: a fault was injected on purpose (inject.*)" in failed.stderr
     kept = torch.load(tmp_path / "outputs/r/failure/step.pt", weights_only=True)
     assert kept["batch"]["inputs"].shape[0] == 9
     assert kept["batch"]["inputs"].isfinite().all()

@@ -92,5 +92,5 @@ def test_no_place_of_a_recipe_allows_more_code(recipe_of, place, word):
 
 def test_a_group_cannot_be_put_where_the_allowed_code_stands(recipe_of):
     for word in ("model@extensions=mlp", "+debug@extensions=smoke"):
-        with pytest.raises(ConfigError, match="stands at one place only"):
+        with pytest.raises(ConfigError, match=r"the package of (model|debug) is fixed"):
             compose(recipe_points(recipe_of(base=[word]))[0].overrides)

@@ -83,7 +83,7 @@ def test_both_cliffs_are_in_one_figure_with_failed_runs_and_the_level_of_fp32(tm
         "fp32",
     ):
         assert f">{expected}<" in svg
-    expected = "best 0.9600 at fp32, worst 0.4000 at scale=1; without 95 % CIs on record, this may be noise."
+    expected = "best 0.9600 at fp32, worst 0.4000 at scale=1; without 95 % CIs, this may be noise."
     assert page.lead == f"top1 (test): {expected}"
 
 

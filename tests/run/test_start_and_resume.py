@@ -58,7 +58,7 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     flip(broken_off / "config.yaml", "momentum: 0.9", "momentum: 0.8")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration"
     assert f"error: {strange}: optimizer.momentum was 0.9, now 0.8\n" in said
     assert "mptrain resume outputs/run optimizer.momentum=0.8\n" in said
     assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
@@ -76,7 +76,7 @@ def test_a_line_that_says_everything_is_not_blamed_for_what_happened_to_the_file
     words = [*WORDS, "run.resume=auto"]
     assert main(words) == 6
     errors = capsys.readouterr().err.splitlines()
-    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration"
     assert errors[-2:] == [f"error: {strange}", "hint: restore the file from a copy"]
     path.write_text(whole)
     assert main([*words, "seed=7"]) == 2
@@ -90,7 +90,10 @@ def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_f
     flip(broken_off / "config.yaml", "_target_: mptrain.workloads", "_uarget_: mptrain.workloads")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    assert "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another: task " in said
+    assert (
+        "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration: task "
+        in said
+    )
     assert "hint: restore the file from a copy" in said
 
 
@@ -104,7 +107,7 @@ def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start_and_resume, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
-    assert "for 500 ranks" in capsys.readouterr().err
+    assert "with 500 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
@@ -135,7 +138,7 @@ def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(b
 def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken_off, capsys):
     config = (broken_off / "config.yaml").read_bytes()
     for words, says in (
-        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: it stays where it is"),
+        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: its directory is fixed"),
         (("run.name=two",), "run.name=two has no effect on a saved run"),
         (("hydra.verbose=true",), "hydra.verbose=true has no effect on a saved run"),
         (
@@ -160,7 +163,7 @@ def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("distributed=fsdp2",), "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more"),
+        (("distributed=fsdp2",), "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more"),
         (("precision=fp16_pure", "model.weights=large.pt"), "3 values in weights and buffers are beyond 65504"),
     ],
 )

@@ -25,8 +25,8 @@ from mptrain.runlog.atomic_files import (
 @pytest.mark.parametrize(
     ("number", "words", "hint"),
     [
-        (errno.ENOSPC, "disk is full", "free some space"),
-        (errno.EDQUOT, "quota", "free some space"),
+        (errno.ENOSPC, "disk is full", "free some disk space"),
+        (errno.EDQUOT, "quota", "free some disk space"),
         (errno.EROFS, "read-only", "run.root"),
         (errno.EACCES, "permission denied", "run.root"),
         (errno.EIO, "Input/output error", "check"),
@@ -39,7 +39,7 @@ def test_an_error_of_the_disk_says_what_and_where_and_what_to_do(tmp_path, numbe
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     assert hint in caught.value.hint
-    assert caught.value.hint.endswith("still good: the checkpoint of step 9")
+    assert caught.value.hint.endswith("still intact: the checkpoint of step 9")
 
 
 def test_a_full_disk_is_reported_with_needed_and_free_bytes(tmp_path):

@@ -179,7 +179,7 @@ def test_a_flipped_bit_anywhere_falls_back_to_the_previous_checkpoint(store, off
     with pytest.raises(StorageError, match=r"step-00000002\.pt is damaged") as refused:
         store.load("last")
     assert refused.value.hint == (
-        "restore it from a copy; a run that is not done goes on from one before it that is sound: "
+        "restore it from a copy; an unfinished run can resume from an earlier checkpoint: "
         f"mptrain resume {store.folder.parent}"
     )
 
@@ -342,7 +342,7 @@ def test_a_disk_that_fills_up_while_saving_keeps_the_last_checkpoint_and_says_so
     monkeypatch.setattr(checkpoint_data, "temporary", full)
     with pytest.raises(StorageError, match=r"the disk is full \(.* needed, .* free\)") as caught:
         save(store, 2, big=torch.zeros(size))
-    assert "still good: the checkpoint of step 1" in caught.value.hint
+    assert "still intact: the checkpoint of step 1" in caught.value.hint
     monkeypatch.undo()
     assert store.load_latest().state["step"] == 1
     assert not [name for name in names(store) if name.endswith(".tmp")]
@@ -378,7 +378,7 @@ def test_a_disk_that_fills_up_at_the_manifest_keeps_the_last_checkpoint(store, m
         patch.setattr(os, "write", refuse)
         with pytest.raises(StorageError, match="disk is full") as caught:
             save(store, 2)
-    assert "still good: the checkpoint of step 1" in caught.value.hint
+    assert "still intact: the checkpoint of step 1" in caught.value.hint
     assert store.load_latest().state["step"] == 1
 
 
@@ -403,5 +403,5 @@ def test_digests_of_records_are_kept_and_guarded(store):
     )
     assert read_manifest(path).digests == {"steps.jsonl": "ab"}
     path.write_text(path.read_text().replace('"ab"', '"ac"'))
-    with pytest.raises(CheckpointError, match="do not fit together"):
+    with pytest.raises(CheckpointError, match="its fields are inconsistent"):
         read_manifest(path)

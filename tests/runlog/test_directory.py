@@ -79,12 +79,12 @@ def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, mo
     moment = run_paths.datetime(2026, 1, 1)
     monkeypatch.setattr(run_paths, "datetime", type("Clock", (), {"now": staticmethod(lambda: moment)}))
     create_run(tmp_path, "x")
-    with pytest.raises(StorageError, match="all taken"):
+    with pytest.raises(StorageError, match="no unused run name"):
         create_run(tmp_path, "x")
 
 
 def test_no_run_is_called_as_commands_call_the_newest_one(tmp_path):
-    with pytest.raises(ConfigError, match="what commands call the newest run"):
+    with pytest.raises(ConfigError, match="commands use it for the newest run"):
         create_run(tmp_path, "x", "last")
 
 
@@ -211,8 +211,8 @@ def test_a_run_that_is_not_there_leads_to_one_of_a_similar_name_and_a_file_to_it
     for wrong, hint in (
         ("tracd", "did you mean outputs/traced?"),
         ("outputs/trace", "did you mean outputs/traced?"),
-        ("outputs/traced/run.json", "it is a file of a run; write outputs/traced"),
-        ("quite_another", "name a directory that holds a run.json, or write: last"),
+        ("outputs/traced/run.json", "it is a file of a run; use outputs/traced"),
+        ("quite_another", "give a folder that contains a run.json, or last"),
     ):
         with pytest.raises(StorageError, match="no run directory") as raised:
             open_run(Path(wrong))

@@ -126,7 +126,7 @@ def test_damage_is_named_by_file_and_line(paths, change):
     paths.histograms.write_text(f"{one}\n{json.dumps(fields)}\n")
     found = read_run(paths.root).histograms()
     assert next(found).step == 1
-    with pytest.raises(StorageError, match=r"histograms\.jsonl, line 2 is damaged: it holds no histograms"):
+    with pytest.raises(StorageError, match=r"histograms\.jsonl, line 2 is damaged: it is not a histogram record"):
         next(found)
 
 
@@ -145,7 +145,7 @@ def test_a_run_goes_on_without_the_histograms_that_were_lost(paths, left):
         paths.histograms.write_bytes(left)
     (note,) = truncate_records(paths, lengths)
     assert str(paths.histograms) in note
-    assert "histograms of the steps so far are lost" in note
+    assert "histograms of all steps so far are lost" in note
     again = RecordWriter(paths)
     again.take(second)
     again.close()

@@ -171,7 +171,7 @@ def test_a_file_shorter_than_its_length_is_damaged_and_nothing_is_cut(paths, con
     paths.steps.write_text("a\nb\n")
     if content is not None:
         paths.events.write_bytes(content)
-    with pytest.raises(StorageError, match=r"events\.jsonl has \d bytes, the checkpoint knew 8"):
+    with pytest.raises(StorageError, match=r"events\.jsonl has \d bytes; the checkpoint expects 8"):
         truncate_records(paths, {"steps.jsonl": 2, "events.jsonl": 8})
     assert paths.steps.read_text() == "a\nb\n"
 
@@ -266,7 +266,9 @@ def test_bytes_that_changed_before_the_cut_are_told_and_stay_and_those_behind_it
     damaged = paths.steps.read_bytes().replace(b'"step"', b'"stop"')
     paths.steps.write_bytes(damaged + b"more\n")
     (note,) = truncate_records(paths, lengths, digests)
-    assert note.startswith(f"{paths.steps} is damaged: its first {len(damaged)} bytes are not those that were written")
+    assert note.startswith(
+        f"{paths.steps} is damaged: its first {len(damaged)} bytes have changed since they were written"
+    )
     assert paths.steps.read_bytes() == damaged
     assert truncate_records(paths, lengths) == []  # of a checkpoint that knew no digests
 
@@ -274,7 +276,9 @@ def test_bytes_that_changed_before_the_cut_are_told_and_stay_and_those_behind_it
 @pytest.mark.parametrize(("old", "new"), [("learner", "leaRner"), ("val_top1", "vam_top1"), ("seconds", "secondr")])
 def test_a_header_that_is_not_that_of_epochs_is_refused_before_a_row_follows_it(epoch_record, paths, old, new):
     write_epochs(paths, epoch_record, old, new)
-    with pytest.raises(StorageError, match=r"epochs\.csv, line 1 is damaged: its columns are not those"):
+    with pytest.raises(
+        StorageError, match=r"epochs\.csv, line 1 is damaged: its columns are not the columns of an epochs.csv"
+    ):
         RecordWriter(paths)
 
 

@@ -57,19 +57,19 @@ def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda fields: fields["jobs"][0].update(status="perhaps"), "status 'perhaps' is none of"),
-        (lambda fields: fields["jobs"][0].update(number=3), "says that its number is 3"),
+        (lambda fields: fields["jobs"][0].update(status="perhaps"), "status 'perhaps' is not one of"),
+        (lambda fields: fields["jobs"][0].update(number=3), "job 0 has the number 3"),
         (lambda fields: fields["jobs"][0].update(name="../x"), "leads out of the folder"),
         (lambda fields: fields["jobs"][0].update(name="x\0"), "has control characters"),
         (lambda fields: fields["jobs"][0].update(name="x\ud800"), "has control characters"),
         (lambda fields: fields["jobs"][0].update(name="x" * 252), "longer than 255 bytes"),
         (lambda fields: fields["jobs"][0].update(name=".git"), "starts with '.'"),
-        (lambda fields: fields["jobs"][0].update(varied="seed=0"), "'varied' holds a value of another kind"),
+        (lambda fields: fields["jobs"][0].update(varied="seed=0"), "'varied' has an invalid value"),
         (lambda fields: fields["jobs"][0].pop("overrides"), "overrides"),
-        (lambda fields: fields.update(kind="other"), "kind 'other' is none of"),
-        (lambda fields: fields.update(parallel=0), "parallel 0"),
+        (lambda fields: fields.update(kind="other"), "kind 'other' is not one of"),
+        (lambda fields: fields.update(parallel=0), "parallel is 0"),
         (lambda fields: fields.update(plan=[]), "plan"),
-        (lambda fields: fields.update(schema=3), "has schema 3, this mptrain reads 2"),
+        (lambda fields: fields.update(schema=3), "has schema 3; this version of mptrain reads schema 2"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused(tmp_path, change, message):

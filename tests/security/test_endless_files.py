@@ -16,8 +16,8 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (BOMB, "unfolds to more than"),
-        ("a: &a [*a]\n", "unfolds to more than"),
+        (BOMB, "expand to more than"),
+        ("a: &a [*a]\n", "expand to more than"),
         ("a: " + "[" * 20_000 + "]" * 20_000 + "\n", "nested too deeply"),
         ("".join(" " * n + f"k{n}:\n" for n in range(3000)), "nested too deeply"),
     ],

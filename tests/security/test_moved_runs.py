@@ -65,7 +65,7 @@ def test_a_run_whose_folder_has_gone_ends_and_makes_nothing_anew(capsys, monkeyp
     assert main([*WORDS, f"checkpoint.async_save={background}"]) == 6
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     what = "it was " if change is removed else f"it was moved to {tmp_path}/outputs/b"
-    assert error.startswith(f"error: outputs/a has gone while it was being written: {what}")
+    assert error.startswith(f"error: outputs/a disappeared while it was being written: {what}")
     assert hint.startswith("hint: ")
     assert contents("outputs") == left[0]
     if change is moved:
@@ -99,7 +99,7 @@ def test_a_sweep_whose_folder_has_gone_makes_nothing_anew(capsys, monkeypatch, t
     monkeypatch.setattr(sweep_display.Lines, "changed", move)
     assert main(["-m", *WORDS[:-1], "run.name=s", "seed=0,1"]) == 6
     assert (
-        f"outputs/s has gone while it was being written: it was moved to {tmp_path}/outputs/t"
+        f"outputs/s disappeared while it was being written: it was moved to {tmp_path}/outputs/t"
         in capsys.readouterr().err
     )
     assert [path.name for path in Path("outputs").iterdir()] == ["t"]
@@ -114,12 +114,12 @@ def test_writing_requires_the_folder_that_was_there(tmp_path):
             require_in_place(folder / "deep/er")
         folder.rename(tmp_path / "old")
         for write in (lambda: write_atomically(folder / "x", "y"), lambda: storage_errors(folder / "x").__enter__()):
-            with pytest.raises(StorageError, match=r"has gone while it was being written: it was moved to .*/old"):
+            with pytest.raises(StorageError, match=r"disappeared while it was being written: it was moved to .*/old"):
                 write()
         folder.mkdir()
         (tmp_path / "old/x").unlink()
         (tmp_path / "old").rmdir()
-        with pytest.raises(StorageError, match="another folder is in its place"):
+        with pytest.raises(StorageError, match="another folder has replaced it"):
             write_atomically(folder / "x", "y")
         write_atomically(tmp_path / "run2", "elsewhere")
         with storage_errors(folder / "x", "read"):

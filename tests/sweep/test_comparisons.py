@@ -26,7 +26,7 @@ def test_seeds_repeat_arms_and_form_none(composer):
         "amp_dynamic",
         "amp_dynamic",
     ]
-    with pytest.raises(ConfigError, match="one arm only"):
+    with pytest.raises(ConfigError, match="only one arm"):
         arms_of(composer, "precision=fp32", "seed=0,1")
 
 
@@ -97,7 +97,7 @@ def test_an_arm_without_a_run_is_named(tmp_path):
         write_run(tmp_path, f"{number:03d}", config=yaml_of(seed, precision), summary=some_summary())
     found = judge(sweep_of(tmp_path, "fp32", "fp32", "amp", "amp", "huge"))[""]
     assert [result.arm.name for result in found.arms] == ["fp32", "amp"]
-    assert "1 run of huge did not begin: out of memory" in [objection.what for objection in found.objections]
+    assert "1 run of huge did not start: out of memory" in [objection.what for objection in found.objections]
 
 
 def test_a_question_comes_back_from_the_plan_of_a_sweep():

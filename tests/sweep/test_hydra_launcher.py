@@ -110,7 +110,7 @@ def test_asked_for_the_same_again_it_answers_from_the_record(asking, composer, t
     assert ask(composer, tmp_path) == [[]]
     assert len(read_sweep(tmp_path).jobs) == 3
     asking.batches = ([["seed=9"]],)
-    with pytest.raises(StorageError, match="is a sweep of other points than these"):
+    with pytest.raises(StorageError, match="is a sweep with different points"):
         ask(composer, tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_an_ended_batch_ends_the_sweeper_too(asking, composer, tmp_path):
         (["hydra.sweeper.nothing=3"], None, "Could not override 'hydra.sweeper.nothing'", ""),
         (["train.epoch=3"], None, "unknown key 'train.epoch'", "did you mean train.epochs=3?"),
         ([], HydraException("no range() here"), "no range() here", ""),
-        ([], ZeroDivisionError("oh"), "the sweeper ended with ZeroDivisionError: oh", "--traceback shows where"),
+        ([], ZeroDivisionError("oh"), "the sweeper failed: ZeroDivisionError: oh", "--traceback shows where"),
     ],
 )
 def test_what_hydra_or_the_sweeper_refuses_is_one_error_of_ours(

@@ -67,7 +67,7 @@ def test_every_way_to_end_is_known_and_ends_nobody_else(tmp_path):
     assert found[2][:2] == ("failed", 1)
     assert re.fullmatch(r"sys\.exit\(0\) in jobs_that_end\.py:\d+", found[2][2])
     assert found[3] == ("failed", -9, "killed by SIGKILL (out of memory?)")
-    assert found[4] == ("failed", 1, "its process ended with 0 and did not say why")
+    assert found[4] == ("failed", 1, "its process ended with exit code 0 and no message")
     assert found[5] == ("done", 0, "")
 
 

@@ -40,7 +40,7 @@ def test_a_learner_that_the_task_does_not_have_is_refused(composer):
     with pytest.raises(ConfigError) as caught:
         checked(composer, *SMALL, "seed=0,1", "+learners.critic.clip_norm=1")
     assert [problem.what for problem in caught.value.problems] == ["learners.critic: the task has no such learner"]
-    assert caught.value.problems[0].hint == "it has main"
+    assert caught.value.problems[0].hint == "its learners are main"
 
 
 def test_weights_that_are_not_there_are_refused_by_their_point(composer, tmp_path):
@@ -79,4 +79,4 @@ def test_whatever_the_users_data_set_does_is_a_refusal(monkeypatch):
     monkeypatch.setattr(build_workload, "build_dataset", leave)
     [(number, error)] = disagreements([compose(SMALL)])
     assert number == 0
-    assert "cannot be made: sys.exit(3)" in str(error)
+    assert "cannot be created: sys.exit(3)" in str(error)

@@ -51,7 +51,7 @@ def test_a_fresh_process_begins_with_the_users_environment():
 
 
 def test_a_death_without_a_name_is_told_by_its_number():
-    assert describe_exit_code(3) == "its process ended with 3 and did not say why"
+    assert describe_exit_code(3) == "its process ended with exit code 3 and no message"
     assert describe_exit_code(-signal.SIGSEGV) == "killed by SIGSEGV"
     assert describe_exit_code(-99) == "killed by signal 99"
 

@@ -145,9 +145,9 @@ def test_a_sweep_that_is_there_goes_on_if_its_points_are_the_same(composer, tmp_
     )
     assert again.jobs == first.jobs
     assert (again.started, again.parallel) == (first.started, 3)
-    with pytest.raises(StorageError, match="is a sweep of other points than these"):
+    with pytest.raises(StorageError, match="is a sweep with different points"):
         planned(composer, tmp_path / "s", "seed=0,1,2")
-    with pytest.raises(StorageError, match="is a sweep of other points than these"):
+    with pytest.raises(StorageError, match="is a sweep with different points"):
         planned(composer, tmp_path / "s", f"seed={jobs.DONE},{jobs.BUG}", kind="comparison")
 
 
@@ -263,7 +263,7 @@ def test_a_named_folder_is_a_sweep_of_ours_or_nothing_yet(composer, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").touch()
     for name in ("run", "run/below"):
-        with pytest.raises(StorageError, match="run is a run, and no place for a sweep"):
+        with pytest.raises(StorageError, match="run is a run and cannot contain a sweep"):
             sweep_folder(replace(options, name=name))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").touch()

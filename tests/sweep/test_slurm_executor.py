@@ -130,7 +130,7 @@ def test_a_signal_cancels_the_jobs_which_save_themselves(composer, folder):
     assert code == 75
     assert watch.stopped == ["SIGTERM"]
     assert [job.status for job in sweep.jobs] == ["preempted", "waiting"]
-    assert sweep.jobs[0].reason == "SIGTERM: stopped before it trained"  # the job does not listen by itself
+    assert sweep.jobs[0].reason == "SIGTERM: stopped before training started"  # the job does not listen by itself
 
 
 def test_slurm_is_asked_for_what_the_launcher_says_and_runs_the_points(composer, folder, slurm):
@@ -140,7 +140,7 @@ def test_slurm_is_asked_for_what_the_launcher_says_and_runs_the_points(composer,
     assert code == 7
     assert [job.status for job in sweep.jobs] == ["done", "failed", "failed"]
     assert sweep.jobs[1].code == 4
-    assert "ended as FAILED and said nothing" in sweep.jobs[2].reason
+    assert "ended as FAILED without a result" in sweep.jobs[2].reason
     asked = set((slurm / f"{first(slurm)}.sh").read_text().splitlines())
     assert {
         "#SBATCH --partition=gpu", "#SBATCH --mem=1536MB", "#SBATCH --gpus-per-node=1", "#SBATCH --time=30", "#SBATCH --qos=low",
@@ -162,7 +162,7 @@ def test_a_job_that_makes_no_step_in_its_time_is_not_queued_for_ever(composer, f
     assert not (slurm / "requeued").exists()
     assert (sweep.jobs[0].status, sweep.jobs[0].reason) == (
         "preempted",
-        "no step was made in its time: raise timeout_min",
+        "no step was completed within the time limit: raise timeout_min",
     )
 
 
@@ -182,7 +182,7 @@ def test_a_sweep_whose_jobs_are_still_queued_is_not_run_twice(composer, folder, 
 
 def test_without_slurm_it_says_so(composer, folder, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EnvironmentRefused, match="there is no srun here"):
+    with pytest.raises(EnvironmentRefused, match="there is no srun on this machine"):
         launcher_of("slurm", None)
     require_scheduler(Launcher(executor="local"))
 

@@ -1,4 +1,8 @@
-"""Parts that all workloads share: batches, data set and task protocols, loader, preparation, random streams, faulty samples."""
+"""Code that all workloads share.
+
+It contains batches, the protocols of data sets and tasks, the loader, the preparation of inputs, random streams, and
+the handling of faulty samples.
+"""
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split

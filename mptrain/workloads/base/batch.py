@@ -1,4 +1,4 @@
-"""What the training step is fed with: tensors and counts, without a trace of where they came from."""
+"""Batches: the tensors and counts that a training step takes, independent of the data set they came from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Rows behind one another, ``[N, longest]`` and at least one long, with zeros where they have ended."""
+    """Stack rows of different lengths into one tensor ``[N, longest]``, zero-padded, with at least one column."""
     table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
@@ -20,19 +20,19 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The samples of one update, or of one micro-batch of it.
+    """Samples of one update, or of one of its micro-batches.
 
-    Every tensor has the samples as its first dimension, so that any batch can be cut between samples.
+    The first dimension of every tensor is the sample, so any batch can be split between samples.
 
     Attributes:
-        inputs: What the network sees first, ``[N, ...]``: images (uint8 or float32 on the host, float32 once
-            prepared), token numbers (int64).
-        targets: What it is to give, ``[N, ...]``: class indices, token numbers. One tensor may be both, and is then moved
-            once.
-        counts: How many terms the loss of each sample averages over, N host integers; None means one each.
-        more: Further tensors ``[N, ...]`` by name, for tasks and models that know the name.
-        whole: Loss terms of the batch of which this is one rank's part; None where it is all.
-        is_dummy: It only keeps a rank busy that has no part of the batch, and counts nothing.
+        inputs: First input of the network, ``[N, ...]``: images (uint8 or float32 on the host, float32 once
+            prepared) or token ids (int64).
+        targets: Expected output, ``[N, ...]``: class indices or token ids. May be the same tensor as ``inputs``,
+            which is then moved only once.
+        counts: Number of terms that the loss of each sample averages over, N host integers; None means one each.
+        more: Further tensors ``[N, ...]`` by name, for tasks and models that use the name.
+        whole: Number of loss terms of the whole batch if this is one rank's part of it; None if this is the whole.
+        is_dummy: Whether this is a placeholder for a rank without samples; its weight in the loss is 0.
     """
 
     inputs: Tensor
@@ -44,23 +44,23 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """N."""
+        """Number of samples."""
         return len(self.inputs)
 
     @property
     def terms(self) -> int:
-        """How many terms the loss of this batch averages over: samples, or what ``counts`` says."""
+        """Number of terms that the loss of this batch averages over: the sum of ``counts``, or the samples."""
         return self.samples if self.counts is None else sum(self.counts)
 
     def split(self, parts: int) -> tuple[Batch, ...]:
-        """Cut into contiguous micro-batches whose numbers of samples differ by at most one.
+        """Split into contiguous micro-batches whose sizes differ by at most one sample.
 
         Args:
-            parts: How many are wanted, at least 1. A batch with fewer samples than that gives one part a
-                sample: a part is never empty.
+            parts: Number of micro-batches, at least 1. A batch with fewer samples than that gives one micro-batch
+                per sample, because none may be empty.
 
         Returns:
-            The parts in order; the batch itself where there is only one. They share the batch's memory.
+            The micro-batches in order, as views of this batch's memory; the batch itself if there is only one.
         """
         parts = max(1, min(parts, self.samples))
         if parts == 1:
@@ -70,7 +70,7 @@ class Batch:
         return tuple(self._cut(begin, end) for begin, end in itertools.pairwise(bounds))
 
     def share(self, part: Batch) -> float:
-        """The weight of a part's mean loss in the mean loss of the whole batch: its share of the loss terms."""
+        """Return the weight of a part's mean loss in the mean loss of the whole batch: its share of the loss terms."""
         if part.is_dummy:
             return 0.0
         if part is self and self.whole is None:
@@ -78,25 +78,25 @@ class Batch:
         return part.terms / (self.terms if self.whole is None else self.whole)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device; the copy from page-locked memory makes nobody wait."""
+        """Return the batch on a device; copies from page-locked memory are asynchronous."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def cast(self, dtype: torch.dtype) -> Batch:
-        """The same batch with its inputs in a dtype, if they are floating-point; nothing else is cast."""
+        """Return the batch with its inputs in a dtype, if they are floating-point; nothing else is cast."""
         if not self.inputs.is_floating_point() or self.inputs.dtype == dtype:
             return self
         return replace(self, inputs=self.inputs.to(dtype))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from where copying to the device makes nobody wait."""
+        """Return the batch in page-locked memory, from which copies to the device are asynchronous."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def clone(self) -> Batch:
-        """The same batch in memory of its own."""
+        """Return a copy of the batch in new memory."""
         return self._each(lambda tensor: tensor.clone())
 
     def copy_(self, source: Batch) -> None:
-        """Take over the values of another batch of the same shapes; the copy makes nobody wait."""
+        """Copy the values of another batch of the same shapes into this one, without synchronising."""
         values = source.tensors()
         if self.targets is self.inputs:
             del values["targets"]
@@ -105,7 +105,7 @@ class Batch:
                 tensor.copy_(values[name], non_blocking=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Return all tensors by name."""
         return {"inputs": self.inputs, "targets": self.targets, **self.more}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -1,6 +1,6 @@
-"""What the engine asks of a data set. No reading, no decoding.
+"""Protocols of data sets: the interface that the engine uses. They must not read or decode files.
 
-Derive from these protocols, then only what differs has to be written.
+Classes that derive from these protocols inherit the default methods.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mptrain.workloads.base.random_streams import sample_order
 
 
 class Split(Protocol):
-    """The training, validation or test part of a data set: samples with fixed indices.
+    """Training, validation or test part of a data set: samples with fixed indices.
 
     Attributes:
-        in_memory: Fetching only copies, so worker processes would cost more than they save.
-        faults: What was wrong with samples, and what is done about it.
+        in_memory: Whether the samples are in memory, so that worker processes would cost more than they save.
+        faults: Unusable samples found so far, and how to treat them.
     """
 
     in_memory: bool
@@ -31,48 +31,47 @@ class Split(Protocol):
 
     @property
     def skipped(self) -> int:
-        """How many samples, or files of such, were left out so far because they could not be used."""
+        """Number of unusable samples, or of files with samples, that were left out so far."""
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """The indices of one epoch, int64 ``[len(self)]``, in the order in which batches take them.
+        """Return the indices of one epoch, int64 ``[len(self)]``, in the order in which batches take them.
 
-        It depends on the arguments alone. The default is what independent samples need
+        The order depends on the arguments only. The default suits independent samples
         (`mptrain.workloads.base.random_streams.sample_order`).
 
         Args:
-            seed: The run's seed.
+            seed: Seed of the run.
             epoch: Completed passes over the training data.
-            shuffle: Training asks for True, evaluation for False. Samples that continue one another, such as the
-                windows of a text whose state is carried, keep their order all the same.
+            shuffle: True in training, False in evaluation. Samples that continue one another, such as the windows
+                of a text with carried state, keep their order in either case.
         """
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The batch of the samples with these indices, in this order, on the host.
+        """Return the batch of the samples with these indices, in this order, on the host.
 
         Args:
             indices: At least one index into this split.
             epoch: Completed passes over the training data.
-            seed: The run's seed. Augmentation of a sample depends on ``(seed, epoch, index)`` alone: not on
-                the other samples of the batch, on the process that does it or on what was drawn before.
+            seed: Seed of the run. The augmentation of a sample depends on ``(seed, epoch, index)`` only: not on
+                the other samples of the batch, the process, or earlier random numbers.
 
         Raises:
-            DataError: A sample cannot be used and ``faults`` says stop, or no sample of the batch can be
-                used.
+            DataError: A sample is unusable and ``faults.on_error`` is ``stop``, or no sample of the batch is usable.
         """
         ...
 
 
 class Dataset(Protocol):
-    """Everything that a run needs to know about its data.
+    """Interface of a data set.
 
     Attributes:
-        name: As in the configuration.
-        workers: Worker processes that fetch from splits that are not in memory.
+        name: Name in the configuration.
+        workers: Number of worker processes that fetch from splits that are not in memory.
         train: Training samples.
-        val: Validation samples, on which the best checkpoint is chosen; None where there are none.
-        test: Test samples; None where there are none.
+        val: Validation samples, which select the best checkpoint; None if there are none.
+        test: Test samples; None if there are none.
     """
 
     name: str
@@ -82,32 +81,33 @@ class Dataset(Protocol):
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """What networks and tasks may want to know, by the names of their parameters.
+        """Return the properties that networks and tasks may take as arguments, by parameter name.
 
-        Images: ``num_classes``, ``in_channels``, ``image_size``; ``boxes`` where targets are such. Text: ``vocabulary_size``, ``sequence_length``,
-        ``lanes``. A target is given those that it has parameters for; one that requires another fact does not go
-        with this data. Where a data set has an attribute ``lacks``, it says what to do about such a fact, by its name.
+        Images have ``num_classes``, ``in_channels`` and ``image_size``, and ``boxes`` if the targets are boxes. Text
+        has ``vocabulary_size``, ``sequence_length`` and ``lanes``. A target receives the facts that it has parameters
+        for. A target that requires another fact is incompatible with the data set; an optional attribute ``lacks``
+        of the data set maps the name of such a fact to a hint.
         """
 
     def describe(self) -> str:
-        """The shape of a sample in a few words, for the person at the terminal."""
+        """Return the shape of a sample in a few words, for the terminal."""
 
     def card(self) -> dict[str, Any]:
-        """What somebody needs who uses the trained weights elsewhere: JSON values, written to ``data.json`` of a run.
+        """Return what is needed to use the trained weights elsewhere, as JSON values for the run's ``data.json``.
 
-        ``labels`` are the names of classes or tokens in the order of their numbers: weights trained on some mean
-        nothing on others, so a run goes on, and is evaluated, with the same labels only.
+        ``labels`` are the names of classes or tokens in the order of their indices. Weights are meaningless with
+        other labels, so a run is resumed and evaluated only with the same labels.
         """
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Bring a host batch to the device and into the form that the network takes.
+        """Move a host batch to the device and convert it to the network's input, without synchronising.
 
         Args:
-            batch: As `Split.fetch` gave it.
-            device: Where to.
-            memory_format: Of four-dimensional tensors.
+            batch: Batch from `Split.fetch`.
+            device: Target device.
+            memory_format: Memory format of four-dimensional tensors.
 
         Returns:
-            Floating-point tensors in float32. Nothing waits for the device. By default the batch as it is.
+            The batch with floating-point tensors in float32. The default only moves the batch.
         """
         return batch.to(device)

@@ -1,4 +1,4 @@
-"""Options of data sets as dataclasses: each is written once, with its type, range, default and meaning."""
+"""Data set options as dataclasses, which define the type, range, default and meaning of each option once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Made = TypeVar("Made")
 def takes_fields_of(
     options: Callable[Fields, Options],
 ) -> Callable[[Callable[[Options], Made]], Callable[Fields, Made]]:
-    """Let a function of a dataclass be called with the fields of the dataclass, as YAML gives them.
+    """Return a decorator that lets a function of a dataclass be called with the fields of the dataclass.
 
-    The result has the signature of the dataclass, with annotations that are resolved already: the configuration checks its keys
-    against these.
+    The decorated function has the signature of the dataclass, with resolved annotations. The configuration checks
+    its keys against these.
 
     Args:
-        options: A dataclass.
+        options: The dataclass.
     """
 
     def decorate(function: Callable[[Options], Made]) -> Callable[Fields, Made]:

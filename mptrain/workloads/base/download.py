@@ -1,4 +1,4 @@
-"""What users are told when data is not where it was looked for, or cannot be fetched."""
+"""Errors for data that is missing or cannot be downloaded."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unpicklin
 
 
 def missing(what: str, where: str, other_way: str = "") -> DataError:
-    """The error for data that is not there and was not to be fetched."""
-    ways = "set dataset.download=true, or dataset.root=FOLDER to where it is"
+    """Return the error for data that is missing while downloads are off."""
+    ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
     ways += f", {other_way}" if other_way else ""
     return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
 
 
 @contextlib.contextmanager
 def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None]:
-    """Turn whatever a download fails with (no network, no space, a wrong checksum) into a `DataError`; leave no empty folder behind.
+    """Convert download errors (no network, no space, wrong checksum) to `DataError` and remove empty new folders.
 
     Args:
         what: Name of the data.
-        root: Where it was looked for.
-        folder: The innermost folder that the download makes; None means ``root``.
+        root: Folder that was searched for the data.
+        folder: Innermost folder that the download creates; None means ``root``.
     """
     place = folder or root
     new = [one for one in (place, *place.parents) if not one.exists()]
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # not empty, or not made
+        with contextlib.suppress(OSError):  # not empty, or never created
             for one in new:
                 one.rmdir()
         if not isinstance(error, _FAILURES):
             raise
         raise DataError(
-            f"{what} cannot be had: looked in {root}, then {type(error).__name__}: {error}",
-            f"copy it there from elsewhere, or set dataset.root=FOLDER to where it is; {NO_DOWNLOAD}",
+            f"{what} not found in {root}, and the download failed: {type(error).__name__}: {error}",
+            f"copy the files there, or set dataset.root=FOLDER to the folder that contains them; {NO_DOWNLOAD}",
         ) from error

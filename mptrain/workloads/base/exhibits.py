@@ -1,4 +1,4 @@
-"""What a task shows after a validation, to be looked at, read or listened to."""
+"""Pictures, texts and sounds that a task shows after a validation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures, shown together on one sheet.
+    """Pictures, shown as one grid.
 
     Attributes:
-        pixels: Float ``[N, C, H, W]`` from 0 to 1, grey or RGB; what lies outside is clipped.
-        caption: What is to be seen, and what colours or columns mean.
-        columns: How many stand side by side; None makes the sheet as wide as it is high.
+        pixels: Float ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped.
+        caption: Explanation of the pictures, and of the meaning of colours or columns.
+        columns: Pictures per row; None makes the grid square.
     """
 
     pixels: Tensor
@@ -25,11 +25,11 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Texts:
-    """A table of sentences: what went in, what should have come out, what did.
+    """Table of sentences: input, expected output and model output.
 
     Attributes:
-        columns: What each column is: ``source``, ``reference``, ``model``.
-        rows: One tuple for each sample, as long as ``columns``.
+        columns: Name of each column: ``source``, ``reference``, ``model``.
+        rows: One tuple per sample, as long as ``columns``.
     """
 
     columns: tuple[str, ...]
@@ -38,12 +38,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class Sounds:
-    """Recordings.
+    """Recordings of one sample rate.
 
     Attributes:
-        samples: float32 ``[N, T]`` from -1 to 1; what lies outside is clipped.
-        rate: Samples a second, in hertz.
-        captions: What each of them is, N sentences; none says nothing about any.
+        samples: float32 ``[N, T]`` from -1 to 1; values outside are clipped.
+        rate: Sample rate in hertz.
+        captions: N sentences, one per recording; an empty tuple for no captions.
     """
 
     samples: Tensor

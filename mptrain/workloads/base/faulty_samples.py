@@ -1,4 +1,4 @@
-"""Treatment of samples that cannot be used (stop and name them, or leave them out and count them), and remarks about those that can."""
+"""Handling of unusable samples (stop with an error, or skip and count) and remarks about converted files."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from mptrain.errors import DataError
 
 OnError = Literal["stop", "skip"]
 
-#: In the words of an OSError whose file has gone; a sample that is none by itself, such as a line, is not told so.
+#: Part of the message of an OSError for a missing file. A line of a file is a sample too, but has no such error.
 _NOT_THERE = f"[Errno {errno.ENOENT}]"
 
 
 def none_usable(what: str, first: str) -> DataError:
-    """What to raise where skipping leaves nothing of a batch.
+    """Return the error for a batch that has no sample left after skipping.
 
     Args:
-        what: A sample, in one word: ``picture``.
-        first: What the first of the batch is called, such as its file.
+        what: Word for a sample, such as ``picture``.
+        first: Name of the first sample of the batch, such as its file.
     """
     return DataError(
-        f"no {what} of a batch can be used, the first of them {first}",
-        "mend or remove the files, or choose a larger train.batch_size",
+        f"no {what} of the batch is usable; the first is {first}",
+        "fix or remove the files, or use a larger train.batch_size",
     )
 
 
 @dataclass
 class Check:
-    """All unusable samples of a data set: file or index, and what is wrong with it.
+    """All unusable samples of a data set: file or index of each, with the reason.
 
     Attributes:
-        stopping: Those that training stops at.
-        skipped: Those that it leaves out.
+        stopping: Samples that stop training.
+        skipped: Samples that training skips.
     """
 
     stopping: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ _check: Check | None = None
 
 @contextlib.contextmanager
 def checking() -> Iterator[Check]:
-    """Collect unusable samples instead of stopping at the first, in all threads of this process."""
+    """Collect unusable samples in all threads of this process instead of stopping at the first."""
     global _check
     _check = Check()
     try:
@@ -61,12 +61,12 @@ def checking() -> Iterator[Check]:
 
 @dataclass
 class Faults:
-    """The unusable samples of one split, and those that are used but not as they are.
+    """Unusable samples and converted files of one split.
 
     Attributes:
-        on_error: ``stop`` raises at the first; ``skip`` goes on without the sample.
-        found: The samples left out so far: file or index, and what was wrong with it. Each sample once.
-        remarks: The files used so far that had to be converted, and how. Each file once.
+        on_error: ``stop`` raises an error at the first unusable sample; ``skip`` leaves the sample out.
+        found: Samples left out so far: file or index of each, with the reason. Each sample appears once.
+        remarks: Files that were converted so far, with the kind of conversion. Each file appears once.
     """
 
     on_error: OnError = "stop"
@@ -74,31 +74,32 @@ class Faults:
     remarks: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many samples were found and remarked on so far; see `since`."""
+        """Return the number of entries in ``found`` and in ``remarks`` so far; see `since`."""
         return len(self.found), len(self.remarks)
 
     def since(self, counts: tuple[int, int]) -> Faults:
-        """Return what was added after `counts`."""
+        """Return the entries added after an earlier call of `counts`."""
         new = (
             islice(known.items(), count, None) for known, count in zip((self.found, self.remarks), counts, strict=True)
         )
         return Faults(self.on_error, *map(dict, new))
 
     def add(self, other: Faults) -> None:
-        """Take over what another process found."""
+        """Add the entries that another process found."""
         self.found.update(other.found)
         self.remarks.update(other.remarks)
 
-    def report(self, problems: dict[str, str], hint: str = "mend or remove it", *, skippable: bool = True) -> None:
-        """Take note of unusable samples.
+    def report(self, problems: dict[str, str], hint: str = "fix or remove it", *, skippable: bool = True) -> None:
+        """Record unusable samples, or raise an error.
 
         Args:
-            problems: File or index of each, and what is wrong with it; may be empty.
-            hint: What else to do about them than to leave them out.
-            skippable: They can be left out.
+            problems: File or index of each sample, with the reason; may be empty.
+            hint: Advice for the user other than skipping the samples.
+            skippable: Whether the samples can be left out.
 
         Raises:
-            DataError: There are any and ``on_error`` is ``stop``, or they cannot be left out. Never inside `checking`.
+            DataError: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out.
+                Never raised inside `checking`.
         """
         if not problems:
             return
@@ -110,11 +111,11 @@ class Faults:
             missing = [folder for folder in Path(name).parents if not folder.exists()] if _NOT_THERE in reason else []
             if missing:
                 raise DataError(
-                    f"{name}: the folder {missing[-1]} is not there any more",
-                    "bring it back; a run goes on from its last checkpoint",
+                    f"{name}: the folder {missing[-1]} no longer exists",
+                    "restore the folder, then resume the run from its last checkpoint",
                 )
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-            otherwise = ", or set dataset.on_error=skip to leave out and count such" if skippable else ""
+            otherwise = ", or set dataset.on_error=skip to skip and count such samples" if skippable else ""
             raise DataError(f"{name}: {reason}{more}", f"{hint}{otherwise}")
         self.found.update(problems)
 
@@ -128,7 +129,7 @@ def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def describe(remarks: Mapping[str, str], names: int = 1) -> str:
-    """Return how many files there are of each kind of remark, with the first ``names`` of them."""
+    """Return a text with the number of files of each kind of remark and the first ``names`` of them."""
     parts = []
     for remark, files in by_remark(remarks).items():
         such = f"{len(files):,} files, such as " if len(files) > names else ""

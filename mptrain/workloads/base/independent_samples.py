@@ -1,4 +1,4 @@
-"""What splits have in common whose samples stand for themselves."""
+"""Base class of splits whose samples do not depend on each other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class IndependentSamples(ABC):
-    """The better part of `mptrain.workloads.base.dataset.Split`; deriving classes have a length, `fetch` and ``in_memory``.
+    """Base class for `mptrain.workloads.base.dataset.Split`; subclasses add a length, `fetch` and ``in_memory``.
 
     Args:
-        faults: What was wrong with samples, and what is done about it.
+        faults: Unusable samples found so far, and how to treat them.
     """
 
     def __init__(self, faults: Faults) -> None:
@@ -28,23 +28,23 @@ class IndependentSamples(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     @property
     def skipped(self) -> int:
-        """How many samples, or files of such, were left out so far because they could not be used."""
+        """Number of unusable samples, or of files with samples, that were left out so far."""
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return the indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     @property
     def files(self) -> int:
-        """The number of files that are read only when a batch asks for them."""
+        """Number of files that are read on demand, when a batch needs them."""
         return 0 if cast("Split", self).in_memory else len(self)
 
     def read(self, number: int) -> None:
-        """Read one of `files` and let ``faults`` know what is wrong with it."""
-        with contextlib.suppress(DataError):  # a batch without a sample
+        """Read one of the `files` and record in ``faults`` if it is unusable."""
+        with contextlib.suppress(DataError):  # a batch without a usable sample
             cast("Split", self).fetch([number], 0, 0)

@@ -1,7 +1,7 @@
-"""Batches in an order that depends on (seed, epoch) alone, from any position on.
+"""Loader of batches in an order that depends on (seed, epoch) only, starting at any position.
 
-The position is the number of batches handed out; what worker processes have fetched ahead does not count.
-Must not draw from, or seed, the process's random number generators.
+The position is the number of batches yielded; batches that worker processes have prefetched do not count.
+The loader must not draw from, or seed, the process's random number generators.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _Fetched = tuple[Batch | None, Faults, DataError | None]
 
 
 class Loader:
-    """Hands out a split batch by batch. One iteration at a time.
+    """Loader of the batches of a split. Supports one iteration at a time.
 
     Args:
-        split: Where the samples come from.
-        batch_size: Samples of a batch; the last one of an epoch may be shorter.
-        seed: The run's seed.
-        shuffle: Ask the split for an order drawn from (seed, epoch); False for its own.
-        workers: Processes that fetch ahead, at most as many as this process may use cores. None are started
-            for a split in memory.
-        pin: Put the batches into page-locked memory, for copies to a CUDA device.
-        one_batch: Hand out the first batch of the first epoch, and that in every epoch.
-        rank: Which of several ranks this loader is of. Each gets its contiguous part of every batch; the parts' sizes differ by
-            at most one. Where there are more ranks than samples in a batch, some get a dummy, which counts nothing.
+        split: Source of the samples.
+        batch_size: Samples per batch; the last batch of an epoch may be smaller.
+        seed: Seed of the run.
+        shuffle: Whether the split shuffles its order by (seed, epoch); False keeps the split's own order.
+        workers: Number of prefetching processes, limited to the cores that this process may use. A split in memory
+            uses none.
+        pin: Whether to put the batches into page-locked memory, for copies to a CUDA device.
+        one_batch: Whether every epoch consists of the first batch of the first epoch only.
+        rank: Rank of this process. Each rank gets a contiguous part of every batch; the sizes of the parts differ by
+            at most one. If a batch has fewer samples than there are ranks, some ranks get a dummy of weight 0.
         world_size: Number of ranks.
-        here: How many of them share the cores of this machine.
+        here: Number of ranks that share the cores of this machine.
 
     Attributes:
-        steps_per_epoch: Batches of one epoch, the last short one included.
+        steps_per_epoch: Number of batches in one epoch, including a smaller last one.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class Loader:
         self.pin = pin
         self.one_batch = one_batch
         self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
-        self._planned: list[_Key] = []  # torch's loader iterates over it anew in each epoch
+        self._planned: list[_Key] = []  # torch's loader iterates over this list in each epoch
         self._processes: DataLoader[_Fetched] | None = None
 
     def order(self, epoch: int) -> Tensor:
-        """The sample numbers of an epoch in their order, int64 ``[N]``."""
+        """Return the sample indices of an epoch in their order, int64 ``[N]``."""
         return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number ``start`` on, or this rank's parts of them; the ones before are not read.
+        """Yield an epoch's batches, or this rank's parts of them, from number ``start``; earlier ones are not read.
 
         Raises:
-            DataError: A sample cannot be used (see `Split.fetch`).
+            DataError: A sample is unusable (see `Split.fetch`).
         """
         chunks = torch.split(self.order(epoch), self.batch_size)
         parts = [self._part(chunk) for chunk in chunks[start : self.steps_per_epoch]]
@@ -104,34 +104,34 @@ class Loader:
             yield batch
 
     def _part(self, chunk: Tensor) -> tuple[list[int], list[int]]:
-        """The samples of a batch that are this rank's, perhaps none, and those of the others."""
+        """Return the indices of this rank's samples of a batch, possibly none, and those of the other ranks."""
         small, larger = divmod(len(chunk), self.world_size)
         first = self.rank * small + min(self.rank, larger)
         last = first + small + (self.rank < larger)
         return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
     def whole_batch(self, epoch: int, number: int = 0) -> Batch:
-        """A batch of an epoch, from 0, with the parts of all ranks, fetched in this process and not pinned.
+        """Return batch ``number`` of an epoch with the parts of all ranks, fetched in this process and not pinned.
 
         Raises:
-            DataError: A sample cannot be used (see `Split.fetch`).
+            DataError: A sample is unusable (see `Split.fetch`).
         """
         indices = self.order(epoch)[number * self.batch_size :][: self.batch_size].tolist()
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 
     def close(self) -> None:
-        """Let go of the worker processes, which end with the last iteration over them."""
+        """Release the worker processes, which end with their last iterator."""
         self._processes = None
 
     def _fetched(self) -> Iterator[_Fetched]:
-        """What the worker processes fetch, in the planned order. They outlive the epoch."""
+        """Iterate over the results of the worker processes in the planned order. The workers persist across epochs."""
         if self._processes is None:
             self._processes = self._start()
-        # The workers inherit the mask, so that no signal finds them before `_leave_signals_to_the_parent` has run.
+        # The workers inherit the mask, so that no signal reaches them before `_leave_signals_to_the_parent` has run.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
         try:
             with warnings.catch_warnings():
-                # Python 3.12 and later warn of a fork beside torch's threads, which the workers do not touch.
+                # Python 3.12 and later warn about a fork in a process with threads; the workers do not use torch's.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
                 return iter(self._processes)
         finally:
@@ -140,21 +140,21 @@ class Loader:
     def _start(self) -> DataLoader[_Fetched]:
         return DataLoader(
             _Fetcher(self.split, self.seed),  # type: ignore[arg-type]
-            batch_size=None,  # a key stands for a whole batch
+            batch_size=None,  # one key selects a whole batch
             sampler=self._planned,
             num_workers=self.workers,
-            # In a job of a sweep it would else be a fork server of the job's own, whose processes outlive the job.
+            # The default in a sweep job is a fork server of that job, whose processes outlive the job.
             multiprocessing_context="fork",
             persistent_workers=True,
             pin_memory=self.pin,
             collate_fn=lambda fetched: fetched,
             worker_init_fn=_leave_signals_to_the_parent,
-            generator=torch.Generator(),  # without one of its own it would draw from the process's
+            generator=torch.Generator(),  # by default the loader draws from the process's generator
         )
 
 
 class _Fetcher:
-    """Runs in the worker processes: turns a key into a batch and what was learned about its samples."""
+    """Data set of the worker processes: converts a key to a batch and the faults found while reading it."""
 
     def __init__(self, split: Split, seed: int) -> None:
         self.split = split
@@ -167,16 +167,16 @@ class _Fetcher:
         try:
             batch = fetch_part(self.split, indices, others, epoch, self.seed)
         except DataError as error:
-            # Raised here, it would arrive with a traceback for a message and without its hint.
+            # An error raised here would reach the parent with a traceback as its message, and without its hint.
             return None, faults.since(before), error
         return batch, faults.since(before), None
 
 
 def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, seed: int) -> Batch:
-    """A rank's part of a batch, or where it has none, or none that can be used, another sample of the batch as a stand-in.
+    """Return a rank's part of a batch, or a dummy of another sample if the part is empty or has no usable sample.
 
     Raises:
-        DataError: No sample can be used, or one cannot and ``split.faults`` says stop.
+        DataError: No sample is usable, or one is unusable and ``split.faults.on_error`` is ``stop``.
     """
     error: DataError | None = None
     if indices:
@@ -198,11 +198,11 @@ def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, 
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Signals reach the whole process group, but the run wants to finish its step before it ends.
+    """Ignore signals to the process group, because the run finishes its step before it ends.
 
-    Only a SIGTERM from the parent itself ends the worker: so `multiprocessing` does it at the very end.
+    Only a SIGTERM from the parent ends the worker; `multiprocessing` sends it at exit.
     """
-    # They arrive blocked. SIGTERM stays so, here and in the thread, which waits for it and sees who sent it.
+    # The signals are blocked at this point. SIGTERM stays blocked, and the thread waits for it to learn its sender.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     threading.Thread(target=_leave_when_the_parent_says, daemon=True).start()
@@ -212,6 +212,6 @@ def _leave_when_the_parent_says() -> None:
     if hasattr(signal, "sigwaitinfo"):
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
             pass
-    else:  # macOS does not say who sent it
+    else:  # macOS does not report the sender
         signal.sigwait({signal.SIGTERM})
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Perplexity: between how many equally likely tokens a model is torn."""
+"""Perplexity of a language model: the number of equally likely tokens that gives the same loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def perplexity(loss: float) -> float:
-    """The exponential of a mean loss in nats; infinite above 709 nats, which a double cannot raise e to."""
+    """Return the exponential of a mean loss in nats; infinity above 709 nats, where a double overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""From host bytes to the network's input: all in float32, on the device, without waiting for it."""
+"""Conversion of stored images to network inputs, in float32 on the device, without synchronising."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
-# ITU-R BT.601: what "grey" means to JPEG, PIL and torchvision.
+# Luminance weights of ITU-R BT.601, which JPEG, PIL and torchvision use.
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What turns stored images into network inputs.
+    """Conversion of stored images to network inputs: normalisation, resizing and channels.
 
     Attributes:
-        mean: Of each stored channel over the training split, as a fraction of the full range.
-        std: Standard deviation, likewise.
+        mean: Mean of each stored channel over the training split, as a fraction of the full range.
+        std: Standard deviation of each stored channel, as a fraction of the full range.
         image_size: Side of the network's input in pixels; other sizes are resampled bilinearly.
-        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image becomes
+        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image is reduced to
             its luminance.
-        full_range: The stored value that stands for 1: 255 for uint8.
+        full_range: Stored value that represents 1: 255 for uint8.
     """
 
     mean: tuple[float, ...]
@@ -37,10 +37,10 @@ class Preparation:
     _tables: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """The batch on the device: inputs ``(stored / full_range - mean) / std``, resized, in float32.
+        """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.
 
         The luminance of a colour image is normalised by the luminance of the means and of the standard
-        deviations; the latter is exact where the channels vary together.
+        deviations; the latter is exact if the channels are fully correlated.
         """
         batch = batch.to(device)
         images = batch.inputs
@@ -53,7 +53,7 @@ class Preparation:
         return replace(batch, inputs=images)
 
     def card(self) -> dict[str, Any]:
-        """What is done, in the order in which it is done; JSON values."""
+        """Return the operations in the order in which they are applied, as JSON values."""
         return {
             "resize": {"side": self.image_size, "mode": "bilinear", "align_corners": False, "antialias": False},
             "divide_by": self.full_range,
@@ -69,11 +69,11 @@ class Preparation:
             images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
             mean, std = (luminance_of(mean),), (luminance_of(std),)
         scale, shift = self._constants(mean, std, images.device).unbind()
-        # Bytes times FP32 is FP32: one kernel reads bytes and writes products.
+        # uint8 times float32 promotes to float32, so one kernel reads bytes and writes the products.
         return (images * scale).add_(shift).expand(-1, self.channels, -1, -1)
 
     def _constants(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
-        """Return the factor and the shift of stored values, float32 ``[2, 1, C, 1, 1]``; they are copied to a device once."""
+        """Return the scale and the shift of stored values, float32 ``[2, 1, C, 1, 1]``, cached on each device."""
         if device not in self._tables:
             scales = [1.0 / (self.full_range * deviation) for deviation in std]
             shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
@@ -83,5 +83,5 @@ class Preparation:
 
 
 def luminance_of(values: tuple[float, ...]) -> float:
-    """Of a value for each of red, green and blue, that of the grey which pictures are decoded to."""
+    """Return the luminance of values for red, green and blue, with the weights that decoding to grey uses."""
     return sum(weight * value for weight, value in zip(LUMINANCE, values, strict=True))

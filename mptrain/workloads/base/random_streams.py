@@ -1,9 +1,9 @@
-"""Random numbers as pure functions of what they are for; the process's generators stay untouched.
+"""Random numbers as pure functions of seed, epoch and sample index. They must not use the process's generators.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom
 number generators*, OOPSLA 2014): a bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd
-constant pass the usual batteries. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn at
-once.
+constant pass the usual statistical tests. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn
+at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*words: int) -> int:
-    """An unsigned 64-bit word that depends on every bit of the given integers and on their order."""
+    """Return an unsigned 64-bit hash that depends on every bit of the given integers and on their order."""
     state = 0
     for word in words:
         state = (state ^ (word & _MASK)) + _GAMMA & _MASK
@@ -33,51 +33,51 @@ def mix(*words: int) -> int:
 
 
 def permutation(count: int, *words: int) -> Tensor:
-    """A permutation of ``0 .. count-1`` (int64) that depends on the given integers alone."""
+    """Return a permutation of ``0 .. count-1`` (int64) that depends on the given integers only."""
     generator = torch.Generator().manual_seed(mix(*words) >> 1)
     return torch.randperm(count, generator=generator)
 
 
 def sample_order(count: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """The order in which an epoch takes samples that do not depend on each other, int64 ``[count]``.
+    """Return the order of independent samples in an epoch, int64 ``[count]``.
 
-    A permutation drawn from ``(seed, epoch)``, or without ``shuffle`` the samples as they are numbered.
+    With ``shuffle`` it is a permutation drawn from ``(seed, epoch)``, otherwise ascending.
     """
     return permutation(count, seed, epoch) if shuffle else torch.arange(count)
 
 
 def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int) -> Tensor:
-    """Numbers uniform in [0, 1) for each sample, from ``(seed, epoch, index)`` alone.
+    """Return uniform numbers in [0, 1) for each sample, which depend on ``(seed, epoch, index)`` only.
 
     Args:
-        seed: The run's seed.
+        seed: Seed of the run.
         epoch: Completed passes over the training data.
-        indices: Sample indices, N of them.
+        indices: N sample indices.
         count: Numbers per sample.
 
     Returns:
-        float64 ``[N, count]``. Asking for more numbers does not change the first ones.
+        float64 ``[N, count]``. A larger ``count`` does not change the first numbers.
     """
     state = _mixed(keys(seed, epoch, indices)[:, None] + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
     return _shifted(state, 11).double() * 2.0**-53
 
 
 def keys(seed: int, epoch: int, indices: Sequence[int] | Tensor) -> Tensor:
-    """A word for each sample, int64 ``[N]``, from ``(seed, epoch, index)`` alone: what `normals` draws from, anywhere."""
+    """Return the int64 ``[N]`` keys from which `normals` draws on any device; they depend on (seed, epoch, index)."""
     return _mixed(torch.as_tensor(indices, dtype=torch.int64) + _signed(mix(seed, epoch)))
 
 
 def normals(words: Tensor, count: int) -> Tensor:
-    """Numbers from the standard normal distribution, by Box and Muller (1958), on the device of the words.
+    """Return standard normal numbers by the method of Box and Muller (1958), on the device of the words.
 
-    Devices agree on the bits drawn; logarithm and cosine may round differently.
+    The random bits are the same on all devices; logarithm and cosine may round differently.
 
     Args:
-        words: What `keys` gave, int64 ``[N]``.
+        words: Output of `keys`, int64 ``[N]``.
         count: Numbers per sample.
 
     Returns:
-        float32 ``[N, count]``, of at most 6.8 in magnitude.
+        float32 ``[N, count]``, at most 6.8 in magnitude.
     """
     places = torch.arange(1, count // 2 + 2, device=words.device)
     drawn = _mixed(words[:, None] + places * _signed(_GAMMA))
@@ -93,7 +93,7 @@ def _mixed(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """A logical right shift; torch's own copies the sign."""
+    """Return the logical right shift; torch's operator is an arithmetic shift."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""The interface between a workload and the engine."""
+"""Interface between a workload and the engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mptrain.workloads.base.exhibits import Exhibit
 
 @dataclass(frozen=True)
 class Objective:
-    """One loss and the parameters it trains; the engine makes a learner of it, with a scaler of its own.
+    """Loss and the parameters that it trains; the engine creates a learner with its own scaler for each objective.
 
     Attributes:
-        learner: The learner's name in records; ``main`` where there is only one.
-        modules: Names of the modules, or parameters, that it trains; an empty name means the whole model. Only they
-            get gradients from this loss, whatever else it flows through.
-        loss: From the model and a micro-batch on the device to the mean loss over its terms, a float32 scalar.
+        learner: Name of the learner in records; ``main`` if there is only one.
+        modules: Names of the trained modules or parameters; an empty name means the whole model. No other parameters
+            get gradients from this loss.
+        loss: Function of the model and a micro-batch on the device that returns the mean loss over the terms, a
+            float32 scalar.
     """
 
     learner: str
@@ -29,15 +30,15 @@ class Objective:
 
 
 class Task(Protocol):
-    """A workload. Derive from this class, then only what differs has to be written.
+    """Workload: losses, metrics and exhibits. Subclasses inherit the default methods.
 
     Attributes:
-        metric: The name of the metric that decides which checkpoint is best; None where none can.
-        higher_is_better: Its direction.
-        term: What one term of the loss is, in the plural; throughput is counted in these.
-        shares: Names of metrics that are shares of samples: right or wrong, one by one. What a test set can tell about
-            them follows from how many samples it has.
-        refuses: Facts of data sets that it does not go with: targets are something else there.
+        metric: Name of the metric that selects the best checkpoint; None if there is no such metric.
+        higher_is_better: Whether a higher metric is better.
+        term: Plural noun for one term of the loss; throughput is counted in these.
+        shares: Names of metrics that are fractions of samples, each right or wrong. Their 95 % CI is Wilson's, from
+            the number of samples.
+        refuses: Facts of data sets with which the task is incompatible, because their targets are of another kind.
     """
 
     metric: str | None
@@ -47,40 +48,40 @@ class Task(Protocol):
     refuses: tuple[str, ...] = ()
 
     def objectives(self) -> tuple[Objective, ...]:
-        """The losses, in the order in which they are stepped on each batch."""
+        """Return the losses in the order of their steps on each batch."""
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What is summed up over a split, by name: float64 ``[N]``, the sum over the terms of each sample.
+        """Return the quantities to sum over a split, by name: float64 ``[N]``, each sample's sum over its terms.
 
-        A scalar, the sum over the whole batch, will do too, but then nothing tells how far the metrics would
-        move on other samples of the same kind. Called in evaluation mode, without gradients, with random numbers of its own that are the same in every
-        evaluation.
+        A scalar, the sum over the whole batch, is accepted too, but then no confidence interval can be computed.
+        The engine calls this method in evaluation mode, without gradients, with separate random numbers that are
+        the same in every evaluation.
         """
         ...
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Metrics from the sums over a whole split; ``loss``, where there is one, is the mean over all terms."""
+        """Return metrics from the sums over a whole split; ``loss``, if present, is the mean over all terms."""
         ...
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """What the model says of each sample, N host values, for metrics that are no sums; none by default.
+        """Return N host values, one per sample, for metrics that are not sums; none by default.
 
-        Called as `measure` is, behind it.
+        The engine calls this method after `measure`, under the same conditions.
         """
         return ()
 
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
-        """Metrics from the answers to a whole split, in any order; and some may be there twice.
+        """Return metrics from the answers to a whole split, which come in any order and may repeat.
 
-        They stand beside those of `summarise`. Called again and again where an interval is wanted, on lists of the same
-        length, so what can be done for one sample at a time belongs into `answers`.
+        The metrics add to those of `summarise`. The bootstrap of a confidence interval calls this method many times
+        on lists of the same length, so work per sample belongs in `answers`.
         """
         return {}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """What to show after each validation, by name: pictures, texts, sounds; nothing by default.
+        """Return pictures, texts and sounds to show after each validation, by name; nothing by default.
 
-        Called as `measure` is, with the first batch of the validation split.
+        The engine calls this method like `measure`, with the first batch of the validation split.
         """
         return {}

@@ -1,4 +1,4 @@
-"""Which samples belong to which split. Fixed by the labels alone: never by the run's seed."""
+"""Assignment of samples to splits. It depends on the labels only, never on the seed of the run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.random_streams import permutation
 
-_FIXED = 20180430  # names the one permutation in use; changing it changes every split
+_FIXED = 20180430  # seed of the permutation; changing it changes every split
 
 
 def stratified_order(targets: Tensor) -> Tensor:
-    """An order of the samples of which every prefix holds the classes in about their overall proportions.
+    """Return an order of the samples in which every prefix has about the overall class proportions.
 
-    Samples are permuted by a fixed permutation; the k-th of a class of n gets the rank (k + 1/2) / n; ranks
-    are sorted, equal ones by class.
+    A fixed permutation shuffles the samples. The k-th of the n samples of a class then gets the rank (k + 1/2) / n,
+    and the samples are sorted by rank, ties by class.
 
     Args:
         targets: Class indices, int64 ``[N]``.
@@ -34,24 +34,24 @@ def stratified_order(targets: Tensor) -> Tensor:
 
 
 def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
-    """Divide training samples into those trained on and those held out for validation.
+    """Divide training samples into a part to train on and a part held out for validation.
 
     Args:
-        targets: Class indices of all, int64 ``[N]``.
-        val_samples: How many to hold out; 0 holds out none.
-        train_samples: Train on so many of the rest; None trains on all.
+        targets: Class indices of all samples, int64 ``[N]``.
+        val_samples: Number of samples to hold out; may be 0.
+        train_samples: Number of the remaining samples to train on; None for all.
 
     Returns:
-        Indices trained on and indices held out, both stratified. Which are held out does not depend on
-        ``train_samples``, and a smaller ``train_samples`` takes a subset of a larger one.
+        Indices of the training samples and of the held-out samples, both stratified. The held-out samples do not
+        depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
 
     Raises:
-        ConfigError: There are not that many samples.
+        ConfigError: There are too few samples.
     """
     if val_samples >= len(targets):
         raise ConfigError(
-            f"dataset.val_samples={val_samples} would hold out every one of {len(targets)} training samples",
-            f"at most {len(targets) - 1} can be held out",
+            f"dataset.val_samples={val_samples} would hold out all {len(targets)} training samples",
+            f"set dataset.val_samples to at most {len(targets) - 1}",
         )
     order = stratified_order(targets)
     train = len(targets) - val_samples
@@ -59,16 +59,16 @@ def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tu
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
-    """The first ``train_samples`` of an order; all of it for None.
+    """Return the first ``train_samples`` indices of an order, or all of them for None.
 
     Raises:
-        ConfigError: There are not that many.
+        ConfigError: There are too few samples.
     """
     if train_samples is None:
         return order
     if train_samples > len(order):
         raise ConfigError(
             f"dataset.train_samples={train_samples}, but the training split has {len(order)} samples",
-            f"choose at most {len(order)}, or null for all",
+            f"set dataset.train_samples to at most {len(order)}, or to null for all",
         )
     return order[:train_samples]

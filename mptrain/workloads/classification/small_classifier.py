@@ -1,4 +1,4 @@
-"""A small classifier of a data set, trained when something asks for it: a yardstick, no run, and never part of one."""
+"""Small classifier of a data set, trained on demand to evaluate other models. It is never part of a run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mptrain.workloads.classification.models.convnet import cnn
 if TYPE_CHECKING:
     from mptrain.workloads.base.dataset import Dataset
 
-#: Passes over at most so many of the training samples, at a rate that falls to zero in a straight line.
+#: Epochs, limit of training samples per epoch, batch size, and initial learning rate, which decays linearly to zero.
 EPOCHS, SAMPLES, BATCH, RATE = 4, 10_000, 64, 0.003
 
-_SEED = 0  # never a run's own: one that follows the run would be another yardstick for each
+_SEED = 0  # the same for all runs, so that all are evaluated by the same classifier
 
 
 def train_classifier(dataset: Dataset, device: torch.device) -> nn.Module:
-    """A `cnn` that knows the classes of a data set, trained in FP32 with Adam on the training split.
+    """Train a `cnn` on the training split of a data set, in FP32 with Adam.
 
-    Its weights follow from the data and the machine alone. The generators of random numbers are left as they were, so it
-    can be made in the middle of a run, in an evaluation too.
+    The weights depend on the data and the machine only. The states of the random number generators are restored, so
+    the function can be called in the middle of a run, also during an evaluation.
 
     Args:
-        dataset: Pictures with class indices; it must say ``num_classes`` and ``in_channels``.
-        device: Where it is trained.
+        dataset: Pictures with class indices; its facts must include ``num_classes`` and ``in_channels``.
+        device: Device of the training.
 
     Returns:
-        The network, whose inputs are what ``dataset`` prepares.
+        The network, in evaluation mode. Its inputs are batches prepared by ``dataset``.
     """
     facts = dataset.facts()
     with other_random_numbers(device, _SEED), torch.enable_grad(), torch.autocast(device.type, enabled=False):

@@ -1,7 +1,7 @@
-"""Classification: one class per sample, cross-entropy, top-1 and, of more than five classes, top-5 accuracy; mixup in training where asked for.
+"""Classification task: cross-entropy, optional mixup, and top-1 and (for more than five classes) top-5 accuracy.
 
-Logits become FP32 before the loss: FP16 logits summed up over a batch overflow at 65504. Mixed targets are FP32, and
-images are mixed in FP32 before they are rounded.
+Logits are cast to FP32 before the loss, because sums of FP16 logits over a batch overflow at 65504. Mixed targets are
+FP32, and images are mixed in FP32 before they are rounded.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classify(Task):
-    """One class per sample.
+    """Classification with one class per sample.
 
     Attributes:
-        num_classes: How many classes there are.
+        num_classes: Number of classes.
         aux_weight: Weight of the loss of each auxiliary head (0.3 in GoogLeNet, Szegedy et al. 2014).
-        label_smoothing: Share of the target's probability that is spread over all classes while training (0.1 in
-            Inception v3, Szegedy et al. 2015, section 7). What is measured is the plain loss.
-        mixup: Train on mixtures ``k x + (1 - k) y`` of two images and their targets, where k is drawn from
-            Beta(mixup, mixup) (Zhang et al. 2018; 0.1 to 0.4 on ImageNet there); 0 mixes nothing. Unlike theirs, k is
-            drawn for each image, so that its distribution is the same however a batch is cut into micro-batches;
-            the other image comes from the same micro-batch, so one of a single image is left as it is.
+        label_smoothing: Fraction of the target's probability that is spread over all classes in training (0.1 in
+            Inception v3, Szegedy et al. 2015, section 7). Evaluation uses the plain loss.
+        mixup: Train on mixtures ``k x + (1 - k) y`` of two images and of their targets, with k drawn from
+            Beta(mixup, mixup) (Zhang et al. 2018, who use 0.1 to 0.4 on ImageNet); 0 disables mixup. Unlike in the
+            paper, k is drawn for each image, so that its distribution does not depend on the split into micro-batches.
+            The other image comes from the same micro-batch, so a micro-batch of one image is not mixed.
     """
 
     num_classes: PositiveInt
@@ -48,11 +48,11 @@ class Classify(Task):
     refuses = ("boxes",)
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the logits and, weighted, of each auxiliary head's; float32 scalar."""
+        """Return the mean cross-entropy of the logits plus that of each auxiliary head, weighted; float32 scalar."""
         if self.mixup > 0:
             batch = mixed(batch, self.num_classes, self.mixup)
         output = model(batch.inputs)
@@ -64,9 +64,9 @@ class Classify(Task):
         return loss
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss of each sample, and 1 where its class is the best or among the five best guesses; float64 ``[N]``.
+        """Return the loss and the top-1 and top-5 hits (0 or 1) of each sample, float64 ``[N]``.
 
-        Of five classes or fewer each is among the five best, so ``top5`` is left out.
+        ``top5`` is omitted for five classes or fewer, where it is always 1.
         """
         output = model(batch.inputs)
         logits = (output[0] if isinstance(output, tuple) else output).float()
@@ -83,24 +83,25 @@ class Classify(Task):
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean loss in nats and accuracies as fractions."""
+        """Return the mean loss in nats and the accuracies as fractions."""
         return {name: total / terms for name, total in sums.items()}
 
 
 def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:
-    """Each image mixed with another one of its batch, drawn from torch's default generator on their device.
+    """Mix each image with another image of its batch, with random numbers from torch's default generator on the device.
 
     Args:
         batch: Floating-point inputs ``[N, ...]`` and class indices int64 ``[N]``.
-        num_classes: Length of the targets that come out.
-        alpha: Both parameters of the Beta distribution; the smaller, the less is mixed.
+        num_classes: Number of classes.
+        alpha: Both parameters of the Beta distribution; smaller values mix less.
 
     Returns:
-        Inputs in the dtype they had, and targets float32 ``[N, num_classes]`` whose rows sum to 1. The host reads nothing.
+        The batch with inputs in their original dtype and targets float32 ``[N, num_classes]``, whose rows sum to 1.
+        The host reads no values.
     """
     device, samples = batch.inputs.device, batch.samples
     shape = torch.full((samples,), alpha, device=device)
-    # Checking the arguments would read them on the host.
+    # Validating the arguments would read them on the host.
     share = torch.distributions.Beta(shape, shape, validate_args=False).sample()
     partner = torch.randperm(samples, device=device)
     classes = torch.zeros(samples, num_classes, device=device).scatter_(1, batch.targets.unsqueeze(1), 1.0)

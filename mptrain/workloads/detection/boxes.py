@@ -1,4 +1,4 @@
-"""Pictures with boxes: how their batches look, splits that are held in memory, and what becomes of boxes in a part of a picture. Reads no files."""
+"""Boxes of pictures: batches, in-memory splits, and boxes under cropping and resizing. Must not read files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.images.image_dataset import ImageDataset
 
-#: What a box stands for: an object to be found; one that may be found or not (Pascal VOC's *difficult*); a region with
-#: any number of objects, each of which may be found or not (COCO's *crowd*). Nothing is trained on the last two.
+#: Kinds of boxes: an object to detect; an object whose detection is optional (Pascal VOC's *difficult*); a region with
+#: any number of objects whose detection is optional (COCO's *crowd*). The last two are not used in training.
 OBJECT, DIFFICULT, CROWD = 0, 1, 2
 
-#: The label of places that hold no box.
+#: Label of padding, which is not a box.
 NOTHING = -1
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of one picture, perhaps none.
+    """Boxes of one picture; there may be none.
 
     Attributes:
         corners: Left, upper, right, lower in pixels, float32 ``[M, 4]``.
@@ -39,20 +39,20 @@ class Boxes:
     kinds: Tensor
 
     def select(self, chosen: Tensor) -> Boxes:
-        """Those that a mask or indices name."""
+        """Return the boxes that a mask or indices select."""
         return Boxes(self.corners[chosen], self.labels[chosen], self.kinds[chosen])
 
 
 def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
-    """A batch of pictures with as many places for boxes as the fullest of them needs, and at least one.
+    """Return a batch of pictures with their boxes, padded to the largest number of boxes M, at least one.
 
     Args:
         images: uint8 ``[N, C, H, W]``.
-        boxes: Of each picture, in its pixels.
+        boxes: Boxes of each picture, in pixels of that picture.
 
     Returns:
-        Targets are the boxes, float32 ``[N, M, 4]``, empty places zero; ``labels`` int64 ``[N, M]``, `NOTHING` in empty places;
-        ``kinds`` int64 ``[N, M]``.
+        The batch. Its targets are the boxes, float32 ``[N, M, 4]``, padded with zeros. ``more`` contains ``labels``,
+        int64 ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
     """
     corners = pad_sequence([one.corners for one in boxes], batch_first=True)
     labels = pad_sequence([one.labels for one in boxes], batch_first=True, padding_value=NOTHING)
@@ -69,17 +69,17 @@ class DetectionSplit(IndependentSamples):
 
     Args:
         images: uint8 ``[N, C, H, W]``.
-        boxes: Of each, in its pixels.
+        boxes: Boxes of each picture, in pixels of that picture.
 
     Raises:
-        DataError: There is no picture, or not one of them has a box.
+        DataError: There are no pictures, or none of them has a box.
     """
 
     in_memory = True
 
     def __init__(self, images: Tensor, boxes: Sequence[Boxes]) -> None:
         if not any(len(one.labels) for one in boxes):
-            raise DataError(f"none of {len(boxes)} pictures has a box", "there is nothing to learn or to find in them")
+            raise DataError(f"none of {len(boxes)} pictures has a box", "use pictures with at least one box")
         super().__init__(Faults())
         self.images = images
         self.boxes = tuple(boxes)
@@ -88,31 +88,34 @@ class DetectionSplit(IndependentSamples):
         return len(self.images)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The batch of the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the batch of the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
         return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
 class DetectionDataset(ImageDataset):
-    """Pictures with boxes; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Pictures with boxes; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        empty_boxes: How many boxes without an area were left out.
-        cut_boxes: How many boxes stick out of their pictures by more than a pixel and are cut off at the edge, as far as
-            is known before a picture is decoded.
+        empty_boxes: Number of boxes without an area, which are left out.
+        cut_boxes: Number of boxes that exceed their pictures by more than a pixel and are clipped at the edge, as far
+            as known before decoding.
     """
 
     empty_boxes = 0
     cut_boxes = 0
 
     def facts(self) -> dict[str, Any]:
-        """``boxes``, the unit of their coordinates: ``pixels`` of the network's input; and those of images with classes, of which one will do."""
+        """Return the facts of images, with class facts for any number of classes, and ``boxes``.
+
+        ``boxes`` is the unit of the coordinates: ``pixels`` of the network's input.
+        """
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         return {**classes, **super().facts(), "boxes": "pixels"}
 
     def describe(self) -> str:
-        """Channels, height and width, and boxes left out or cut off, where any were: ``3x300x300, 2 empty boxes left out``."""
+        """Return the shape and the boxes left out or clipped, such as ``3x300x300, 2 empty boxes left out``."""
         told = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
-        told += f", {_boxes(self.cut_boxes)} cut off at the edge" if self.cut_boxes else ""
+        told += f", {_boxes(self.cut_boxes)} clipped at the edge" if self.cut_boxes else ""
         return super().describe() + told
 
 
@@ -120,39 +123,42 @@ def _boxes(count: int, kind: str = "") -> str:
     return f"{count:,} {kind}box{'es' * (count != 1)}"
 
 
-#: ``stretch`` makes every picture a square by stretching it, as SSD does; ``letterbox`` keeps its shape in the upper
-#: left corner and leaves the rest black, as Faster R-CNN's batches do.
+#: ``stretch`` resizes every picture to a square, as SSD does; ``letterbox`` keeps the aspect ratio in the upper left
+#: corner and leaves the rest black, as in the batches of Faster R-CNN.
 FitTo = Literal["stretch", "letterbox"]
 
 Window = tuple[int, int, int, int]
 
-#: Smallest overlap that some object's box must have with a crop; None leaves the picture whole (Liu et al. 2016, section 2.2).
+#: Minimum overlap of a crop with the box of at least one object; None keeps the whole picture (Liu et al. 2016, section
+#: 2.2).
 _OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
 _TRIES = 20
-#: Sides of a crop as shares of the picture's (the authors' program; the paper gives 0.1 to 1 of the area), and their ratio.
+#: Range of a crop's sides as fractions of the picture's (from the authors' code; the paper gives 0.1 to 1 of the area),
+#: and range of the aspect ratio.
 _SIDES = (0.3, 1.0)
 _RATIOS = (0.5, 2.0)
 
-#: Numbers that a crop takes: which overlap, and four for each try.
+#: Random numbers that a crop takes: one for the overlap, and four per try.
 CROP_DRAWS = 1 + 4 * _TRIES
 
-#: Boxes thinner than this are gone: what is left of them at the edge of a crop shows nothing.
+#: Thinner boxes are dropped in training, because the remainder at the edge of a crop shows no object. In pixels.
 _THINNEST = 1.0
 
-#: Thinner ones have no area left in FP32, and the logarithm of their size is -inf.
+#: Thinner boxes have no area in FP32, and the logarithm of their size is -inf. In pixels.
 _NOTHING_LEFT = 1e-3
 
 
 def random_window(width: int, height: int, boxes: Boxes, draws: Sequence[float]) -> Window:
-    """A random part of a picture that shows the centre of an object and overlaps an object's box by a drawn share.
+    """Return a random crop window that contains the centre of an object and has a random minimum overlap with it.
 
-    SSD's training crops (Liu et al. 2016, section 2.2): the whole picture, or a part with an overlap (intersection over
-    union) of at least .1, .3, .5, .7, .9 or any with some object's box; the whole where 20 tries find none.
+    These are SSD's training crops (Liu et al. 2016, section 2.2): the whole picture, or a window with an overlap
+    (intersection over union) of at least .1, .3, .5, .7, .9, or any, with the box of an object. If 20 tries fail, the
+    window is the whole picture.
 
     Args:
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
-        boxes: Of the picture. Without an object the picture stays whole.
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
+        boxes: Boxes of the picture. Without an object the window is the whole picture.
         draws: `CROP_DRAWS` numbers in [0, 1).
 
     Returns:
@@ -186,27 +192,27 @@ def _centre_inside(corners: Tensor, window: Tensor) -> Tensor:
 
 
 def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> Boxes:
-    """The boxes whose centre a window shows, cut off at its edges, in the pixels of what it is resized to.
+    """Return the boxes whose centre is in a window, clipped at its edges, in pixels of the resized window.
 
     Args:
-        boxes: In pixels of the picture.
+        boxes: Boxes in pixels of the picture.
         window: Left, upper, right, lower.
-        scale: Resized pixels for each of the window's, across and down.
+        scale: Horizontal and vertical scale factor of the resizing.
     """
     part = torch.tensor(window, dtype=torch.float32)
     return _cut_off(boxes.select(_centre_inside(boxes.corners, part)), part, scale, _THINNEST)
 
 
 def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -> Boxes:
-    """All boxes of a whole picture, cut off at its edges, in the pixels of what it is resized to.
+    """Return all boxes of a whole picture, clipped at its edges, in pixels of the resized picture.
 
-    What is measured must not lose objects by being small or half outside, as training may.
+    Unlike training, evaluation must not lose objects that are small or partly outside.
 
     Args:
-        boxes: In pixels of the picture, each with an area inside.
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
-        scale: Resized pixels for each of the picture's, across and down.
+        boxes: Boxes in pixels of the picture, each with an area inside the picture.
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
+        scale: Horizontal and vertical scale factor of the resizing.
     """
     return _cut_off(boxes, torch.tensor((0, 0, width, height), dtype=torch.float32), scale, _NOTHING_LEFT)
 
@@ -218,6 +224,6 @@ def _cut_off(boxes: Boxes, part: Tensor, scale: tuple[float, float], thinnest: f
 
 
 def mirrored(boxes: Boxes, width: int) -> Boxes:
-    """The boxes of a picture that is mirrored left to right."""
+    """Return the boxes after a horizontal flip of the picture."""
     left, upper, right, lower = boxes.corners.unbind(1)
     return replace(boxes, corners=torch.stack([width - right, upper, width - left, lower], dim=1))

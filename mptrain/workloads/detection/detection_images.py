@@ -1,4 +1,4 @@
-"""Picture files with boxes, decoded when a batch asks for them. Where the boxes come from is not known here."""
+"""Picture files with boxes, decoded on demand. Independent of the format of the annotations."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ from mptrain.workloads.detection.boxes import (
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
-_FIXED = 20151208  # names the one order of which a few training pictures are the first
-_DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop
-_LONGEST = 2**31 - 1  # pixels of a side, as annotations may say; no picture has as many
+_FIXED = 20151208  # seed of the order from which dataset.train_samples takes the first pictures
+_DRAWS = 1 + CROP_DRAWS  # horizontal flip, and a crop
+_LONGEST = 2**31 - 1  # limit of a side in pixels from an annotation; no picture is that large
 
-#: Lists of at most so many pictures have the header of each read before the first step: a second or less from a local disk.
+#: Largest number of pictures in a list for which all headers are read before the first step. This takes a second or
+#: less from a local disk.
 HEADERS = 5000
 
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """The annotation of one picture.
+    """Annotation of one picture.
 
     Attributes:
-        path: Its file.
+        path: Path of the picture file.
         boxes: Left, upper, right, lower, class and kind of each box, in pixels of the file.
-        size: Width and height in pixels; None where the annotation does not say.
+        size: Width and height in pixels; None if the annotation does not give them.
     """
 
     path: str
@@ -55,18 +56,18 @@ class AnnotatedImage:
 
 
 def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
-    """The pictures whose files are there, as far as the listings of their folders tell.
+    """Return the pictures whose files exist, according to the listings of their folders.
 
-    Of at most `HEADERS` pictures the headers are read too: those that are no pictures or do not fit their annotation are
-    left out, the others know their size. Of more none is opened.
+    For at most `HEADERS` pictures the headers are read too: files that are not pictures or do not match their
+    annotation are left out, and the size of the others is filled in. For more pictures no file is opened.
 
     Args:
-        pictures: Those of one list.
-        folder: Where they are said to lie.
-        faults: Takes those that are missing or cannot be used.
+        pictures: Pictures of one list.
+        folder: Folder of the pictures.
+        faults: Records pictures that are missing or unusable.
 
     Raises:
-        DataError: The folder is missing, or a file of it cannot be used and ``faults`` says stop.
+        DataError: The folder is missing, or a picture is unusable and ``faults.on_error`` is ``stop``.
     """
     names: dict[str, set[str]] = {}
     missing: set[str] = set()
@@ -81,16 +82,16 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
             missing.add(picture.path)
     if missing and not folder.is_dir():
         raise DataError(
-            f"the folder of the pictures, {folder}, does not exist",
-            "set dataset.root to the folder that holds it, or name other parts",
+            f"the picture folder {folder} does not exist",
+            "set dataset.root=FOLDER to the folder that contains it, or choose other parts",
         )
-    faults.report(dict.fromkeys(sorted(missing), "there is no such file"), "put it there")
+    faults.report(dict.fromkeys(sorted(missing), "the file does not exist"), "put the file there")
     there = [picture for picture in pictures if picture.path not in missing]
     return _measured(there, faults) if len(there) <= HEADERS else there
 
 
 def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[AnnotatedImage]:
-    """The pictures with the sizes that their headers say, without those that cannot be used."""
+    """Return the usable pictures with the sizes from their headers."""
     kept, problems = [], {}
     for picture in pictures:
         try:
@@ -106,7 +107,7 @@ def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[Annota
 
 
 class Listing:
-    """Picture files and their boxes, in few large tensors: a million small ones would take gigabytes."""
+    """Picture files and their boxes, stored in a few large tensors because a million small ones take gigabytes."""
 
     def __init__(self, annotated: Iterable[AnnotatedImage]) -> None:
         paths, sizes, counts = [], [], []
@@ -127,14 +128,14 @@ class Listing:
 
     @property
     def box_count(self) -> int:
-        """The count of boxes in all pictures."""
+        """Number of boxes in all pictures."""
         return len(self._corners)
 
     @property
     def cut_boxes(self) -> int:
-        """The count of boxes that stick out of their pictures by more than a pixel, where the size is known.
+        """Number of boxes that exceed their pictures by more than a pixel, for pictures of known size.
 
-        They are cut off at the edge. A pixel or less is how annotations round, and no reason to speak of it.
+        These boxes are clipped at the edge. A pixel or less is due to rounding in the annotation and is not counted.
         """
         counts = self._ends.diff(prepend=self._ends.new_zeros(1))
         sizes = self._sizes.float().repeat_interleave(counts, 0)
@@ -142,27 +143,27 @@ class Listing:
         return int((out.any(1) & (sizes[:, 0] > 0)).sum())
 
     def boxes(self, index: int) -> Boxes:
-        """The boxes of a picture, in pixels of its file."""
+        """Return the boxes of a picture, in pixels of its file."""
         end = int(self._ends[index])
         begin = int(self._ends[index - 1]) if index else 0
         labels, kinds = self._classes[begin:end].unbind(1)
         return Boxes(self._corners[begin:end], labels, kinds)
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Width and height that the annotation gives, if it does."""
+        """Return the width and height from the annotation; None if it does not give them."""
         width, height = self._sizes[index].tolist()
         return (width, height) if width else None
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """Return what is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
+    """Return the problem with the boxes of a picture (no area, or outside the picture); None if there is none.
 
-    Parts that stick out are no fault; they are cut off.
+    Boxes that are only partly outside are valid; they are clipped.
 
     Args:
         boxes: Left, upper, right, lower, ``[M, 4]``.
-        width: In pixels.
-        height: In pixels.
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
     """
     edge = torch.tensor([width, height], dtype=boxes.dtype)
     inside = torch.minimum(boxes[:, 2:], edge) > boxes[:, :2].clamp(min=0)
@@ -175,7 +176,7 @@ def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
 
 
 def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, int]) -> None:
-    """Raises ValueError where a picture of this size is not what its annotation says, ``[M, 4]`` boxes included."""
+    """Raise ValueError if the size of a picture does not match its annotation or its boxes ``[M, 4]``."""
     if said is not None and said != size:
         raise ValueError(f"it has {size[0]}x{size[1]} pixels, but its annotation says {said[0]}x{said[1]}")
     if (wrong := wrong_boxes(boxes, *size)) is not None:
@@ -184,15 +185,15 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """The options of pictures with boxes; the YAML files explain each.
+    """Options of pictures with boxes, which the YAML files also explain.
 
     Attributes:
-        image_size: Side in pixels of the squares that the network sees.
+        image_size: Side in pixels of the square network inputs.
         channels: 3 for RGB, 1 for grey.
-        fit: How a picture becomes a square.
-        augment: Crop and mirror training pictures at random.
-        train_samples: Train on so many only; None trains on all.
-        workers: Processes that decode, at most as many as there are cores to use.
+        fit: Conversion of a picture to a square.
+        augment: Whether to crop and flip training pictures at random.
+        train_samples: Number of pictures to train on; None for all.
+        workers: Number of decoding processes, limited to the usable cores.
     """
 
     image_size: int
@@ -209,9 +210,9 @@ class PictureSplit(IndependentSamples):
 
     Args:
         listing: Files and boxes.
-        indices: Which of them belong to this split, int64.
-        options: What squares are made of them, at random where ``augment`` says so.
-        faults: What to do about files that cannot be used.
+        indices: Indices of the files of this split, int64.
+        options: Conversion to squares, with or without augmentation.
+        faults: Handling of unusable files.
     """
 
     listing: Listing
@@ -227,7 +228,7 @@ class PictureSplit(IndependentSamples):
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
-        A picture that cannot be used makes the batch smaller where ``on_error`` is ``skip``.
+        An unusable picture makes the batch smaller if ``on_error`` is ``skip``.
         """
         draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
         images: list[Tensor] = []
@@ -246,11 +247,11 @@ class PictureSplit(IndependentSamples):
         return detection_batch(torch.stack(images), boxes)
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
-        """A square picture uint8 ``[C, side, side]`` and its boxes.
+        """Return a square picture uint8 ``[C, side, side]`` and its boxes.
 
         Raises:
-            OSError: Or another of `UNDECODABLE`: the file is no picture.
-            ValueError: The picture and its annotation do not fit each other.
+            OSError: The file is not a picture. The other exceptions of `UNDECODABLE` mean the same.
+            ValueError: The picture does not match its annotation.
         """
         from PIL import Image
 
@@ -266,7 +267,7 @@ class PictureSplit(IndependentSamples):
             across, down = (max(1, round(edge * side / longer)) for edge in (width, height))
         scale = (across / width, down / height)
         boxes = resized(boxes, width, height, scale) if draws is None else through_window(boxes, window, scale)
-        # Resampling inside PIL averages over the area that shrinks into a pixel.
+        # PIL antialiases: it averages over the area that becomes one pixel.
         picture = picture.resize((across, down), Image.Resampling.BILINEAR, box=window)
         if draws is not None and draws[0] < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -278,18 +279,18 @@ class PictureSplit(IndependentSamples):
 
 
 class PictureDataset(DetectionDataset):
-    """Picture files with boxes, in the parts ``train`` and, where they are there, ``val`` and ``test``.
+    """Picture files with boxes, in the part ``train`` and the optional parts ``val`` and ``test``.
 
     Args:
-        name: As in the configuration.
-        class_names: One for each class index.
-        parts: By name, with what was wrong with other pictures.
-        options: The user's.
-        empty_boxes: How many boxes without an area were left out.
+        name: Name in the configuration.
+        class_names: Names of the classes by index.
+        parts: Pictures and faults of each part, by name.
+        options: Options of the user.
+        empty_boxes: Number of boxes without an area that were left out.
 
     Raises:
-        DataError: There is no part to train on, or a part has no picture, or not one box.
-        ConfigError: More samples are asked for than there are.
+        DataError: There is no training part, or a part has no picture or no box.
+        ConfigError: There are fewer samples than requested.
     """
 
     def __init__(
@@ -301,7 +302,7 @@ class PictureDataset(DetectionDataset):
         empty_boxes: int = 0,
     ) -> None:
         if "train" not in parts:
-            raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
+            raise DataError(f"{name} has no training pictures", "set dataset.train to the part to train on")
         self.name, self.class_names, self.empty_boxes, self.workers = name, class_names, empty_boxes, options.workers
         splits: dict[str, PictureSplit] = {}
         for part, (listing, faults) in parts.items():

@@ -1,7 +1,7 @@
-"""Detection: where which objects are. Losses that the network knows, mean average precision as COCO defines it.
+"""Object detection task. The network computes the losses; the metric is COCO's mean average precision.
 
-Losses, boxes and scores are FP32, whatever the network computes in. Matching and precision are pycocotools', on boxes
-in the pixels of the network's input: overlaps do not change when a picture is stretched.
+Losses, boxes and scores are FP32, whatever the dtype of the network. pycocotools matches boxes and computes the
+precision, in pixels of the network's input: stretching a picture does not change overlaps.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
-#: How many pictures to show, and the side in pixels that smaller ones are enlarged to.
+#: Number of pictures to show, and the side in pixels to which smaller pictures are enlarged.
 _SHOWN, _SHOWN_SIDE = 9, 192
 
 _TRUE, _FOUND, _LEFT_OUT = (0, 200, 0), (255, 64, 0), (120, 120, 120)  # colours of boxes
 
-#: Detections of an image that count, and the one range of areas in square pixels that is asked for: COCO's "all".
+#: Largest number of evaluated detections per image, and the range of areas in square pixels: COCO's "all".
 _MOST, _ANY_AREA = 100, (0.0, 1e10)
 
-#: What pycocotools says of one image: for each class that is there, or was found, which detections are right.
+#: Result of pycocotools for one image: matches of the detections, by class with an object or a detection.
 Matches = dict[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Detect(Task):
-    """Boxes with classes and scores.
+    """Detection of boxes with classes and scores.
 
-    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.boxes`. What need
-    not be found (*difficult*, *crowd*) is no object in training, and neither right nor wrong where it is measured.
+    The network has the interface of `mptrain.workloads.detection.models.detectors`, and batches are those of
+    `mptrain.workloads.detection.boxes`. Objects whose detection is optional (*difficult*, *crowd*) are background in
+    training and ignored in evaluation.
 
     Attributes:
-        num_classes: How many classes there are, without the background.
-        boxes: The unit of their coordinates; data without boxes do not say.
-        metric: What decides which checkpoint is best: ``map50``, the mean over classes of the average precision at an
-            overlap of one half (Pascal VOC's criterion, by COCO's 101 points), or ``map``, its mean over overlaps of .5
-            to .95 (COCO's).
-        shown_score: Lowest score of boxes that are shown; metrics count all.
-        class_names: What to call the classes in pictures; their numbers where there are none.
+        num_classes: Number of classes without the background.
+        boxes: Unit of the box coordinates, a fact that data sets without boxes lack.
+        metric: Metric that selects the best checkpoint: ``map50``, the mean over classes of the average precision at
+            an overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or ``map``, its mean over overlaps from
+            .5 to .95 (COCO's).
+        shown_score: Lowest score of boxes that are shown; metrics use all boxes.
+        class_names: Names of the classes in pictures; if empty, their indices are shown.
 
     Raises:
         EnvironmentRefused: pycocotools is not installed.
@@ -71,24 +72,24 @@ class Detect(Task):
         require_extra("pycocotools", "detection", "task=detect")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The sum of the network's losses, the mean over the images; float32 scalar."""
+        """Return the sum of the network's losses, averaged over the images; float32 scalar."""
         return torch.stack(list(_losses(model, batch).values())).sum(0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each of the network's losses and their sum, of each image."""
+        """Return each of the network's losses and their sum, per image."""
         losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
         return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean losses."""
+        """Return the mean losses."""
         return {name: total / terms for name, total in sums.items()}
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
-        """For each image which detections hit what, by pycocotools."""
+        """Return for each image the matches of detections with objects, computed by pycocotools."""
         found = _on_host(model(batch.inputs))
         corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, batch.more["labels"], batch.more["kinds"]))
         return [
@@ -97,7 +98,7 @@ class Detect(Task):
         ]
 
     def score(self, answers: Sequence[Matches]) -> dict[str, float]:
-        """``map50`` and ``map``; NaN where there is nothing to find."""
+        """Return ``map50`` and ``map``; NaN if there are no objects."""
         judge = _judge(self.num_classes)
         judge.params.imgIds = list(range(len(answers)))
         judge._paramsEval = judge.params
@@ -110,7 +111,7 @@ class Detect(Task):
         return {"map50": float(found[0].mean()), "map": float(found.mean())}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``boxes``: pictures with what is there in green (grey: need not be found), and what was found in red."""
+        """Return ``boxes``: pictures with true boxes in green (grey if optional) and detections in red."""
         from torchvision.utils import draw_bounding_boxes
 
         found = _on_host(model(batch.inputs))
@@ -130,26 +131,29 @@ class Detect(Task):
             if usable.any():
                 picture = draw_bounding_boxes(picture, boxes[usable], names, colors=colours, width=2)
             pictures.append(picture.float() / 255)
-        caption = f"Green: what is there; grey: there, but need not be found; red: found, with a score of {self.shown_score:g} or more."
+        caption = (
+            "Green: true boxes; grey: true boxes whose detection is optional; "
+            f"red: detections with a score of {self.shown_score:g} or more."
+        )
         return {"boxes": Pictures(torch.stack(pictures), caption)}
 
 
 def matches_of(
     found: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
 ) -> Matches:
-    """Return which detections in one image are right, at overlaps of .5, .55, ... .95; all on the host.
+    """Return the matches of detections with objects in one image, at overlaps of .5, .55, ... .95; all on the host.
 
     Args:
         found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
         corners: True boxes, float32 ``[M, 4]``.
-        labels: Their classes, ``[M]``, `NOTHING` in empty places.
-        kinds: See `mptrain.workloads.detection.boxes`, ``[M]``.
-        num_classes: How many classes there are.
+        labels: Classes of the true boxes, ``[M]``, padded with `NOTHING`.
+        kinds: Kinds of the true boxes, ``[M]``; see `mptrain.workloads.detection.boxes`.
+        num_classes: Number of classes.
     """
     judge = _judge(num_classes)
     for number, (box, label, kind) in enumerate(zip(corners.tolist(), labels.tolist(), kinds.tolist(), strict=True)):
         if label != NOTHING:
-            # Numbers from 1: pycocotools takes a match with number 0 for none.
+            # Ids start at 1, because pycocotools treats a match with id 0 as no match.
             judge._gts[0, label].append(
                 {"id": number + 1, **_measures(box), "ignore": int(kind != OBJECT), "iscrowd": int(kind == CROWD)}
             )
@@ -169,7 +173,7 @@ def _measures(box: Sequence[float]) -> dict[str, Any]:
 
 
 def _judge(num_classes: int) -> Any:
-    """An evaluation by pycocotools, without images yet."""
+    """Return an evaluation of pycocotools without images."""
     judge = load_extra("pycocotools.cocoeval", "detection", "task=detect").COCOeval(iouType="bbox")
     judge.params.catIds = list(range(num_classes))
     judge.params.areaRng, judge.params.areaRngLbl = [list(_ANY_AREA)], ["all"]
@@ -179,7 +183,7 @@ def _judge(num_classes: int) -> Any:
 
 @functools.cache
 def _silently(function: types.FunctionType) -> types.FunctionType:
-    """The same function with a ``print`` that says nothing; catching the standard output would swallow what other threads write."""
+    """Return the function with a ``print`` that does nothing; redirecting stdout would also affect other threads."""
     silent = {**function.__globals__, "print": lambda *values: None}
     return types.FunctionType(function.__code__, silent, function.__name__, function.__defaults__)
 
@@ -191,7 +195,7 @@ def _losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Detections on the host, boxes and scores in float32, without those that an overflow left without a number."""
+    """Return the detections on the host, with boxes and scores in float32, without those that are not finite."""
     kept = []
     for one in found:
         boxes, labels, scores = one["boxes"].float().cpu(), one["labels"].cpu(), one["scores"].float().cpu()
@@ -201,7 +205,7 @@ def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def _picture(image: Tensor) -> tuple[Tensor, int]:
-    """A normalised image as a picture uint8 ``[3, H, W]``, and how many times enlarged it is."""
+    """Return a normalised image as a picture uint8 ``[3, H, W]``, and its enlargement factor."""
     image = image.float().cpu()
     low, high = image.min(), image.max()
     shown = ((image - low) / (high - low).clamp(min=1e-6) * 255).round().byte()

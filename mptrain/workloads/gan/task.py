@@ -1,7 +1,7 @@
-"""Generative adversarial networks (Goodfellow et al. 2014): two losses, two learners, one network that holds both.
+"""Task of generative adversarial networks (Goodfellow et al. 2014): two losses and two learners in one network.
 
-The losses are of logits in FP32: a sigmoid in FP16 is exactly 1 from 8.4 on, and the logarithm of what is missing to 1
-is -inf. Noise is drawn in FP32 and then rounded, so that a seed draws the same in every precision.
+The losses take FP32 logits: an FP16 sigmoid is exactly 1 from 8.4 on, and the logarithm of 1 minus the sigmoid is -inf.
+Noise is drawn in FP32 and then rounded, so that a seed gives the same noise in every precision.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from mptrain.workloads.images.classifier_features import ClassifierFeatures
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
-#: How many pictures to show of each kind.
+#: Number of generated pictures to show.
 SHOWN = 64
 
 
 @dataclass(frozen=True)
 class Gan(Task):
-    """A generator and a discriminator, in this order of steps: discriminator, generator.
+    """Adversarial training of a generator and a discriminator; each batch steps the discriminator first.
 
     The network has the children ``generator`` (noise ``[N, latent]`` to images from -1 to 1) and ``discriminator``
-    (images to one logit each, ``[N]``) and an attribute ``latent``. Targets train nothing.
+    (images to one logit each, ``[N]``) and an attribute ``latent``. Training does not use targets.
 
-    Either loss says how the two compare, not how good the images are, so without a classifier no metric can choose a
-    best checkpoint. With one, that is the Fréchet distance of what the classifier sees in real images and in as many drawn ones.
+    The losses compare the two networks and do not measure image quality, so without a classifier no metric selects the
+    best checkpoint. With a classifier the metric is the Fréchet distance between its features of real images and of as
+    many generated ones.
 
     Attributes:
-        label_smoothing: How far below 1 the label of real images lies while training (0.1 in Salimans et al. 2016,
-            section 3.4, who leave that of drawn images at 0). What is measured is the plain loss.
-        classifier: The run of a classifier, ``train`` for a small one trained on the same data, or None for no score.
-            What it names is found by who builds the task.
-        features: What that classifier sees.
-        metric: ``frechet`` where there are features.
+        label_smoothing: Difference between 1 and the label of real images in training (0.1 in Salimans et al. 2016,
+            section 3.4, who keep the label of generated images at 0). Evaluation uses the plain loss.
+        classifier: Run of a classifier, ``train`` for a small one trained on the same data, or None for no score. The
+            builder of the task resolves it to ``features``.
+        features: Features of that classifier.
+        metric: ``frechet`` if there are features, otherwise None.
     """
 
     label_smoothing: BelowOneOrZero = 0.0
@@ -56,23 +57,23 @@ class Gan(Task):
 
     higher_is_better = False
     shares = ("real_accuracy", "fake_accuracy", "classifier_top1")
-    refuses = ("boxes",)  # such pictures are not normalised to the range of a tanh
+    refuses = ("boxes",)  # detection data sets do not normalise pictures to the range of tanh
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", None if self.features is None else "frechet")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Two losses, each for the parameters of one network."""
+        """Return two losses, each for the parameters of one network."""
         return (
             Objective(learner="discriminator", modules=("discriminator",), loss=self.discriminator_loss),
             Objective(learner="generator", modules=("generator",), loss=self.generator_loss),
         )
 
     def discriminator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy of real images plus that of as many drawn ones; float32 scalar.
+        """Return the mean cross-entropy of real images plus that of as many generated images; float32 scalar.
 
-        The two kinds are judged in passes of their own, so that BatchNorm sees one kind at a time. The generator gets
-        no gradient.
+        Real and generated images are evaluated in separate passes, so that BatchNorm sees one kind at a time. The
+        generator gets no gradient.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         with torch.no_grad():
@@ -81,19 +82,20 @@ class Gan(Task):
         return real.mean() + _cross_entropy(discriminator(drawn), 0.0).mean()
 
     def generator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy of as many drawn images as the batch has, against the label of real ones; float32 scalar.
+        """Return the mean cross-entropy of generated images with the label of real images; float32 scalar.
 
-        This is the loss that does not saturate while the discriminator wins (Goodfellow et al. 2014, section 3).
+        There are as many generated images as samples in the batch. This is the non-saturating loss of Goodfellow et
+        al. 2014, section 3.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Both losses, and whether the discriminator takes a real and a drawn image for what they are; float64 ``[N]``.
+        """Return both losses and the hits of the discriminator on real and on generated images; float64 ``[N]``.
 
-        The discriminator judges as in training, with BatchNorm's statistics of one kind at a time. Their running means
-        are of both kinds and fit neither: by them, one that tells the two apart in training may call
-        every image drawn.
+        The discriminator runs in training mode, so that BatchNorm uses the statistics of one kind of images at a time.
+        The running statistics mix both kinds and fit neither: with them, a discriminator that separates the two in
+        training may classify every image as generated.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         images = generator(noise)
@@ -108,14 +110,14 @@ class Gan(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean losses in nats, accuracies as fractions."""
+        """Return the mean losses in nats and the accuracies as fractions."""
         return {name: total / terms for name, total in sums.items()}
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """Return the classifier's features, sample by sample.
+        """Return the classifier's features of each sample.
 
-        Of each: the features of its image and of a drawn one, float32 ``[D]``, and whether the classifier knows the
-        image's class, or None where that cannot be told.
+        An answer consists of the features of the real image and of a generated one, float32 ``[D]``, and whether the
+        classifier predicts the real image's class, or None if its classes are not those of the data.
         """
         if self.features is None:
             return ()
@@ -128,26 +130,26 @@ class Gan(Task):
         return list(zip(real.cpu().numpy(), drawn.cpu().numpy(), right, strict=True))
 
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
-        """``frechet``: see `frechet_distance`. ``classifier_top1``: how good a judge the classifier is of these data."""
-        if len(answers) < 2:  # of which there is no covariance
+        """Return ``frechet`` (`frechet_distance`) and ``classifier_top1``, the classifier's accuracy on real images."""
+        if len(answers) < 2:  # too few for a covariance
             return {"frechet": float("nan")}
         real, drawn, right = zip(*answers, strict=True)
         known = {} if right[0] is None else {"classifier_top1": float(np.mean(right))}
         return {"frechet": frechet_distance(np.stack(real), np.stack(drawn)), **known}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``samples``: what the generator draws from the same noise each time.
+        """Return ``samples``: images that the generator draws from the same noise each time.
 
-        That noise comes from a source of its own, so that showing pictures does not change what is measured next.
+        The noise comes from a separate generator, so that showing pictures does not change later measurements.
         """
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
         drawn = (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)
-        return {"samples": Pictures(drawn, "Drawn by the generator, from the same noise after each validation.")}
+        return {"samples": Pictures(drawn, "Images from the generator, for the same noise after each validation.")}
 
 
 def _cross_entropy(logits: Tensor, label: float) -> Tensor:
-    """Cross-entropy of each logit ``[N]`` with one label for all, in float32."""
+    """Return the cross-entropy of each logit ``[N]`` with one label for all, in float32."""
     logits = logits.float()
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, label), reduction="none")
 
@@ -155,42 +157,42 @@ def _cross_entropy(logits: Tensor, label: float) -> Tensor:
 def _parts(
     model: nn.Module, like: Tensor, samples: int, source: torch.Generator | None = None
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """The two networks, and noise ``[samples, latent]`` on the device and in the dtype of the inputs.
+    """Return the two networks, and noise ``[samples, latent]`` on the device and in the dtype of the inputs.
 
     Args:
-        model: Holds the two.
-        like: The inputs.
-        samples: How many rows of noise.
-        source: What the noise is drawn from; None means torch's default generator, whose state checkpoints keep.
+        model: Network with a generator and a discriminator.
+        like: Inputs, which give the device and the dtype.
+        samples: Rows of noise.
+        source: Random generator of the noise; None means torch's default generator, whose state checkpoints contain.
 
     Raises:
-        ConfigError: The network is not such a pair.
+        ConfigError: The network lacks a generator, a discriminator or ``latent``.
     """
     generator, discriminator = (getattr(model, name, None) for name in ("generator", "discriminator"))
     latent = getattr(model, "latent", None)
     if not (isinstance(generator, nn.Module) and isinstance(discriminator, nn.Module) and isinstance(latent, int)):
         raise ConfigError(
-            f"task=gan trains a generator against a discriminator, but {type(model).__name__} is not such a pair",
-            "choose model=dcgan, or a network with the children generator and discriminator and the number latent",
+            f"task=gan needs a generator, a discriminator and latent, but {type(model).__name__} lacks one of them",
+            "use model=dcgan, or a network with the children generator and discriminator and the integer latent",
         )
     noise = torch.randn(samples, latent, device=like.device, generator=source).to(like.dtype)
     return generator, discriminator, noise
 
 
 def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
-    """The squared Fréchet distance of two Gaussians that have the means and covariances of two samples.
+    """Return the squared Fréchet distance of two Gaussians with the means and covariances of two samples.
 
-    ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), with which Heusel et al. 2017
-    (section 2) score generators on features of Inception. With ``C1 = A'A`` and ``C2 = B'B``, A and B the centred samples
-    over ``sqrt(n - 1)``, the eigenvalues of ``C1 C2`` are the squared singular values of ``A B'``, so the last trace is
-    the sum of these. No root of a matrix is taken, so covariances without full rank, which fewer samples than features
-    have, need no special care.
+    The distance is ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), which Heusel et
+    al. 2017 (section 2) use with Inception features. Let ``C1 = A'A`` and ``C2 = B'B``, where A and B are the centred
+    samples divided by ``sqrt(n - 1)``. The eigenvalues of ``C1 C2`` are the squared singular values of ``A B'``, so the
+    last trace is the sum of these singular values. No matrix root is computed, so rank-deficient covariances, which
+    occur with fewer samples than features, need no special treatment.
 
-    The distance of finite samples is too large, the more so the fewer there are: compare only equal numbers.
+    The estimate is biased upwards, more so for fewer samples, so compare only equal numbers of samples.
 
     Args:
-        one: Features ``[N, D]``, at least two samples.
-        other: Features ``[M, D]``, likewise.
+        one: Features ``[N, D]`` of at least two samples.
+        other: Features ``[M, D]`` of at least two samples.
 
     Returns:
         The distance, at least 0, computed in float64; NaN where a feature is not finite.
@@ -205,7 +207,7 @@ def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> 
 
 
 def _gaussian(samples: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The mean ``[D]``, and a matrix ``R`` with ``R'R`` the covariance, of at most D rows."""
+    """Return the mean ``[D]`` and a matrix ``R`` with at most D rows, for which ``R'R`` is the covariance."""
     mean = samples.mean(0)
     root = (samples - mean) / np.sqrt(len(samples) - 1)
     if len(root) > root.shape[1]:

@@ -1,1 +1,1 @@
-"""Images for several workloads: files, decoding, cropping, augmentation, and the features of a classifier."""
+"""Image code that several workloads share: files, decoding, cropping, augmentation, and classifier features."""

@@ -1,8 +1,8 @@
-"""Random variation of training images: which part the network sees, shifts, operations on pixels, erasing.
+"""Random augmentation of training images: crops, shifts, pixel operations and erasing.
 
-What is done to an image follows from numbers that it is given, or that its index gives. Pixels of single images are torchvision's work
-(`torchvision.transforms.v2.functional`, imported where it is used); its own transforms draw from the process's random numbers, so
-only their tables are used here.
+Every augmentation is a function of random numbers passed as arguments or derived from the sample index. Pixel
+operations on single images use `torchvision.transforms.v2.functional`, imported where it is used. torchvision's own
+transforms draw from the process's generators, so only their constants are used here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mptrain.workloads.base.random_streams import uniforms
 Box = tuple[float, float, float, float]
 
 _TRIES = 10
-#: Numbers that a random box takes: four for each try.
+#: Random numbers that a random box takes: four per try.
 CROP_DRAWS = 4 * _TRIES
 
 _AREA = (0.08, 1.0)
@@ -32,15 +32,15 @@ _ERASED_RATIO = (0.3, 3.3)
 
 
 def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
-    """Return a random part of a picture: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
+    """Return a random crop box of a picture: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
 
-    "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section 6)
-    with the numbers and the fallback of torchvision's ``RandomResizedCrop``: ten tries, else the largest part
-    at the centre with an allowed ratio.
+    These are "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section
+    6) with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
+    centre crop with an allowed ratio.
 
     Args:
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
         draws: 40 numbers in [0, 1).
 
     Returns:
@@ -58,11 +58,12 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
 def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
     """Return a random rectangle of 2 to 33 % of a picture's area, aspect ratio 0.3 to 3.3.
 
-    The numbers of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*, AAAI 2020).
+    The constants are those of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*,
+    AAAI 2020).
 
     Args:
-        width: Of the picture, in pixels.
-        height: Of the picture, in pixels.
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
         draws: 40 numbers in [0, 1).
 
     Returns:
@@ -72,9 +73,9 @@ def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """Return the square at the centre, 224/256 of the shorter side: ImageNet's usual evaluation crop.
+    """Return the centre square with 224/256 of the shorter side: ImageNet's usual evaluation crop.
 
-    Resizing this box to 224 pixels is resizing the shorter side to 256 and cutting 224 out of the centre.
+    Resizing this box to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the centre 224.
     """
     side = min(width, height) * _CENTRE
     left, upper = (width - side) / 2, (height - side) / 2
@@ -99,21 +100,21 @@ def _tried(
 
 @dataclass(frozen=True)
 class Shifting:
-    """Shift by whole pixels, zeros moving in, and mirror left to right; whole batches at once, uint8 or float, on the host.
+    """Random shift by whole pixels with zero padding, and horizontal flip, of a uint8 or float batch on the host.
 
-    The usual variation of CIFAR training: four pixels of padding, a random crop, a random flip (He et al.,
+    This is the usual augmentation for CIFAR: four pixels of padding, a random crop and a random flip (He et al.,
     *Deep residual learning*, CVPR 2016, section 4.2).
 
     Attributes:
         pixels: Largest shift in either direction along both axes, in pixels.
-        flip: Mirror every other image, by chance.
+        flip: Whether to flip each image horizontally with probability 1/2.
     """
 
     pixels: int
     flip: bool
 
     def apply(self, images: Tensor, indices: Sequence[int], epoch: int, seed: int) -> Tensor:
-        """Return a varied copy of images ``[N, C, H, W]``, from ``(seed, epoch, index)`` of each alone."""
+        """Return augmented copies of images ``[N, C, H, W]``, which depend on ``(seed, epoch, index)`` only."""
         samples, _, height, width = images.shape
         draws = uniforms(seed, epoch, indices, 3)
         offsets = (draws[:, :2] * (2 * self.pixels + 1)).long()
@@ -128,32 +129,32 @@ class Shifting:
         return picked.permute(0, 3, 1, 2).contiguous()
 
 
-#: False for none, True for crop and mirroring, else these and a policy.
+#: False for no augmentation, True for crop and horizontal flip, a name for these and the policy of that name.
 Augment: TypeAlias = bool | Literal["randaugment", "trivial_augment"]
 
 OPERATIONS = (
     *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation"),
     *("contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize"),
 )
-#: Strengths that a policy chooses from, weakest to strongest.
+#: Number of strengths of an operation, weakest to strongest.
 LEVELS = 31
-#: Numbers that one operation takes: which, how strong, in which direction.
+#: Random numbers that one operation takes: operation, strength and direction.
 DRAWS_EACH = 3
 
 
 @dataclass(frozen=True)
 class PixelPolicy:
-    """Operations drawn from the same fourteen, with strengths from 0 to the largest of each.
+    """Random operations drawn from `OPERATIONS`, each with a strength from 0 to its maximum.
 
     Attributes:
-        operations: How many are done, one after the other.
-        level: The strength of all, from 0 to 30; None draws it.
+        operations: Number of operations applied in sequence.
+        level: Strength of all operations, from 0 to 30; None draws it.
         shear: Largest shear, as the tangent of its angle.
         shift: Largest shift in pixels.
-        relative_shift: Largest shift as a share of the side instead, where it is not 0.
+        relative_shift: Largest shift as a fraction of the side; replaces ``shift`` unless it is 0.
         angle: Largest rotation in degrees.
-        colour: Largest change of brightness, saturation, contrast and sharpness from the factor 1.
-        bits: How many of the eight bits are cut at most.
+        colour: Largest deviation of brightness, saturation, contrast and sharpness from the factor 1.
+        bits: Largest number of the eight bits that posterising removes.
     """
 
     operations: int
@@ -167,15 +168,15 @@ class PixelPolicy:
 
     @property
     def draws(self) -> int:
-        """The count of numbers that an image takes."""
+        """Number of random numbers per image."""
         return DRAWS_EACH * self.operations
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Return a varied image.
+        """Return an augmented image.
 
         Args:
             image: uint8 ``[C, H, W]``.
-            draws: As many numbers in [0, 1) as `draws` says.
+            draws: Numbers in [0, 1), as many as the property `draws`.
         """
         for number in range(self.operations):
             which, strength, direction = draws[DRAWS_EACH * number : DRAWS_EACH * (number + 1)]
@@ -185,13 +186,13 @@ class PixelPolicy:
         return image
 
     def operate(self, image: Tensor, name: str, strength: float, sign: float) -> Tensor:
-        """Return an image after one operation.
+        """Apply one operation to an image.
 
         Args:
             image: uint8 ``[C, H, W]``.
             name: One of `OPERATIONS`.
-            strength: From 0 to 1.
-            sign: 1 or -1, for those that go in two directions.
+            strength: Strength from 0 to 1.
+            sign: 1 or -1, for operations with a direction.
         """
         from torchvision.transforms.v2 import functional as F
 
@@ -223,7 +224,7 @@ class PixelPolicy:
         return moved
 
 
-#: RandAugment (Cubuk et al. 2020) and TrivialAugment (Müller and Hutter 2021, wide space), with torchvision's numbers.
+#: RandAugment (Cubuk et al. 2020) and TrivialAugment (Müller and Hutter 2021, wide space) with torchvision's constants.
 POLICIES: dict[str, PixelPolicy] = {
     "randaugment": PixelPolicy(2, 9, shear=0.3, shift=0.0, relative_shift=150 / 331, angle=30.0, colour=0.9, bits=4),
     "trivial_augment": PixelPolicy(
@@ -231,18 +232,18 @@ POLICIES: dict[str, PixelPolicy] = {
     ),
 }
 
-#: Numbers that erasing takes: whether, and what a rectangle takes.
+#: Random numbers that erasing takes: one for whether to erase, the rest for the rectangle.
 ERASING_DRAWS = 1 + CROP_DRAWS
 
 
 @dataclass(frozen=True)
 class Variation:
-    """Operations on a training image behind cropping and mirroring.
+    """Augmentation of a training image after cropping and flipping.
 
     Attributes:
-        policy: Operations on its pixels; None for none.
-        erasing: Probability that a rectangle of it is erased.
-        colour: What is put there, for each channel: the mean of the data, which the network sees as 0.
+        policy: Pixel operations; None for none.
+        erasing: Probability that a rectangle of the image is erased.
+        colour: Value of an erased pixel in each channel: the mean of the data, which is 0 after normalisation.
     """
 
     policy: PixelPolicy | None
@@ -251,15 +252,15 @@ class Variation:
 
     @property
     def draws(self) -> int:
-        """The count of numbers that an image takes."""
+        """Number of random numbers per image."""
         return (self.policy.draws if self.policy else 0) + (ERASING_DRAWS if self.erasing > 0 else 0)
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Return a varied image.
+        """Return an augmented image.
 
         Args:
             image: uint8 ``[C, H, W]``.
-            draws: As many numbers in [0, 1) as `draws` says.
+            draws: Numbers in [0, 1), as many as the property `draws`.
         """
         if self.policy is not None:
             image = self.policy.apply(image, draws)
@@ -267,7 +268,7 @@ class Variation:
         return self._erase(image, draws) if self.erasing > 0 else image
 
     def _erase(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Random erasing (Zhong et al. 2020) of a rectangle, with torchvision's numbers: 2 to 33 % of the area."""
+        """Erase a random rectangle (Zhong et al. 2020), with torchvision's constants: 2 to 33 % of the area."""
         height, width = image.shape[-2:]
         if draws[0] >= self.erasing or (box := erased_box(width, height, draws[1:])) is None:
             return image
@@ -278,7 +279,7 @@ class Variation:
 
 
 def variation(augment: Augment, erasing: float, colour: tuple[int, ...]) -> Variation | None:
-    """Return what a user's options mean; None where training images are left as they are."""
+    """Return the augmentation that the user's options select; None for no augmentation."""
     if augment is False:
         return None
     return Variation(POLICIES[augment] if isinstance(augment, str) else None, erasing, colour)

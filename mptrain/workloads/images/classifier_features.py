@@ -1,4 +1,4 @@
-"""Features that a trained classifier finds in pictures. It is no part of what is trained, and always computes in FP32."""
+"""Features of pictures from a trained classifier, which is not itself trained and always computes in FP32."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mptrain.workloads.base.preparation import LUMINANCE, Preparation
 
 
 class ClassifierFeatures:
-    """The inputs of a classifier's last linear layer, as in Heusel et al. 2017, and its logits.
+    """Inputs of a classifier's last linear layer, as in Heusel et al. 2017, and its logits.
 
     Args:
-        make: Makes the classifier on a device; called when the first pictures are looked at, and not again.
-        preparation: How its inputs were made of stored pictures when it was trained; None where pictures from -1 to 1
-            were its inputs.
-        labelled: Its classes are those of the data that are looked at, so that it can be told right from wrong.
+        make: Factory of the classifier on a device, called once, for the first pictures.
+        preparation: Preparation of the classifier's inputs in its training; None if the classifier takes pictures
+            from -1 to 1.
+        labelled: Whether the classes of the classifier are those of the data, so that its accuracy can be measured.
 
     Attributes:
-        labelled: As given.
+        labelled: The argument of the same name.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ClassifierFeatures:
         if not seen:
             raise ConfigError(
                 f"task.classifier: {type(classifier).__name__} has no linear layer to take features from",
-                "choose a run of another classifier",
+                "name a run of another classifier",
             )
         return seen[-1].flatten(1), logits
 

@@ -1,4 +1,4 @@
-"""Data sets of labelled images, and those of them that are held in memory: splits, names, and the way to the network's input."""
+"""Base classes of labelled image data sets, with the images in memory or in files."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ Channels = Literal[1, 3]
 
 Statistic = tuple[float, ...]
 
-#: To mean 0 and standard deviation 1 over the training images, or to the range -1 to 1, which a tanh covers.
+#: ``standard``: mean 0 and standard deviation 1 over the training images. ``symmetric``: -1 to 1, the range of tanh.
 Normalise = Literal["standard", "symmetric"]
 
 #: Images uint8 ``[N, C, H, W]`` and class indices int64 ``[N]``.
 Samples: TypeAlias = tuple[Tensor, Tensor]
 
-# Of the ImageNet training images; the usual constants of torchvision's reference training, for any photographs.
+# Mean and standard deviation of the ImageNet training images, as in torchvision's reference training; for all photos.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
 def photo_statistics(channels: Channels) -> tuple[Statistic, Statistic]:
-    """Return the mean and the standard deviation of photographs, or for one channel of their luminance, which decoding to grey gives."""
+    """Return the mean and standard deviation of photographs; with one channel, those of their luminance."""
     return (MEAN, STD) if channels == 3 else ((luminance_of(MEAN),), (luminance_of(STD),))
 
 
 def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
-    """Return the ``mean`` and ``std`` of a `Preparation`: those of the images, or a half each for the range -1 to 1."""
+    """Return ``mean`` and ``std`` for a `Preparation`: those of the images, or 0.5 each for the range -1 to 1."""
     return (mean, std) if normalise == "standard" else ((0.5,) * len(mean), (0.5,) * len(mean))
 
 
 class ImageDataset:
-    """Labelled images; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Labelled images; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: As in the configuration.
-        class_names: One for each class index; empty where images have no classes.
-        preparation: From stored images to the network's input.
-        workers: Worker processes that fetch from splits that are not in memory.
+        name: Name in the configuration.
+        class_names: Names of the classes by index; empty for images without classes.
+        preparation: Conversion of stored images to the network's input.
+        workers: Number of worker processes that fetch from splits that are not in memory.
         train: Training samples.
         val: Validation samples, or None.
         test: Test samples, or None.
@@ -67,52 +67,56 @@ class ImageDataset:
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """``in_channels`` and ``image_size`` (side of the square in pixels); where there are two classes, ``num_classes`` and ``class_names``."""
+        """Return ``in_channels`` and ``image_size`` (side in pixels).
+
+        With two or more classes, return also ``num_classes`` and ``class_names``.
+        """
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         prepared = {"in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
         return {**classes, **prepared} if len(self.class_names) > 1 else prepared
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Hints what to do where `facts` does not say what it says of other images, by name."""
-        found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "in no class folders"
-        hint = f"its images lie {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
+        """Hints for facts that these images lack, by name of the fact."""
+        found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
+        hint = f"the images are {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
         return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
-        """Class names, and how stored images become inputs."""
+        """Return the class names and the preparation of the network's input."""
         return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Channels, height and width: ``1x8x8``."""
+        """Return channels, height and width, such as ``1x8x8``."""
         side = self.preparation.image_size
         return f"{self.preparation.channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Bring a host batch to the device, normalised, resized and with the channels the network takes."""
+        """Move a host batch to the device, normalised, resized and with the channels that the network takes."""
         return self.preparation.apply(batch, device, memory_format)
 
 
 @dataclass(kw_only=True, eq=False)
 class MemoryDataset(ImageDataset, ABC):
-    """Images that are read at once and held in memory; deriving classes say where they come from.
+    """Base class of image data sets that are read once and kept in memory; subclasses implement `read`.
 
     Attributes:
-        image_size: Side in pixels that images are resized to; None keeps their own.
-        channels: 3, or 1 for grey; a grey image is repeated, a colour image becomes its luminance. None keeps what they have.
-        augment: Vary training images by chance, as ``shifting`` says.
-        val_samples: How many of the training images to hold out.
-        train_samples: Train on so many only; None trains on all.
-        workers: Not used: the images are in memory.
-        on_error: What to do about labels outside the classes, and about images that are not finite.
-        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
-        mean: Of each channel over the training images, as a fraction of 255.
-        std: Standard deviation, likewise.
-        shifting: How training images are varied where that is asked for.
+        image_size: Side in pixels to which images are resized; None keeps the stored size.
+        channels: 3 for RGB, 1 for grey: a grey image is repeated, a colour image is reduced to its luminance. None
+            keeps the stored channels.
+        augment: Whether to augment training images by ``shifting``.
+        val_samples: Number of training images to hold out for validation.
+        train_samples: Number of images to train on; None for all.
+        workers: Not used, because the images are in memory.
+        on_error: Handling of labels outside the classes and of images with NaN or inf.
+        normalise: ``standard`` uses the mean and deviation of the images, ``symmetric`` the range -1 to 1.
+        mean: Mean of each channel over the training images, as a fraction of 255.
+        std: Standard deviation of each channel, as a fraction of 255.
+        shifting: Augmentation of training images.
 
     Raises:
         DataError: The files are missing or damaged, or a sample is unusable and ``on_error`` is ``stop``.
-        ConfigError: More samples are asked for than there are.
+        ConfigError: There are fewer samples than requested.
     """
 
     image_size: PositiveInt | None = None
@@ -131,11 +135,11 @@ class MemoryDataset(ImageDataset, ABC):
     @abstractmethod
     @abstractmethod
     def read(self) -> tuple[Samples, Samples]:
-        """Return what to train on and to hold validation samples out from, and what to test on."""
+        """Return the samples for training and validation, and those for testing."""
 
     def __post_init__(self) -> None:
         (images, targets), test = self.read()
-        # Faults are looked for before dividing, so that a bad sample keeps the index it has in the file.
+        # Check for faults before the split, so that messages name the index of a sample in the file.
         pool = self._split("train", images, targets)
         trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
         self.train = self._split("train", pool.images[trained], pool.targets[trained])
@@ -154,20 +158,20 @@ class MemoryDataset(ImageDataset, ABC):
 
 
 class MemorySplit(IndependentSamples):
-    """Images and labels in memory. Unusable samples are found, and left out or refused, when it is made.
+    """Images and labels in memory. The constructor checks for unusable samples and skips them or raises an error.
 
     Args:
-        name: What to call it in messages, such as ``digits train``.
+        name: Name in messages, such as ``digits train``.
         images: uint8 or float32 ``[N, C, H, W]``.
         targets: Class indices, int64 ``[N]``.
-        classes: How many classes there are.
-        on_error: What to do about labels outside of 0 to ``classes`` - 1, and about floating-point images that hold inf or NaN.
+        classes: Number of classes.
+        on_error: Handling of labels outside 0 to ``classes`` - 1 and of floating-point images with NaN or inf.
 
     Attributes:
-        shifting: How samples are varied at random; None leaves them as they are.
+        shifting: Random augmentation of the samples; None for none.
 
     Raises:
-        DataError: A sample is unusable and ``on_error`` is ``stop``, or none is left.
+        DataError: A sample is unusable and ``on_error`` is ``stop``, or no usable sample is left.
     """
 
     in_memory = True
@@ -180,14 +184,14 @@ class MemorySplit(IndependentSamples):
         }
         if images.is_floating_point():
             for position in torch.nonzero(~images.flatten(1).isfinite().all(1)).flatten().tolist():
-                problems.setdefault(position, "the image holds NaN or inf")
+                problems.setdefault(position, "the image contains NaN or inf")
         self.faults.report({f"{name} sample {position}": reason for position, reason in problems.items()})
         if problems:
             keep = torch.ones(len(targets), dtype=torch.bool)
             keep[list(problems)] = False
             images, targets = images[keep], targets[keep]
         if len(targets) == 0:
-            raise DataError(f"{name}: there is no usable sample", "check the data, or choose dataset=digits")
+            raise DataError(f"{name}: there is no usable sample", "check the data, or use dataset=digits")
         self.images = images
         self.targets = targets
         self.shifting: Shifting | None = None
@@ -196,9 +200,9 @@ class MemorySplit(IndependentSamples):
         return len(self.targets)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The batch of the samples with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the batch of the samples with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
-        images = self.images.index_select(0, picked)  # a tenth of the time of indexing by a tensor
+        images = self.images.index_select(0, picked)  # ten times as fast as indexing by a tensor
         if self.shifting is not None:
             images = self.shifting.apply(images, indices, epoch, seed)
         return Batch(images, self.targets.index_select(0, picked))

@@ -1,8 +1,7 @@
-"""Picture files, opened as 8-bit RGB or grey, each from the range of values that its own mode has.
+"""Reader of picture files as 8-bit RGB or grey, scaled from the value range of the file's mode.
 
-Sixteen bits a pixel become their eight highest, which is what Pillow makes of 16-bit RGB. Transparency is left out and of
-several frames the first is used, as torchvision's ``ImageFolder`` does; so is its choice to take pixels as they are stored,
-whatever the EXIF orientation says.
+16-bit values are reduced to their high byte, as Pillow does for 16-bit RGB. As in torchvision's ``ImageFolder``,
+transparency is dropped, only the first of several frames is used, and the EXIF orientation is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from mptrain.workloads.images.augmentation import Box
     from mptrain.workloads.images.image_dataset import Channels
 
-#: Endings of the files that are taken for pictures, and Pillow's names of the formats that go with them.
+#: Extensions of picture files, with Pillow's names of their formats.
 _FORMATS = {
     ".bmp": ("BMP", "DIB"),
     ".gif": ("GIF",),
@@ -32,32 +31,34 @@ _FORMATS = {
 }
 EXTENSIONS = frozenset(_FORMATS)
 
-#: Exceptions of Pillow's for files that are empty, cut short, of another format, or of far too many pixels.
+#: Pillow's exceptions for files that are empty, truncated, of another format, or of far too many pixels.
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
-#: Formats that hold frames or pages. JPEG is none of them: its second picture is a preview.
+#: Formats with frames or pages. JPEG is not one of them, because its second picture is a preview.
 _WITH_FRAMES = ("GIF", "PNG", "TIFF", "WEBP")
 
-#: Modes of 8 bits or one that become RGB without loss.
+#: Modes of 8 bits or 1 bit that convert to RGB without loss.
 _PLAIN = ("RGB", "L", "1")
 _OFTEN = (*_PLAIN, "RGBA", "LA")
 
-#: A picture of more than 8 bits whose brightest pixel is below this, of 255, has lost most of its values: 12 bits stored as 16 are.
+#: A picture of more than 8 bits is reported as dark if its brightest pixel is below this value of 255. It has lost most
+#: of its grey levels, as happens with 12 bits stored as 16.
 _DARK = 16
 
-_BITS_PER_SAMPLE = 258  # TIFF's tag
+_BITS_PER_SAMPLE = 258  # TIFF tag
 
 
 def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
     """Return the pixels of a file in mode ``RGB`` or ``L``.
 
     Args:
-        path: The file.
+        path: Path of the file.
         channels: 3 for RGB, 1 for grey.
-        faults: Takes note of what is remarkable about the file.
+        faults: Records a remark if the file had to be converted.
 
     Raises:
-        OSError: It cannot be decoded, or has values of an unknown range; as are the others of `UNDECODABLE`.
+        OSError: The file cannot be decoded, or its values have an unknown range. The other exceptions of
+            `UNDECODABLE` mean the same.
     """
     with _opened(path) as file:
         return _converted(file, path, channels, faults)
@@ -66,20 +67,20 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
 def read_part(
     path: str, channels: Channels, faults: Faults, part: Callable[[int, int], Box], least: int | None = None
 ) -> tuple[Image, Box]:
-    """Return the pixels of a file, and the box of a part in them.
+    """Return the pixels of a file, and a crop box in these pixels.
 
-    A JPEG is decoded at a half, a quarter or an eighth of its size, for which its decoder computes fewer coefficients, where the part
-    keeps as many pixels as are needed. Other formats have no such way.
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which takes fewer coefficients, if the crop keeps at least
+    ``least`` pixels per side. Other formats are decoded at full size.
 
     Args:
-        path: The file.
+        path: Path of the file.
         channels: 3 for RGB, 1 for grey.
-        faults: Takes note of what is remarkable about the file.
-        part: Gives the box, by the width and height of the whole picture.
-        least: Pixels of each side of the part that are needed; None decodes all.
+        faults: Records a remark if the file had to be converted.
+        part: Function of the width and height of the whole picture that returns the crop box.
+        least: Pixels that each side of the crop needs; None decodes at full size.
 
     Raises:
-        OSError: As `read_picture`.
+        OSError: As in `read_picture`.
     """
     with _opened(path) as file:
         width, height = file.size
@@ -94,13 +95,13 @@ def read_part(
 def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -> Image:
     """Return the pixels of an open file in mode ``RGB`` or ``L``."""
     picture: Image = file
-    remarks = _remarks(file, path)  # now, since decoding forgets how the file stores its values
+    remarks = _remarks(file, path)  # before decoding, which discards how the file stores its values
     if (bits := _bits(file)) > 8:
         picture = file.convert("I").point(lambda value: value * 2.0 ** (8 - bits)).convert("L")
     elif file.mode == "P" and "transparency" in file.info:
-        picture = file.convert("RGBA")  # the same colours without a warning for each file
+        picture = file.convert("RGBA")  # gives the same colours without a warning for each file
     elif file.mode == "LAB":
-        picture = file.convert("RGB")  # the only mode that Pillow makes of it
+        picture = file.convert("RGB")  # the only conversion that Pillow supports
     picture = picture.convert("RGB" if channels == 3 else "L")
     if bits > 8 and cast("tuple[int, int]", picture.convert("L").getextrema())[1] < _DARK:
         remarks.append(f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)")
@@ -110,10 +111,11 @@ def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -
 
 
 def picture_size(path: str) -> tuple[int, int]:
-    """Return width and height as the header says.
+    """Return the width and height from the header of a file.
 
     Raises:
-        OSError: The file is no picture, or `read_picture` refuses its mode; as are the others of `UNDECODABLE`.
+        OSError: The file is not a picture, or `read_picture` does not support its mode. The other exceptions of
+            `UNDECODABLE` mean the same.
     """
     with _opened(path) as file:
         return file.size
@@ -121,14 +123,14 @@ def picture_size(path: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[ImageFile]:
-    """Open a file, read its header, and refuse modes whose values have no range."""
+    """Open a file, read its header, and raise OSError for modes without a defined value range."""
     from PIL import Image
 
     try:
         with Image.open(path) as file:
             if not _bits(file):
                 raise OSError(
-                    f"its mode {file.mode} does not say which value is white; save it with 8 or 16 bits a channel"
+                    f"mode {file.mode} does not define the value of white; save it with 8 or 16 bits per channel"
                 )
             yield file
     except Image.DecompressionBombError as error:
@@ -136,19 +138,19 @@ def _opened(path: str) -> Iterator[ImageFile]:
 
 
 def _bits(file: ImageFile) -> int:
-    """Return how many bits a channel has as Pillow reads it; 0 where the mode has more, and nothing says how many are used."""
+    """Return the bits per channel as Pillow reads them; 0 for a wider mode in which the bits in use are unknown."""
     if file.mode in _PLAIN:
         return 8
     if file.mode.startswith("I;16"):
-        # Twelve bits are not scaled up to sixteen in a TIFF.
+        # Pillow does not scale 12 bits up to 16 in a TIFF.
         return int(file.tag_v2[_BITS_PER_SAMPLE][0]) if file.format == "TIFF" else 16  # type: ignore[attr-defined]
-    if file.mode == "I" and file.format in ("PNG", "PPM"):  # of 16 bits, for want of a mode
+    if file.mode == "I" and file.format in ("PNG", "PPM"):  # files of 16 bits
         return 16
     return 0 if file.mode in ("I", "F") else 8
 
 
 def _remarks(file: ImageFile, path: str) -> list[str]:
-    """Return what else than plain 8-bit RGB or grey there is in a file, with what is done about it."""
+    """Return remarks on how a file differs from plain 8-bit RGB or grey, with the conversion."""
     found = []
     if _bits(file) > 8 or _has_16_bits(file):
         found.append("16-bit (the high byte is used)")
@@ -169,8 +171,8 @@ def _remarks(file: ImageFile, path: str) -> list[str]:
 
 
 def _has_16_bits(file: ImageFile) -> bool:
-    """Return whether channels of 16 bits are read as 8, which Pillow does by itself where there are several."""
-    if not file.tile or file.format == "BMP":  # whose 16 bits are those of all three
+    """Return whether Pillow reads 16-bit channels as 8-bit, as it does for files with several channels."""
+    if not file.tile or file.format == "BMP":  # a BMP has 16 bits for all three channels together
         return False
     arguments = file.tile[0][3]
     return ";16" in str(arguments if isinstance(arguments, str) else arguments and arguments[0])

@@ -115,7 +115,7 @@ class TestWindows:
         assert "on_error=skip" in error.value.hint
         split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults("skip"), in_memory=False)
         assert split.fetch([0, 2], 0, 0).counts == (3,)
-        with pytest.raises(DataError, match="no recording of a batch can be used, the first of them good"):
+        with pytest.raises(DataError, match="no recording of the batch is usable; the first is good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
         assert split.faults.found == {"broken": "is broken", "good": "has 3 samples, but its header says 8"}
         assert split.skipped == 2

@@ -176,7 +176,7 @@ def test_a_vision_transformer_takes_the_image_size_of_the_data():
 
 
 def test_a_stage_for_which_no_pixel_is_left_is_refused():
-    with pytest.raises(ConfigError, match="leave nothing of 8 pixels"):
+    with pytest.raises(ConfigError, match="images of 8 pixels are too small"):
         cnn(num_classes=2, in_channels=1, image_size=8, widths=(4,) * 5)
     logits = cnn(num_classes=2, in_channels=1, image_size=8, widths=(4,) * 4)(torch.zeros(2, 1, 8, 8))
     assert logits.shape == (2, 2)

@@ -37,7 +37,7 @@ def test_vgg_doubles_its_convolutions_and_halves_the_image_at_the_end_of_each_st
 
 
 def test_vgg_refuses_images_that_its_pools_swallow():
-    with pytest.raises(ConfigError, match=r"model.widths has 3 stages: their pools leave nothing of 7 pixels"):
+    with pytest.raises(ConfigError, match=r"model.widths has 3 stages: images of 7 pixels are too small"):
         small_vgg(num_classes=7, in_channels=3, image_size=7, widths=(4, 4, 4))
     assert small_vgg(num_classes=7, in_channels=1, image_size=8, widths=(4, 4, 4))(torch.zeros(1, 1, 8, 8)).shape == (
         1,

@@ -58,33 +58,33 @@ def test_other_parts_have_the_classes_of_the_training_part(tmp_path):
     data = load_coco(root=tmp_path, **{**OWN, "val": "other"})
     assert data.val.fetch([0], 0, 0).more["labels"].tolist() == [[1]]
     write(tmp_path, "strange", content(categories=[*content()["categories"], {"id": 4, "name": "plane"}]))
-    with pytest.raises(DataError, match=r"1 categories that .* has not, such as plane"):
+    with pytest.raises(DataError, match=r"1 categories that are missing from .*, such as plane"):
         load_coco(root=tmp_path, **{**OWN, "val": "strange"})
 
 
 BAD_FILES = {
-    "is no JSON": "",
-    "is no JSON: ": "{",
-    "is no file of instances": "[]",
+    "is not valid JSON": "",
+    "is not valid JSON: ": "{",
+    "is not an instances file": "[]",
     "lacks 'categories'": {"images": [], "annotations": []},
     "annotation 1 has no bbox": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1}]),
     "image 7 has no file_name": content(images=[{"id": 7, "width": 4, "height": 4}], annotations=[]),
-    "of image 99, which is not among": content(annotations=[{"id": 1, "image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]),
-    "annotation 1 has the bbox [0, 0], and not four numbers": content(
+    "to image 99, which is not in the list": content(annotations=[{"id": 1, "image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]),
+    "annotation 1 has the bbox [0, 0] instead of four numbers": content(
         annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0]}]),
-    "annotation 1 has the bbox [\"a\", 1, 2, 3], and not": content(
+    "annotation 1 has the bbox [\"a\", 1, 2, 3] instead of": content(
         annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": ["a", 1, 2, 3]}]),
     "annotation 5 has the bbox null": content(annotations=[{"id": 5, "image_id": 7, "category_id": 1, "bbox": None}]),
     "annotation number 2 of the list has no image_id": content(annotations=[content()["annotations"][0], {"bbox": []}]),
-    "annotation number 1 of the list is no object": content(annotations=[7]),
-    "annotation 4 has the image_id [7], which is none": content(
+    "annotation number 1 of the list is not an object": content(annotations=[7]),
+    "annotation 4 has the invalid image_id [7]": content(
         annotations=[{"id": 4, "image_id": [7], "category_id": 1, "bbox": [0, 0, 1, 1]}]),
     "category number 1 of the list has no id": content(categories=[{"name": "cat"}]),
-    "its images are no list": content(images={"7": "a.png"}),
-    "image 7 has the file_name 5, which is none": content(images=[{"id": 7, "file_name": 5}]),
-    "image 7 has the size null x 4, and not two numbers": content(
+    "its images are not a list": content(images={"7": "a.png"}),
+    "image 7 has the invalid file_name 5": content(images=[{"id": 7, "file_name": 5}]),
+    "image 7 has the size null x 4 instead of two numbers": content(
         images=[{"id": 7, "file_name": "a.png", "width": None, "height": 4}], annotations=[]),
-    "it holds no object with images": "[1]",
+    "it is not an object with images": "[1]",
     "none of 2 pictures has a box": content(annotations=[]),
 }  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_boxes_that_stick_out_are_cut_off_and_counted_and_those_outside_are_a_fa
     said = [{"id": number, "image_id": 7, "category_id": 1, "bbox": box} for number, box in enumerate(boxes)]
     write(tmp_path, "mine", content(images=images, annotations=said))
     data = load_coco(root=tmp_path, **OWN)
-    assert data.describe() == "3x32x32, 2 boxes cut off at the edge"  # 0.9 pixels are how annotations round
+    assert data.describe() == "3x32x32, 2 boxes clipped at the edge"  # 0.9 pixels are how annotations round
     corners = data.train.fetch([0], 0, 0).targets[0].tolist()
     assert corners[0] == pytest.approx([0, 0, 8, 16])
     assert corners[2] == pytest.approx([0, 0, 32, 32])
@@ -172,9 +172,9 @@ def test_another_size_and_what_is_no_picture_are_found_before_the_first_step_in_
 def test_missing_pictures_are_found_before_the_first_step_and_stop_or_are_counted(tmp_path):
     write(tmp_path, "mine", content())
     (tmp_path / "mine" / "b.png").unlink()
-    with pytest.raises(DataError, match=rf"^{tmp_path}/mine/b\.png: there is no such file$") as raised:
+    with pytest.raises(DataError, match=rf"^{tmp_path}/mine/b\.png: the file does not exist$") as raised:
         load_coco(root=tmp_path, **OWN)
-    assert "dataset.on_error=skip to leave out and count such" in raised.value.hint
+    assert "dataset.on_error=skip to skip and count such samples" in raised.value.hint
     data = load_coco(root=tmp_path, on_error="skip", **OWN)
     assert (len(data.train), data.train.skipped, data.describe()) == (1, 1, "3x32x32")
 
@@ -183,7 +183,7 @@ def test_a_missing_folder_of_pictures_is_named(tmp_path):
     write(tmp_path, "mine", content())
     (tmp_path / "mine").rename(tmp_path / "elsewhere")
     for on_error in ("stop", "skip"):
-        with pytest.raises(DataError, match=rf"the folder of the pictures, {tmp_path}/mine, does not exist"):
+        with pytest.raises(DataError, match=rf"the picture folder {tmp_path}/mine does not exist"):
             load_coco(root=tmp_path, on_error=on_error, **OWN)
 
 
@@ -211,7 +211,7 @@ def test_numbers_too_large_for_any_picture_are_one_line(tmp_path, where, key, va
     said = content()
     said[where][0][key] = value
     write(tmp_path, "mine", said)
-    with pytest.raises(DataError, match="is no file of instances"):
+    with pytest.raises(DataError, match="is not an instances file"):
         load_coco(root=tmp_path, **OWN)
 
 
@@ -229,7 +229,7 @@ def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(tmp_path, monke
 
 def test_json_that_is_too_deep_is_one_line(tmp_path):
     write(tmp_path, "mine", "[" * 200_000)
-    with pytest.raises(DataError, match="is no JSON"):
+    with pytest.raises(DataError, match="is not valid JSON"):
         load_coco(root=tmp_path, **OWN)
 
 
@@ -243,5 +243,5 @@ def test_json_that_is_too_deep_is_one_line(tmp_path):
 )
 def test_what_is_there_twice_is_named(tmp_path, key, twice, said):
     write(tmp_path, "mine", content(**{key: [*content()[key], twice]}))
-    with pytest.raises(DataError, match=rf"instances_mine\.json is no file of instances: {said}"):
+    with pytest.raises(DataError, match=rf"instances_mine\.json is not an instances file: {said}"):
         load_coco(root=tmp_path, **OWN)

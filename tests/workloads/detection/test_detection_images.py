@@ -186,7 +186,7 @@ def test_a_picture_that_cannot_be_used_is_skipped_and_counted_once(tmp_path, wha
 
 
 def test_a_batch_of_which_nothing_is_left_is_an_error_even_when_skipping(tmp_path):
-    with pytest.raises(DataError, match="no picture of a batch"):
+    with pytest.raises(DataError, match="no picture of the batch"):
         split_of(broken(tmp_path, "empty"), on_error="skip").fetch([0], 0, 0)
 
 

@@ -226,7 +226,7 @@ def test_pictures_show_the_truth_in_green_and_what_was_found_in_red():
     batch = batch_of(truth, boxes())
     batch = Batch(torch.zeros_like(batch.inputs), batch.targets, more=batch.more)
     sheet = TASK.exhibits(Oracle(found, said()), batch)["boxes"]
-    assert re.match("Green: what is there.*red: found", sheet.caption)
+    assert re.match("Green: true boxes.*red: detections", sheet.caption)
     shown = sheet.pixels
     assert shown.shape == (2, 3, 192, 192)
     colours = {tuple(round(value * 255) for value in pixel) for pixel in shown[0].flatten(1).T.unique(dim=0).tolist()}

@@ -94,12 +94,12 @@ def test_a_part_of_the_training_pictures_is_a_part(root):
 
 
 WRONG = {
-    "is no XML": "<annotation><object>",
+    "is not valid XML": "<annotation><object>",
     "no element found": "",
-    "'bird', which is not among": annotation(thing("bird", 1, 1, 9, 9)),
+    "'bird', which is not in dataset.classes": annotation(thing("bird", 1, 1, 9, 9)),
     "did you mean cat": annotation(thing("cats", 1, 1, 9, 9)),
     "no bndbox": annotation("<object><name>cat</name></object>"),
-    "has no number xmin, but 'left'": annotation(thing("cat", "left", 1, 9, 9)),
+    "xmin is 'left', which is not a finite number": annotation(thing("cat", "left", 1, 9, 9)),
     "box 1 (9, 0, 5, 9) has no area": annotation(thing("cat", 10, 1, 5, 9)),
     "(49, 29, 60, 40) has no area inside": annotation(thing("cat", 50, 30, 60, 40)),
 }
@@ -132,12 +132,12 @@ def test_a_missing_annotation_is_named(root):
 
 def test_a_missing_picture_is_found_before_the_first_step_and_stops_or_is_counted(root):
     (root / "mine" / "JPEGImages" / "b.jpg").unlink()
-    with pytest.raises(DataError, match=r"JPEGImages/b\.jpg: there is no such file"):
+    with pytest.raises(DataError, match=r"JPEGImages/b\.jpg: the file does not exist"):
         load_voc(root=root, **OWN)
     data = load_voc(root=root, on_error="skip", **OWN)
     assert (len(data.train), data.train.skipped, data.val.skipped) == (2, 1, 0)
     (root / "mine" / "JPEGImages").rename(root / "elsewhere")
-    with pytest.raises(DataError, match=r"mine/JPEGImages, does not exist"):
+    with pytest.raises(DataError, match=r"mine/JPEGImages does not exist"):
         load_voc(root=root, **OWN)
 
 
@@ -155,14 +155,14 @@ def test_pictures_without_a_single_box_are_refused(root):
 
 
 def test_something_to_train_on_is_needed(root):
-    with pytest.raises(DataError, match="no pictures to train on"):
+    with pytest.raises(DataError, match="no training pictures"):
         load_voc(root=root, **{**OWN, "train": []})
 
 
 def test_boxes_that_stick_out_are_cut_off_and_counted(root):
     assert load_voc(root=root, **OWN).describe() == "3x32x32"
     add(root / "mine", "c", annotation(thing("dog", -5, 5, 15, 15), thing("cat", 0, 0, 41, 20), size=None))
-    assert load_voc(root=root, **OWN).describe() == "3x32x32, 1 box cut off at the edge"
+    assert load_voc(root=root, **OWN).describe() == "3x32x32, 1 box clipped at the edge"
 
 
 @pytest.mark.parametrize("classes", [[], ["cat", "cat"]])
@@ -202,9 +202,9 @@ def test_data_that_cannot_be_had_are_one_line_and_a_way_out(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
-        (annotation(thing("cat", 1, 1, 9, 9), size=("inf", 20)), "size has no number width, but 'inf'"),
-        (annotation(thing("cat", 1, 1, "nan", 9)), "bndbox has no number xmax, but 'nan'"),
-        ("<?xml version='1.0' encoding='klingon'?><annotation/>", "is no XML: unknown encoding"),
+        (annotation(thing("cat", 1, 1, 9, 9), size=("inf", 20)), "size: width is 'inf', which is not a finite number"),
+        (annotation(thing("cat", 1, 1, "nan", 9)), "bndbox: xmax is 'nan', which is not a finite number"),
+        ("<?xml version='1.0' encoding='klingon'?><annotation/>", "is not valid XML: unknown encoding"),
     ],
 )
 def test_numbers_that_are_not_finite_and_unknown_encodings_are_wrong_annotations(root, xml, said):

@@ -117,7 +117,7 @@ class TestPhotos:
         assert photos.paths == [str(paths[0])]
         assert len(photos.faults.found) == 5
         assert "15x40 pixels, but each crop of a photo has 16x16" in photos.faults.found[str(tmp_path / "narrow.png")]
-        assert "its mode F does not say which value is white" in photos.faults.found[str(tmp_path / "deep.tif")]
+        assert "mode F does not define the value of white" in photos.faults.found[str(tmp_path / "deep.tif")]
 
     @pytest.mark.parametrize("number", range(1, 6))
     def test_a_file_that_cannot_be_used_stops_with_its_name(self, tmp_path, number):
@@ -132,7 +132,7 @@ class TestPhotos:
         assert split.skipped == 0
         assert split.fetch(range(8), 0, 0).samples == 4
         assert split.skipped == 1
-        with pytest.raises(DataError, match="no photo of a batch"):
+        with pytest.raises(DataError, match="no photo of the batch"):
             split.fetch([1, 3], 0, 0)
         with pytest.raises(DataError, match=r"cut\.png"):
             PatchSplit(photos_of(good, cut), 8, 16, augment=True).fetch(range(8), 0, 0)

@@ -57,6 +57,8 @@ def test_no_network(monkeypatch, tmp_path):
         raise OSError("<urlopen error [Errno -3] Temporary failure in name resolution>")
 
     monkeypatch.setattr(datasets.utils.urllib.request, "urlopen", refuse)
-    with pytest.raises(DataError, match=r"CIFAR10 cannot be had: looked in .*name resolution") as caught:
+    with pytest.raises(
+        DataError, match=r"CIFAR10 not found in .*, and the download failed: .*name resolution"
+    ) as caught:
         load_cifar10(root=tmp_path)
     assert "dataset=digits needs no download" in caught.value.hint

@@ -91,8 +91,8 @@ def test_a_label_outside_the_ten_classes_is_named_by_its_place_in_the_file(tmp_p
 def damaged():
     whole = idx(torch.arange(12, dtype=torch.uint8).view(3, 2, 2))
     yield "cut.gz", gzip.compress(whole)[:-6], "cannot be read"
-    yield "cut", whole[:-1], "holds 11 values, but its header says 12"
-    yield "header", whole[:9], "cut short within its header"
+    yield "cut", whole[:-1], "has 11 values, but its header says 12"
+    yield "header", whole[:9], "truncated within its header"
     yield "empty", b"", "not an IDX file"
     yield "floats", b"\0\0\x0d\x01" + whole, "not an IDX file of unsigned bytes"
 

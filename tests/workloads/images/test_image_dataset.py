@@ -35,7 +35,7 @@ def test_a_label_outside_the_classes_is_left_out_and_counted():
 def test_a_float_image_that_is_not_finite_is_found(value):
     images = torch.zeros(4, 1, 2, 2)
     images[1, 0, 1, 1] = value
-    with pytest.raises(DataError, match="sample 1: the image holds NaN or inf"):
+    with pytest.raises(DataError, match="sample 1: the image contains NaN or inf"):
         MemorySplit("toys", images, torch.zeros(4, dtype=torch.int64), classes=1)
     split = MemorySplit("toys", images, torch.zeros(4, dtype=torch.int64), classes=1, on_error="skip")
     assert (len(split), split.skipped) == (3, 1)

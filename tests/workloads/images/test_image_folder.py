@@ -114,14 +114,14 @@ def test_a_batch_without_one_good_image_is_an_error_even_when_skipping(root):
     for path in (root / "val" / "ant").iterdir():
         path.write_bytes(b"")
     data = load_image_folder(root=root, image_size=8, on_error="skip")
-    with pytest.raises(DataError, match=r"no image of a batch can be used.*val/ant/0.png"):
+    with pytest.raises(DataError, match=r"no image of the batch is usable.*val/ant/0.png"):
         data.val.fetch([0, 1], 0, 0)
 
 
 def test_a_folder_that_is_no_class_stops_or_is_skipped(root):
     (root / "val" / "dog").mkdir()
     picture((1, 2, 3)).save(root / "val" / "dog" / "rex.png")
-    with pytest.raises(DataError, match=r"dog/rex.png: its folder 'dog' is not among the 3 classes"):
+    with pytest.raises(DataError, match=r"dog/rex.png: its folder 'dog' is not one of the 3 classes"):
         load_image_folder(root=root)
     data = load_image_folder(root=root, on_error="skip")
     assert (len(data.val), data.val.skipped) == (6, 1)
@@ -129,7 +129,7 @@ def test_a_folder_that_is_no_class_stops_or_is_skipped(root):
 
 def test_images_beside_class_folders_stop_or_are_counted(root):
     picture((1, 2, 3)).save(root / "train" / "rex.png")
-    with pytest.raises(DataError, match=r"train/rex.png: lies in no class folder"):
+    with pytest.raises(DataError, match=r"train/rex.png: is not in a class folder"):
         load_image_folder(root=root)
     train = load_image_folder(root=root, on_error="skip").train
     assert (len(train), train.skipped) == (18, 1)
@@ -145,7 +145,7 @@ def test_images_without_class_folders_have_no_classes(tmp_path, place):
     assert [len(data.train), len(data.val), data.test] == [8, 2, None]
     assert data.train.fetch(range(8), 0, 0).targets.tolist() == [0] * 8
     assert data.facts() == {"in_channels": 3, "image_size": 8}
-    assert data.describe() == "3x8x8, without classes"
+    assert data.describe() == "3x8x8, no classes"
     assert data.card()["labels"] == []
     assert "put those of each class into ROOT/train/CLASS" in data.lacks["num_classes"]
 
@@ -153,7 +153,7 @@ def test_images_without_class_folders_have_no_classes(tmp_path, place):
 def test_images_with_folders_beside_them_and_no_train_are_not_guessed_at(tmp_path):
     picture((9, 9, 9)).save(tmp_path / "a.png")
     (tmp_path / "thumbs").mkdir()
-    with pytest.raises(DataError, match=r"has images and folders beside them, such as thumbs") as caught:
+    with pytest.raises(DataError, match=r"has both images and folders, such as thumbs") as caught:
         load_image_folder(root=tmp_path)
     assert "ROOT/train" in caught.value.hint
 
@@ -177,9 +177,7 @@ def test_a_class_without_an_image_to_train_on_is_named_also_when_skipping(root):
         (root / "train" / name).mkdir()
     (root / "train" / "dog" / "notes.txt").write_text("no image")
     for on_error in ("stop", "skip"):
-        with pytest.raises(
-            DataError, match=r"train/dog: there is no image of this class \(and 1 more like it\)"
-        ) as caught:
+        with pytest.raises(DataError, match=r"train/dog: the class has no images \(and 1 more like it\)") as caught:
             load_image_folder(root=root, on_error=on_error)
         assert "on_error" not in caught.value.hint
 
@@ -187,9 +185,12 @@ def test_a_class_without_an_image_to_train_on_is_named_also_when_skipping(root):
 def test_classes_that_a_part_lacks_are_counted(root):
     for place in (root / "val" / "bee").iterdir():
         place.unlink()
-    assert load_image_folder(root=root, image_size=8).describe() == "3x8x8, 3 classes, val lacks 1 of them"
+    assert load_image_folder(root=root, image_size=8).describe() == "3x8x8, 3 classes, 1 without images in val"
     few = load_image_folder(root=root, image_size=8, train_samples=2, val_samples=1)
-    assert few.describe() == "3x8x8, 3 classes, train lacks 1 of them, val lacks 2 of them, test lacks 1 of them"
+    assert (
+        few.describe()
+        == "3x8x8, 3 classes, 1 without images in train, 2 without images in val, 1 without images in test"
+    )
 
 
 def test_class_folders_without_train_above_them_are_named(tmp_path):
@@ -197,7 +198,7 @@ def test_class_folders_without_train_above_them_are_named(tmp_path):
         (tmp_path / name / "below").mkdir(parents=True)
         picture((9, 9, 9)).save(tmp_path / name / "below" / "a.png")
     with pytest.raises(
-        DataError, match=r"has folders with images \(ant, bee, cat and others\), and no folder train"
+        DataError, match=r"has folders with images \(ant, bee, cat and others\), but no folder train"
     ) as caught:
         load_image_folder(root=tmp_path)
     assert "dataset.val_samples=NUMBER" in caught.value.hint
@@ -211,7 +212,7 @@ def test_a_single_class_is_nothing_to_tell_apart(root):
             (root / part / name).rename(root / f"{part}-{name}")
     data = load_image_folder(root=root)
     assert "num_classes" not in data.facts()
-    assert data.lacks["num_classes"].startswith("its images lie all in one class folder, ant")
+    assert data.lacks["num_classes"].startswith("the images are all in one class folder, ant")
     assert data.card()["labels"] == ["ant"]
 
 
@@ -279,12 +280,12 @@ def test_a_folder_that_has_gone_is_told_from_a_file_that_is_broken(root, on_erro
     dataset = load_image_folder(root=root, image_size=8, workers=0, on_error=on_error)
     (root / "train").rename(root / "away")
     if on_error == "skip":
-        with pytest.raises(DataError, match="no image of a batch can be used"):
+        with pytest.raises(DataError, match="no image of the batch is usable"):
             dataset.train.fetch([0, 1], 0, 0)
         return
-    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train is not there any more$") as gone:
+    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train no longer exists$") as gone:
         dataset.train.fetch([0, 1], 0, 0)
-    assert gone.value.hint == "bring it back; a run goes on from its last checkpoint"
+    assert gone.value.hint == "restore the folder, then resume the run from its last checkpoint"
     (root / "away").rename(root / "train")
     next((root / "train/ant").iterdir()).unlink()
     with pytest.raises(DataError, match=r"cannot be decoded: .*No such file"):

@@ -108,9 +108,9 @@ def test_values_without_a_known_range_are_refused_and_not_guessed(tmp_path, dtyp
     path = tmp_path / "train" / "a.tif"
     Image.fromarray(DEEP.astype(dtype)).save(path)
     for read in (picture_size, pixels_of):
-        with pytest.raises(OSError, match="does not say which value is white; save it with 8 or 16 bits"):
+        with pytest.raises(OSError, match="does not define the value of white; save it with 8 or 16 bits"):
             read(str(path))
-    with pytest.raises(DataError, match=r"a.tif: cannot be decoded: its mode"):
+    with pytest.raises(DataError, match=r"a.tif: cannot be decoded: mode"):
         load_image_folder(root=tmp_path, image_size=8).train.fetch([0], 0, 0)
 
 

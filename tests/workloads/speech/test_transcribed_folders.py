@@ -283,9 +283,7 @@ class TestLoading:
         dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
         assert dataset.train.fetch([0, 1], 0, 0).samples == 1
         assert dataset.train.skipped == 1
-        with pytest.raises(
-            DataError, match=r"no utterance of a batch can be used, the first of them .*all.jsonl line 2: "
-        ):
+        with pytest.raises(DataError, match=r"no utterance of the batch is usable; the first is .*all.jsonl line 2: "):
             dataset.train.fetch([1], 0, 0)
 
     def test_a_recording_that_is_not_there_is_found_before_training(self, tmp_path):

@@ -1,1 +1,1 @@
-"""Classifiers of images."""
+"""Image classifiers."""

@@ -1,4 +1,4 @@
-"""Inception v2: GoogLeNet with batch normalisation, from its published table. Ours, since torchvision has none."""
+"""Inception v2: GoogLeNet with batch normalisation, built from its published table because torchvision has none."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Pool = Literal["avg", "max", "pass"]
 
 
 class Row(NamedTuple):
-    """A row of the table: filters of each branch.
+    """Row of the table: number of filters in each branch of a block.
 
     Attributes:
-        name: As in the table.
-        single: Of the 1x1 convolution; 0 where there is none.
-        reduce3: Of the 1x1 convolution before the 3x3 one.
-        out3: Of the 3x3 convolution.
-        reduce33: Of the 1x1 convolution before the two 3x3 ones.
-        out33: Of each of these two.
-        pool: Which pool; ``pass`` is a max-pool that is passed on, in a block that halves the image.
-        project: Of the 1x1 convolution behind the pool; 0 where it is passed on.
+        name: Name in the table.
+        single: Filters of the 1x1 convolution; 0 if there is none.
+        reduce3: Filters of the 1x1 convolution before the 3x3 convolution.
+        out3: Filters of the 3x3 convolution.
+        reduce33: Filters of the 1x1 convolution before the two 3x3 convolutions.
+        out33: Filters of each of these two convolutions.
+        pool: Kind of pooling; ``pass`` is a max-pool without projection, in a block that halves the image.
+        project: Filters of the 1x1 convolution after the pool; 0 for ``pass``.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Row(NamedTuple):
     project: int
 
 
-#: Ioffe and Szegedy 2015, figure 5. Its column of output sizes says 576 for 4c and 4d and 1024 for 4e, where the
-#: filters of the same rows add up to 608, 608 and 1056; everyone builds the latter.
+#: Ioffe and Szegedy 2015, figure 5. Its column of output sizes gives 576 for 4c and 4d and 1024 for 4e, but the filters
+#: of these rows add up to 608, 608 and 1056, which all implementations use.
 TABLE = (
     Row("3a", 64, 64, 64, 64, 96, "avg", 32),
     Row("3b", 64, 64, 96, 64, 96, "avg", 64),
@@ -57,17 +57,17 @@ TABLE = (
 def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat = 1.0) -> nn.Sequential:
     """Inception v2, or BN-Inception (Ioffe and Szegedy, *Batch normalization*, 2015, arXiv 1502.03167, figure 5).
 
-    At width 1 with three channels and 1,000 classes it has 11,285,224 parameters: the 11,295,240 of the well-known
-    definitions (Caffe's, MXNet's, pretrained-models.pytorch's) without the biases of its 10,016 filters, which the
-    normalisation behind them would subtract again. Scales and shifts of the normalisation are trained. As in those
-    definitions, the first convolution is a plain one, where the paper made a separable one to save time, and there
-    is no auxiliary head. Convolutions begin as He et al. 2015 have it. All pools are padded by one pixel, which gives
-    the sizes of the table at 224 pixels and something to every other size, however small.
+    At width 1 with three channels and 1,000 classes it has 11,285,224 parameters: the 11,295,240 of the common
+    definitions (Caffe, MXNet, pretrained-models.pytorch) minus the biases of its 10,016 filters, which are redundant
+    before a normalisation. The scales and shifts of the normalisation are trained. As in those definitions, the first
+    convolution is a plain one, where the paper uses a separable one to save time, and there is no auxiliary head.
+    Convolutions are initialised as in He et al. 2015. All pools are padded by one pixel, which gives the sizes of the
+    table at 224 pixels and supports images of any size.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        width: Multiplies all numbers of filters, rounded to multiples of 4.
+        width: Factor for all numbers of filters, which are rounded to multiples of 4.
     """
 
     def filters(published: int) -> int:
@@ -90,12 +90,12 @@ def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat
 
 
 class Inception(nn.Module):
-    """Branches side by side: 1x1, 3x3, twice 3x3, and a pool; their channels are put behind one another.
+    """Inception block: parallel branches (1x1, 3x3, twice 3x3 and a pool) with concatenated channels.
 
     Args:
         in_channels: Channels of the input.
-        row: Of the table.
-        filters: From a number in the table to how many are built.
+        row: Row of the table.
+        filters: Function that scales a number of filters from the table.
 
     Attributes:
         out_channels: Channels of the output.
@@ -120,7 +120,7 @@ class Inception(nn.Module):
         self.out_channels = single + out3 + out33 + (project or in_channels)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features ``[N, out_channels, H, W]``, or half as high and wide where the block halves."""
+        """Return features ``[N, out_channels, H, W]``, with half the height and width if the block halves the image."""
         first = [] if self.one is None else [self.one(images)]
         return torch.cat([*first, self.three(images), self.twice(images), self.pool(images)], dim=1)
 

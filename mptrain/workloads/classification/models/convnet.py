@@ -1,4 +1,4 @@
-"""The default model: a small convolutional network with batch normalisation, quick on a CPU."""
+"""Default model: a small convolutional network with batch normalisation that is fast on a CPU."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def cnn(
 ) -> nn.Sequential:
     """Stages of 3x3 convolution, BatchNorm and ReLU with 2x2 max-pools between them, then a linear layer.
 
-    Works at any image size that the pools leave a pixel of: 4 pixels and more for three stages. The first
-    stage has two convolutions.
+    The smallest image leaves one pixel after the pools: 4 pixels for three stages. The first stage has two
+    convolutions.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        image_size: Side of the input in pixels; None leaves it unchecked.
+        image_size: Side of the input in pixels; None skips the check of the size.
         widths: Channels of each stage.
 
     Raises:
-        ConfigError: The pools leave nothing of such an image.
+        ConfigError: The image is too small for the pools.
     """
     if image_size is not None and image_size >> (len(widths) - 1) == 0:
         raise ConfigError(
-            f"model.widths has {len(widths)} stages: the pools between them leave nothing of {image_size} pixels",
-            "write fewer widths, or a larger dataset.image_size",
+            f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",
+            "use fewer widths, or a larger dataset.image_size",
         )
     layers: list[nn.Module] = [*_convolution(in_channels, widths[0])]
     for stage, width in enumerate(widths):
@@ -46,6 +46,6 @@ def cnn(
 
 
 def _convolution(in_channels: int, out_channels: int) -> list[nn.Module]:
-    # The normalisation subtracts any bias again, so the convolution has none.
+    # No bias, because the normalisation subtracts it.
     convolution = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(out_channels), nn.ReLU()]

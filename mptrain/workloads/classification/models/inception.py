@@ -1,4 +1,4 @@
-"""An auxiliary head for Inception v3 that also fits small images. Importing this imports torchvision."""
+"""Auxiliary head of Inception v3 for images of any size. Importing this module imports torchvision."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.inception import InceptionAux
 
-_PUBLISHED_SIDE = 17  # of the feature map that the head sees when images have 299 pixels
+_PUBLISHED_SIDE = 17  # side of the head's feature map at 299 pixels
 
 
 class FittingAux(InceptionAux):  # type: ignore[misc]
-    """The published head, except that a feature map too small for it is enlarged first.
+    """Published auxiliary head that first enlarges feature maps that are too small.
 
-    Its 5x5 pool with stride 3 and 5x5 convolution need a map of 17x17. A smaller one, from images below about
-    290 pixels, is enlarged to that by repeating its values; at the published size nothing differs.
+    The 5x5 pool with stride 3 and the 5x5 convolution of the head need a map of 17x17. A smaller map, from images
+    below about 290 pixels, is enlarged to this size by nearest-neighbour interpolation. At the published size the head
+    is unchanged.
     """
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits ``[N, classes]`` from features ``[N, 768, H, W]``."""
+        """Return logits ``[N, classes]`` of features ``[N, 768, H, W]``."""
         if features.shape[-1] < _PUBLISHED_SIDE:
             features = F.interpolate(features, size=(_PUBLISHED_SIDE, _PUBLISHED_SIDE), mode="nearest")
         logits: Tensor = super().forward(features)

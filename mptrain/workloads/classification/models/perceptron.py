@@ -1,4 +1,4 @@
-"""A fully connected network on flattened images."""
+"""Fully connected network on flattened images."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def mlp(
     hidden: tuple[PositiveInt, ...] = (128, 128, 128),
     dropout: BelowOne | None = None,
 ) -> nn.Sequential:
-    """Linear layers with ReLU between them, in PyTorch's default initialisation.
+    """Linear layers with ReLU between them, with PyTorch's default initialisation.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
         image_size: Side of the input in pixels.
         hidden: Width of each hidden layer.
-        dropout: Share of each hidden layer's activations set to zero in training; None for no dropout.
+        dropout: Dropout probability after each hidden layer; None for no dropout.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_channels * image_size * image_size

@@ -1,4 +1,4 @@
-"""A deep narrow network without normalisation: the sensitive case that needs loss scaling in FP16."""
+"""Deep narrow network without normalisation, a sensitive case that needs loss scaling in FP16."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import nn
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 
-POOL_AFTER = (6, 11)  # near thirds of the depth, so that 16x16 images end as 4x4
+POOL_AFTER = (6, 11)  # at about thirds of the depth, which reduces 16x16 images to 4x4
 
 
 def plain16(
     *, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16, depth: PositiveInt = 16
 ) -> nn.Sequential:
-    """3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, one linear layer.
+    """3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, and one linear layer.
 
-    PyTorch's default initialisation shrinks gradients in every layer. At depth 16 those of the first layers
-    lie below the smallest FP16 number: too small by a factor, and by nothing else.
+    PyTorch's default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers
+    are below the smallest FP16 number, which a loss scale alone corrects.
 
     Args:
         num_classes: Length of the output.
@@ -26,7 +26,7 @@ def plain16(
         depth: Number of convolutions.
 
     Raises:
-        ConfigError: The pools leave nothing of such an image.
+        ConfigError: The image is too small for the pools.
     """
     layers: list[nn.Module] = []
     side = image_size
@@ -37,5 +37,5 @@ def plain16(
             layers.append(nn.MaxPool2d(2))
             side //= 2
     if side == 0:
-        raise ConfigError(f"dataset.image_size={image_size}: the pools leave nothing of it", "choose 4 pixels or more")
+        raise ConfigError(f"dataset.image_size={image_size} is too small for the pools", "use 4 pixels or more")
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))

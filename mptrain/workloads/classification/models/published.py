@@ -1,4 +1,4 @@
-"""Published classifiers by their torchvision names, always with fresh weights."""
+"""torchvision's classifiers by name, always without pretrained weights."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def torchvision_classifier(
 ) -> nn.Module:
     """Build a torchvision classifier without pretrained weights.
 
-    GoogLeNet and Inception v3 come with their auxiliary heads: in training mode they return a named tuple of
-    logits, in evaluation mode one tensor. torchvision is imported only here, because that takes a second.
+    GoogLeNet and Inception v3 have their auxiliary heads: in training mode they return a named tuple of logits, in
+    evaluation mode one tensor. torchvision is imported only here, because the import takes a second.
 
     Args:
-        name: As in ``torchvision.models.list_models()``.
+        name: Name from ``torchvision.models.list_models()``.
         num_classes: Length of the output.
         image_size: Side of the input in pixels.
         in_channels: Channels of the input; the published networks take 3.
-        arguments: More keyword arguments for torchvision's function, such as ``dropout``.
+        arguments: Further keyword arguments of torchvision's function, such as ``dropout``.
 
     Raises:
-        ConfigError: There is no such classifier, it does not take such an argument, or such input.
+        ConfigError: There is no such classifier, or it does not support an argument or the input.
     """
     from torchvision import models
 
     known = classifier_names()
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0))
-        raise ConfigError(f"model.name={name}: torchvision has no such classifier", f"the nearest names are {near}")
+        raise ConfigError(f"model.name={name}: torchvision has no such classifier", f"similar names are {near}")
     if in_channels != 3:
         raise ConfigError(
             f"dataset.channels={in_channels}, but {name} takes images of 3 channels", "set dataset.channels=3"
@@ -48,13 +48,13 @@ def torchvision_classifier(
         model: nn.Module = builder(weights=None, num_classes=num_classes, **chosen)
     except (TypeError, ValueError) as error:
         written = ", ".join(f"{key}: {value}" for key, value in (arguments or {}).items())
-        raise ConfigError(f"model.arguments={{{written}}}: {name} refuses: {error}") from error
+        raise ConfigError(f"model.arguments={{{written}}}: {name} rejects them: {error}") from error
     _try_size(model, name, image_size)
     return model
 
 
 def classifier_names() -> list[str]:
-    """The names of torchvision's image classifiers: no detection, segmentation, video or quantized models."""
+    """Return the names of torchvision's image classifiers: no detection, segmentation, video or quantized models."""
     from torchvision import models
 
     names: list[str] = models.list_models(module=models)
@@ -64,7 +64,7 @@ def classifier_names() -> list[str]:
 def _own_choices(name: str, image_size: int) -> dict[str, Any]:
     if name.startswith("vit_"):
         return {"image_size": image_size}
-    # torchvision warns where the initialisation is left open, because its default may change.
+    # torchvision warns if init_weights is not set, because its default may change.
     chosen: dict[str, Any] = {"aux_logits": True, "init_weights": True}
     if name == "googlenet":
         return chosen
@@ -79,7 +79,7 @@ def _own_choices(name: str, image_size: int) -> dict[str, Any]:
 
 
 def _try_size(model: nn.Module, name: str, image_size: int) -> None:
-    """Runs shapes without numbers through the network: some pools need images of a certain size."""
+    """Run the network on the meta device to check the image size, because some pools need a minimum size."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
     images = torch.empty(2, 3, image_size, image_size, device="meta")
@@ -89,5 +89,5 @@ def _try_size(model: nn.Module, name: str, image_size: int) -> None:
     except (RuntimeError, AssertionError, ValueError) as error:
         raise ConfigError(
             f"dataset.image_size={image_size}: {name} cannot take images of that size: {error}",
-            "choose a larger dataset.image_size, or null for the data set's default",
+            "use a larger dataset.image_size, or null for the data set's default",
         ) from error

@@ -1,4 +1,4 @@
-"""The published families of classifiers in the size of small images: what they are made of, in seconds on a CPU."""
+"""Small versions of published classifiers for small images, which train in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def small_alexnet(
     hidden: PositiveInt = 128,
     dropout: BelowOneOrZero = 0.5,
 ) -> nn.Sequential:
-    """AlexNet's order (Krizhevsky et al. 2012): two 5x5 and three 3x3 convolutions, overlapping pools, dropout.
+    """Small AlexNet (Krizhevsky et al. 2012): two 5x5 and three 3x3 convolutions, overlapping pools, dropout.
 
-    Like the published one of 2014 it has no normalisation.
+    Like the version of 2014, it has no normalisation.
 
     Args:
         num_classes: Length of the output.
@@ -32,7 +32,7 @@ def small_alexnet(
         image_size: Side of the input in pixels.
         width: Channels of the first convolution; the others have 3, 6, 4 and 4 times as many, as published.
         hidden: Width of both hidden linear layers.
-        dropout: Share of activations set to zero in training before each hidden layer.
+        dropout: Dropout probability before each hidden layer.
     """
     wide, wider, widest = 3 * width, 4 * width, 6 * width
     layers = [
@@ -55,18 +55,18 @@ def small_vgg(
     hidden: PositiveInt = 128,
     dropout: BelowOneOrZero = 0.5,
 ) -> nn.Sequential:
-    """VGG's order (Simonyan and Zisserman 2014): stages of two 3x3 convolutions, pools, dropout, no normalisation.
+    """Small VGG (Simonyan and Zisserman 2014): stages of two 3x3 convolutions, pools, dropout, no normalisation.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
         image_size: Side of the input in pixels.
-        widths: Channels of each stage; a 2x2 max-pool ends it.
+        widths: Channels of each stage, which ends with a 2x2 max-pool.
         hidden: Width of both hidden linear layers.
-        dropout: Share of activations set to zero in training before each hidden layer.
+        dropout: Dropout probability before each hidden layer.
 
     Raises:
-        ConfigError: The pools leave nothing of such an image.
+        ConfigError: The image is too small for the pools.
     """
     layers: list[nn.Module] = []
     for width in widths:
@@ -75,13 +75,13 @@ def small_vgg(
         layers.append(nn.MaxPool2d(2))
         in_channels = width
     for layer in layers:
-        if isinstance(layer, nn.Conv2d):  # as in torchvision's: without it the signal fades from layer to layer
+        if isinstance(layer, nn.Conv2d):  # as in torchvision; with the default, activations shrink in every layer
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     side = image_size >> len(widths)
     if side == 0:
         raise ConfigError(
-            f"model.widths has {len(widths)} stages: their pools leave nothing of {image_size} pixels",
-            "write fewer widths, or a larger dataset.image_size",
+            f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",
+            "use fewer widths, or a larger dataset.image_size",
         )
     return nn.Sequential(*layers, *_dense(in_channels * side * side, hidden, num_classes, dropout))
 
@@ -94,25 +94,25 @@ def small_resnext(
     blocks: PositiveInt = 1,
     cardinality: PositiveInt = 8,
 ) -> nn.Sequential:
-    """ResNeXt (Xie et al. 2016): torchvision's bottlenecks with grouped convolutions, behind a 3x3 convolution.
+    """Small ResNeXt (Xie et al. 2016): a 3x3 convolution, then torchvision's bottlenecks with grouped convolutions.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
         widths: Channels of each stage's output, multiples of four; all stages but the first halve the image.
-        blocks: Of each stage.
+        blocks: Number of blocks in each stage.
         cardinality: Groups of each 3x3 convolution, which has half as many channels as the output.
 
     Raises:
-        ConfigError: The widths do not divide so.
+        ConfigError: A width is not divisible by 4, or its half is not divisible by ``cardinality``.
     """
     from torchvision.models.resnet import Bottleneck
 
     if any(width % 4 or (width // 2) % cardinality for width in widths):
         raise ConfigError(
-            f"model.widths={list(widths)} with model.cardinality={cardinality}: half of each width is divided into "
-            f"{cardinality} groups, and a quarter must be whole",
-            "write multiples of four, and of twice the cardinality",
+            f"model.widths={list(widths)} with model.cardinality={cardinality}: each width must be divisible by 4, "
+            f"and half of it by {cardinality} groups",
+            "use widths that are multiples of 4 and of twice the cardinality",
         )
     channels = widths[0] // 2
     layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
@@ -123,7 +123,7 @@ def small_resnext(
             shortcut = None
             if channels != width or stride > 1:
                 shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-            # The width of its grouped convolution is planes * base_width / 64 * groups: here half of the output's.
+            # The grouped convolution has planes * base_width / 64 * groups channels: half of the block's output.
             grouped = {"groups": cardinality, "base_width": 128 // cardinality}
             layers.append(Bottleneck(channels, width // 4, stride, shortcut, **grouped))
             channels = width

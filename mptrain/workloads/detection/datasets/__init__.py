@@ -1,1 +1,1 @@
-"""Pictures with boxes."""
+"""Detection data sets."""

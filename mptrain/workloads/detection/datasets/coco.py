@@ -1,4 +1,4 @@
-"""COCO (Lin et al. 2014), and data of one's own in its form: folders of pictures and one JSON file of instances for each."""
+"""COCO (Lin et al. 2014) and other data in its format: folders of pictures, each with one JSON file of instances."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ def load_coco(
 ) -> PictureDataset:
     """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
 
-    The classes are the categories of the training part, in the order of their ids. Boxes without width or height mark nothing:
-    they are left out and counted, and their pictures kept. COCO's train2017 has two.
+    The classes are the categories of the training part, in the order of their ids. Boxes without width or height
+    contain no object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
 
     Args:
-        root: Folder that holds the folders of pictures, and ``annotations``.
-        name: What to call the data set in records.
+        root: Folder that contains the picture folders and ``annotations``.
+        name: Name of the data set in records.
         train: Part to train on.
         val: Part for validation; None for none.
         test: Part to test on; None for none.
-        image_size: Side in pixels of the squares that the network sees; None makes 300.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        fit: How a picture becomes a square.
-        augment: Crop and mirror training pictures at random.
-        train_samples: Train on so many only; None trains on all.
-        workers: Processes that decode, at most as many as there are cores to use.
-        on_error: What to do about pictures that are missing, cannot be decoded, or have boxes outside of them.
+        image_size: Side in pixels of the square network inputs; None means 300.
+        channels: 3 for RGB, 1 for grey; None means 3.
+        fit: Conversion of a picture to a square.
+        augment: Whether to crop and flip training pictures at random.
+        train_samples: Number of pictures to train on; None for all.
+        workers: Number of decoding processes, limited to the usable cores.
+        on_error: Handling of pictures that are missing, cannot be decoded, or have boxes outside of the picture.
 
     Raises:
-        DataError: A file is missing or damaged, lacks something that an image, annotation or category must have, names a
-            category or numbers an image twice, or the parts have different categories.
-        ConfigError: More samples are asked for than there are.
+        DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category
+            or image id or a category name occurs twice; or the parts have different categories.
+        ConfigError: There are fewer samples than requested.
     """
     root = root.expanduser()
     read = {
@@ -78,9 +78,9 @@ def load_coco(
     for part, found in read.items():
         if unknown := set(found.categories) - set(categories):
             raise DataError(
-                f"{found.path} has {len(unknown)} categories that {read['train'].path} has not, such as "
+                f"{found.path} has {len(unknown)} categories that are missing from {read['train'].path}, such as "
                 f"{found.categories[min(unknown)]}",
-                "write one list of categories into both files",
+                "write the same list of categories into both files",
             )
         faults = Faults(on_error)
         with _of_this_form(found.path):
@@ -92,11 +92,11 @@ def load_coco(
 
 
 class Instances:
-    """The content of a file of instances.
+    """Content of an instances file.
 
     Attributes:
-        path: The file.
-        folder: Where its pictures are.
+        path: Path of the file.
+        folder: Folder of its pictures.
         categories: Names by id, in the order of the ids.
     """
 
@@ -104,7 +104,7 @@ class Instances:
         self.path = path
         self.folder = folder
         if not isinstance(content, dict):
-            raise ValueError("it holds no object with images, annotations and categories")
+            raise ValueError("it is not an object with images, annotations and categories")
         categories = _all_with(content, "categories", "category", ("id", "name"))
         self._images = _all_with(content, "images", "image", ("id", "file_name"))
         annotations = _all_with(content, "annotations", "annotation", ("image_id", "category_id", "bbox"))
@@ -117,19 +117,19 @@ class Instances:
         for one in annotations:
             if one["image_id"] not in self._boxes:
                 raise ValueError(
-                    f"annotation {one.get('id')} is of image {one['image_id']}, which is not among the images"
+                    f"annotation {one.get('id')} refers to image {one['image_id']}, which is not in the list of images"
                 )
             self._boxes[one["image_id"]].append(one)
 
     def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
-        """The pictures and their boxes, those that cannot be used left out.
+        """Return the usable pictures with their boxes.
 
         Args:
             ids: Category ids in the order of the classes.
-            faults: Takes pictures that cannot be used.
+            faults: Records unusable pictures.
 
         Returns:
-            The pictures, and how many boxes without width or height were left out.
+            The pictures, and the number of boxes without width or height, which are left out.
         """
         numbers = {identity: number for number, identity in enumerate(ids)}
         found = []
@@ -159,50 +159,51 @@ class Instances:
 
 
 def _all_with(content: dict[str, Any], key: str, kind: str, members: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The images, annotations or categories of a file, each of which has to have some members.
+    """Return the images, annotations or categories of a file after checking their members.
 
     Raises:
-        KeyError: The file has none such.
-        ValueError: They are no list of objects; or one lacks a member, or its ids and file name cannot be such.
+        KeyError: The file lacks the list.
+        ValueError: The value is not a list of objects, or an object lacks a member, or an id or file name has the
+            wrong type.
     """
     given = content[key]
     if not isinstance(given, list):
-        raise ValueError(f"its {key} are no list")
+        raise ValueError(f"its {key} are not a list")
     for number, one in enumerate(given, start=1):
         if not isinstance(one, dict):
-            raise ValueError(f"{kind} number {number} of the list is no object")
+            raise ValueError(f"{kind} number {number} of the list is not an object")
         for member in members:
             wanted = int | str if member.endswith("id") else str if member == "file_name" else object
             if member not in one or not isinstance(one[member], wanted):
                 title = (
                     f"{kind} {one['id']!r}" if "id" in one and member != "id" else f"{kind} number {number} of the list"
                 )
-                what = f"the {member} {_shown(one[member])}, which is none" if member in one else f"no {member}"
+                what = f"the invalid {member} {_shown(one[member])}" if member in one else f"no {member}"
                 raise ValueError(f"{title} has {what}")
     return list(given)
 
 
 def _bbox(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Left, upper, width and height. Raises ValueError where an annotation has something else."""
+    """Return left, upper, width and height; raise ValueError if the bbox is not four numbers."""
     try:
         left, upper, width, height = map(float, annotation["bbox"])
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
-            f"annotation {annotation.get('id')!r} has the bbox {_shown(annotation['bbox'])}, and not four numbers of pixels: "
-            "left, upper, width, height"
+            f"annotation {annotation.get('id')!r} has the bbox {_shown(annotation['bbox'])} instead of four numbers "
+            "in pixels: left, upper, width, height"
         ) from None
     return left, upper, width, height
 
 
 def _size(image: dict[str, Any]) -> tuple[int, int] | None:
-    """Width and height, or None where an image does not say. Raises ValueError where these are no whole numbers."""
+    """Return width and height, or None if the image lacks them; raise ValueError if they are not numbers."""
     if "width" not in image or "height" not in image:
         return None
     try:
         return int(image["width"]), int(image["height"])
     except (TypeError, ValueError, OverflowError):
         said = f"{_shown(image['width'])} x {_shown(image['height'])}"
-        raise ValueError(f"image {image['id']!r} has the size {said}, and not two numbers of pixels") from None
+        raise ValueError(f"image {image['id']!r} has the size {said} instead of two numbers in pixels") from None
 
 
 def _shown(value: Any) -> str:
@@ -217,10 +218,10 @@ def _require_different(what: str, values: list[Any]) -> None:
 
 
 def read_instances(root: Path, part: str) -> Instances:
-    """Read the file of one part.
+    """Read the instances file of one part.
 
     Raises:
-        DataError: It is missing, or has another form.
+        DataError: The file is missing or has another format.
     """
     path = root / "annotations" / f"instances_{part}.json"
     try:
@@ -228,21 +229,21 @@ def read_instances(root: Path, part: str) -> Instances:
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}",
-            "expected ROOT/annotations/instances_PART.json and ROOT/PART/FILE; set dataset.root=ROOT, dataset.train=PART "
-            f"and dataset.val=PART; {NO_DOWNLOAD}, and dataset=digit_scenes neither",
+            "expected ROOT/annotations/instances_PART.json and ROOT/PART/FILE; set dataset.root=ROOT, "
+            f"dataset.train=PART and dataset.val=PART; {NO_DOWNLOAD}, nor does dataset=digit_scenes",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON: {error}", "fetch or write it again") from error
+        raise DataError(f"{path} is not valid JSON: {error}", "download or write the file again") from error
     with _of_this_form(path):
         return Instances(path, root / part, content)
 
 
 @contextlib.contextmanager
 def _of_this_form(path: Path) -> Iterator[None]:
-    """Turns what reading another form of file fails with into a `DataError`."""
+    """Convert the errors of reading a file of another format to `DataError`."""
     try:
         yield
     except KeyError as error:
-        raise DataError(f"{path} lacks {error}", "it must have what COCO's files of instances have") from error
+        raise DataError(f"{path} lacks {error}", "add the missing member, as in COCO's instances files") from error
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path} is no file of instances: {error}", "write it as COCO's are written") from error
+        raise DataError(f"{path} is not an instances file: {error}", "write it in the format of COCO") from error

@@ -1,7 +1,8 @@
-"""Detection that needs no download: one to three real handwritten digits on a canvas, with their exact boxes.
+"""Detection data set without a download: one to three handwritten digits on a canvas, with exact boxes.
 
-The digits are scikit-learn's, divided as `mptrain.workloads.images.datasets.digits` divides them: canvases to train on hold only digits
-to train on. A canvas follows from its number alone: never from the run's seed, and not from how many others there are.
+The digits are those of scikit-learn with the splits of `mptrain.workloads.images.datasets.digits`, so training
+canvases contain only training digits. A canvas depends on its number only, not on the seed of the run or the number
+of canvases.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionDataset, D
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels
 
-#: Digits held out for canvases to validate on, as `load_digits` holds out by default.
+#: Digits held out for validation canvases, as many as `load_digits` holds out by default.
 _VAL_DIGITS = 200
 
-#: Of the pixels of 1,000 canvases of 64x64, as a fraction of full white.
+#: Mean and standard deviation of the pixels of 1,000 canvases of 64x64, as a fraction of white.
 MEAN, STD = 0.0733, 0.2061
 
-#: Sides of the squares that digits are enlarged to, as shares of the canvas's side; a digit fills its square from top to
-#: bottom and about half of its width.
+#: Sides of the squares to which digits are enlarged, as fractions of the canvas's side. A digit fills the height of
+#: its square and about half of the width.
 _SHARES = (0.22, 0.28, 0.34, 0.40, 0.46)
 
-_MOST = 3  # digits on a canvas
-_TRIES = 12  # places tried for a digit; it is left out where each would touch one that is there
-_DRAWS = 2 + 2 * _TRIES  # numbers for one digit: which, how large, and places
-_SMALLEST = 32  # pixels of a canvas: digits of 8 pixels would shrink below that
-_SEED = 1998  # of the canvases; changing it changes all of them
-_INK = 32  # grey value from which a pixel belongs to a digit; below lies the soft edge of the enlargement
+_MOST = 3  # largest number of digits on a canvas
+_TRIES = 12  # positions tried for a digit; it is left out if it would overlap another digit at all of them
+_DRAWS = 2 + 2 * _TRIES  # random numbers for one digit: index, size and positions
+_SMALLEST = 32  # smallest side of a canvas in pixels; below, digits of 8 pixels would shrink
+_SEED = 1998  # seed of the canvases; changing it changes all of them
+_INK = 32  # smallest grey value of a digit's pixels; lower values are the soft edge from the enlargement
 
 
 @dataclass(kw_only=True, eq=False)
@@ -44,12 +45,12 @@ class DigitScenes(DetectionDataset):
     """Canvases with digits.
 
     Attributes:
-        image_size: Side of a canvas in pixels, at least 32; None makes 64.
-        channels: 1, or 3 for the same grey three times; None makes 1.
-        train_samples: Canvases to train on.
-        val_samples: Canvases for validation; 0 for none.
-        test_samples: Canvases to test on; 0 for none.
-        workers: Not used: the canvases are in memory.
+        image_size: Side of a canvas in pixels, at least 32; None means 64.
+        channels: 1, or 3 to repeat the grey channel; None means 1.
+        train_samples: Number of training canvases.
+        val_samples: Number of validation canvases; may be 0.
+        test_samples: Number of test canvases; may be 0.
+        workers: Not used, because the canvases are in memory.
 
     Raises:
         ConfigError: The canvas is too small.
@@ -85,19 +86,19 @@ class DigitScenes(DetectionDataset):
         self.preparation = Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=self.channels or 1)
 
 
-#: Its name in configurations.
+#: Name of the data set in configurations.
 load_digit_scenes = DigitScenes
 
 
 def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> DetectionSplit:
-    """Canvases with some of these digits.
+    """Draw canvases with some of these digits.
 
     Args:
         digits: uint8 ``[D, 1, 8, 8]``.
-        targets: Their classes, int64 ``[D]``.
-        side: Of a canvas in pixels.
-        count: How many canvases.
-        part: 0, 1 or 2: which part of the data this is. Other parts are drawn otherwise.
+        targets: Classes of the digits, int64 ``[D]``.
+        side: Side of a canvas in pixels.
+        count: Number of canvases.
+        part: Part of the data, 0, 1 or 2, which selects the random numbers.
     """
     stamps = [_enlarged(digits, round(side * share)) for share in _SHARES]
     images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
@@ -130,13 +131,13 @@ def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: in
 
 
 def _enlarged(digits: Tensor, side: int) -> tuple[Tensor, tuple[list[int], ...]]:
-    """Digits as squares, uint8 ``[D, side, side]``, and left, upper, right and lower edges of their ink."""
+    """Return digits as squares, uint8 ``[D, side, side]``, and the left, upper, right and lower edges of their ink."""
     squares = (
         F.interpolate(digits.float(), size=(side, side), mode="bilinear", align_corners=False)[:, 0].round().byte()
     )
     inked = squares >= _INK
     columns, rows = inked.any(1).int(), inked.any(2).int()
-    # argmax finds the first of several; from behind, the last.
+    # argmax returns the first of equal values, so the flipped tensor gives the last.
     left, upper = columns.argmax(1), rows.argmax(1)
     right, lower = side - columns.flip(1).argmax(1), side - rows.flip(1).argmax(1)
     return squares, tuple(edge.tolist() for edge in (left, upper, right, lower))
@@ -145,7 +146,7 @@ def _enlarged(digits: Tensor, side: int) -> tuple[Tensor, tuple[list[int], ...]]
 def _free_place(
     height: int, width: int, side: int, places: list[float], taken: list[tuple[int, int, int, int]]
 ) -> tuple[int, int, int, int] | None:
-    """The first of some places where a box touches none that is there: left, upper, right, lower."""
+    """Return the first candidate position without overlap with other boxes: left, upper, right, lower."""
     for across, down in zip(places[::2], places[1::2], strict=True):
         x, y = int(across * (side - width + 1)), int(down * (side - height + 1))
         if all(x >= right or x + width <= left or y >= low or y + height <= up for left, up, right, low in taken):

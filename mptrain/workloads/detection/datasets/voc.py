@@ -1,4 +1,4 @@
-"""Pascal VOC (Everingham et al. 2010), and data of one's own in its folders: pictures, an XML file for each, lists."""
+"""Pascal VOC (Everingham et al. 2010) and other data in its folders: pictures, an XML file for each, and lists."""
 
 from __future__ import annotations
 
@@ -53,33 +53,35 @@ def load_voc(
 ) -> PictureDataset:
     """Read the annotations of lists of pictures, ``FOLDER/LIST``.
 
-    A list is ``FOLDER/ImageSets/Main/LIST.txt``, its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another ending that
-    the annotation gives), their annotations ``FOLDER/Annotations/NAME.xml``. A list without a folder lies in the root.
-    Coordinates are pixels counted from 1, the last included, as VOC defines them.
+    A list is ``FOLDER/ImageSets/Main/LIST.txt``. Its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension
+    from the annotation), and their annotations ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root.
+    Coordinates are pixels counted from 1, including the last pixel, as VOC defines them.
 
     Args:
-        root: Folder that holds the folders, or a folder ``VOCdevkit`` with them.
-        name: What to call the data set in records.
-        download: Fetch folders named VOC2007 to VOC2012 through torchvision where they are not there.
+        root: Folder that contains the folders, or a folder ``VOCdevkit`` with them.
+        name: Name of the data set in records.
+        download: Whether to download missing folders named VOC2007 to VOC2012 through torchvision.
         train: Lists to train on.
         val: Lists for validation; empty for none.
         test: Lists to test on; empty for none.
-        classes: Names of the classes; None means VOC's twenty.
-        image_size: Side in pixels of the squares that the network sees; None makes 300.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        fit: How a picture becomes a square.
-        augment: Crop and mirror training pictures at random.
-        train_samples: Train on so many only; None trains on all.
-        workers: Processes that decode, at most as many as there are cores to use.
-        on_error: What to do about pictures and annotations that cannot be used.
+        classes: Names of the classes; None means the twenty of VOC.
+        image_size: Side in pixels of the square network inputs; None means 300.
+        channels: 3 for RGB, 1 for grey; None means 3.
+        fit: Conversion of a picture to a square.
+        augment: Whether to crop and flip training pictures at random.
+        train_samples: Number of pictures to train on; None for all.
+        workers: Number of decoding processes, limited to the usable cores.
+        on_error: Handling of unusable pictures and annotations.
 
     Raises:
-        DataError: A folder, a list, an annotation or a picture is missing, or one of the former damaged.
-        ConfigError: More samples are asked for than there are, or two classes have one name.
+        DataError: A folder, list, annotation or picture is missing, or a list or annotation is damaged.
+        ConfigError: There are fewer samples than requested, or two classes have the same name.
     """
     names = tuple(classes) if classes is not None else CLASSES
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"dataset.classes={list(names)} must be different names, one at least", "write [cat, dog]")
+        raise ConfigError(
+            f"dataset.classes={list(names)} must be one or more unique names", "write dataset.classes=[cat, dog]"
+        )
     root = root.expanduser()
     parts = {}
     for part, lists in {"train": train, "val": val, "test": test}.items():
@@ -94,30 +96,30 @@ def load_voc(
 def read_list(
     root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool
 ) -> list[AnnotatedImage]:
-    """The pictures of one list, those that cannot be used left out.
+    """Return the usable pictures of one list.
 
     Args:
-        root: As in `load_voc`.
+        root: See `load_voc`.
         written: ``FOLDER/LIST``, or ``LIST``.
-        classes: Names in the order of their numbers.
-        faults: Takes annotations that cannot be used, and pictures that are missing.
-        download: As in `load_voc`.
+        classes: Names of the classes by index.
+        faults: Records unusable annotations and missing pictures.
+        download: See `load_voc`.
 
     Raises:
-        DataError: The list is missing or empty, or an annotation cannot be used and ``faults`` says stop.
+        DataError: The list is missing or empty, or an annotation is unusable and ``faults.on_error`` is ``stop``.
     """
     folder_name, _, list_name = written.rpartition("/")
     folder = _folder(root, folder_name, list_name, download)
     path = folder / "ImageSets" / "Main" / f"{list_name}.txt"
     try:
-        # A class's list has a column that says whether it is in the picture: 1, 0 (only difficult ones) or -1.
+        # The list of a class has a second column: 1 if the picture shows it, 0 if only difficult objects, else -1.
         lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"the list {path} cannot be read: {error}", "check dataset.root and the lists' names"
+            f"the list {path} cannot be read: {error}", "check dataset.root and the names of the lists"
         ) from error
     if not lines:
-        raise DataError(f"the list {path} names no picture", "check dataset.root and the lists' names")
+        raise DataError(f"the list {path} names no picture", "check dataset.root and the names of the lists")
     numbers = {name: number for number, name in enumerate(classes)}
     found = []
     for columns in lines:
@@ -130,7 +132,7 @@ def read_list(
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
-    """Return the path of a folder, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
+    """Return the path of a folder, downloaded if requested, but never into a folder with lists of the user."""
     tried = [root / name, root / "VOCdevkit" / name]
     for folder in tried:
         if (folder / "ImageSets" / "Main" / f"{list_name}.txt").is_file():
@@ -147,23 +149,23 @@ def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
         others = f" and {len(own) - 8} others" if len(own) > 8 else ""
         raise DataError(
             f"the list {asked} was not found: {root} has the lists {', '.join(own[:8])}{others}",
-            f"write {_overrides(own)}; and 'dataset.classes=[cat, dog]' where the classes are not VOC's",
+            f"write {_overrides(own)}; and 'dataset.classes=[cat, dog]' if the classes are not those of VOC",
         )
     looked = " and ".join(str(folder / "ImageSets" / "Main" / f"{list_name}.txt") for folder in tried)
     raise DataError(
         f"the list {asked} was not found: looked for {looked}",
-        f"set dataset.root=FOLDER to where it is, and dataset.train, .val and .test to its lists; {NO_DOWNLOAD} "
-        "and dataset=digit_scenes neither",
+        "set dataset.root=FOLDER to the folder that contains it, and dataset.train, .val and .test to its lists; "
+        f"{NO_DOWNLOAD}, nor does dataset=digit_scenes",
     )
 
 
 def _lists_in(folder: Path) -> list[str]:
-    """The names of the lists of a folder in VOC's form, sorted; none where it is no such."""
+    """Return the sorted names of the lists of a folder in VOC's format; empty for other folders."""
     return sorted(path.stem for path in (folder / "ImageSets" / "Main").glob("[!.]*.txt"))
 
 
 def _overrides(own: Sequence[str]) -> str:
-    """Words that choose lists for each part by their names, as far as they tell."""
+    """Return command-line overrides that assign the lists to the parts by their names."""
     named = {name.rpartition("/")[2]: name for name in reversed(own)}
     chosen = {
         "train": named.get("train") or named.get("trainval") or own[0],
@@ -174,22 +176,23 @@ def _overrides(own: Sequence[str]) -> str:
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> AnnotatedImage:
-    """Return the annotation of a picture out of its XML file.
+    """Return the annotation of a picture from its XML file.
 
     Args:
-        path: The file.
+        path: Path of the file.
         pictures: Folder of the pictures.
-        numbers: Class names to numbers.
+        numbers: Class indices by name.
 
     Raises:
-        ValueError: The file cannot be read, lacks something, names an unknown class, or a box has no area inside the picture.
+        ValueError: The file cannot be read, lacks an element, names an unknown class, or has a box without an area
+            inside the picture.
     """
     try:
         root = ElementTree.parse(path).getroot()
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    except (ElementTree.ParseError, LookupError) as error:  # an encoding that is not known is looked up in vain
-        raise ValueError(f"is no XML: {error}") from error
+    except (ElementTree.ParseError, LookupError) as error:  # LookupError for an unknown encoding
+        raise ValueError(f"is not valid XML: {error}") from error
     boxes = tuple(_box(number, element, numbers) for number, element in enumerate(root.iter("object"), start=1))
     size = None
     if (said := root.find("size")) is not None:
@@ -208,7 +211,7 @@ def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float,
     if name not in numbers:
         close = did_you_mean(name, numbers)
         guess = f"; did you mean {close}?" if close else ""
-        raise ValueError(f"object {number} is a '{name}', which is not among dataset.classes{guess}")
+        raise ValueError(f"object {number} has the class '{name}', which is not in dataset.classes{guess}")
     corners = element.find("bndbox")
     if corners is None:
         raise ValueError(f"object {number} has no bndbox")
@@ -224,5 +227,5 @@ def _number(element: Element, key: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{element.tag} has no number {key}, but '{text}'")
+        raise ValueError(f"{element.tag}: {key} is '{text}', which is not a finite number")
     return number

@@ -1,9 +1,9 @@
-"""Builders of detectors. torchvision is imported only when one is built, because that takes a second.
+"""Builders of detectors. torchvision is imported only when a detector is built, because the import takes a second.
 
-All have one interface: a network called with images ``[N, C, side, side]`` and with true boxes float32 ``[N, M, 4]`` and
-their classes int64 ``[N, M]`` (-1 where there is none) gives its losses by name, float32 ``[N]`` each; called with
-images alone it gives a list of N mappings with ``boxes``, ``labels`` and ``scores``. Its mode, training or evaluation, matters to its
-BatchNorm only. Boxes are left, upper, right, lower in pixels of the images.
+All detectors have the same interface. Called with images ``[N, C, side, side]``, true boxes float32 ``[N, M, 4]`` and
+their classes int64 ``[N, M]`` (-1 for padding), a network returns its losses by name, float32 ``[N]`` each. Called with
+images alone, it returns a list of N mappings with ``boxes``, ``labels`` and ``scores``. Training and evaluation mode
+differ only in BatchNorm. Boxes are left, upper, right, lower in pixels of the images.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import nn
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 
-#: Aspect ratios of SSD300's default boxes on each map, their sizes as shares of the side, and the maps' strides in
-#: pixels (Liu et al. 2016, section 3, and their program for COCO, as in torchvision).
+#: Aspect ratios of SSD300's default boxes on each map, their sizes as fractions of the side, and the strides of the
+#: maps in pixels (Liu et al. 2016, section 3, and the authors' code for COCO, as in torchvision).
 _RATIOS = [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
 _SCALES = [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05]
 _STRIDES = [8, 16, 32, 64, 100, 300]
 
-#: Sizes of the small network's default boxes as shares of the side: on a side of 64, 14 to 45 pixels.
+#: Sizes of the small network's default boxes as fractions of the side: 14 to 45 pixels for a side of 64.
 _SMALL_SCALES = [0.22, 0.36, 0.54, 0.7]
 
-#: Standard deviation of the small network's first class weights: it begins with all classes equally likely, so that its first
-#: loss is known, 4 ln(1 + classes).
+#: Standard deviation of the small network's initial class weights. All classes are then about equally likely, and the
+#: initial loss is 4 ln(1 + classes).
 _UNDECIDED = 0.001
 
 _COLOURS = 3
-_SMALLEST = 32  # pixels, so that the last map is not empty
+_SMALLEST = 32  # smallest side in pixels for which the last map is not empty
 
 
 def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
-    """SSD300 on VGG-16 (Liu et al. 2016), as torchvision draws it, without pretrained weights.
+    """SSD300 on VGG-16 (Liu et al. 2016) with torchvision's initialisation, without pretrained weights.
 
     Args:
-        num_classes: How many classes there are besides the background.
-        in_channels: Channels of an image; 3.
-        image_size: Side of an image in pixels; 300.
+        num_classes: Number of classes without the background.
+        in_channels: Channels of an image; must be 3.
+        image_size: Side of an image in pixels; must be 300.
 
     Raises:
         ConfigError: The images have another shape.
@@ -67,14 +67,14 @@ def fasterrcnn_resnet50(
     """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), without pretrained weights.
 
     Args:
-        num_classes: How many classes there are besides the background.
-        in_channels: Channels of an image; 3.
-        frozen_norms: BatchNorm keeps the statistics and gains that it was given, as published: for weights that are read
-            with ``model.weights``.
-        trained_stages: Stages of the trunk that are trained, counted from the last; 3 as published, 5 for all.
+        num_classes: Number of classes without the background.
+        in_channels: Channels of an image; must be 3.
+        frozen_norms: Whether BatchNorm keeps its loaded statistics and gains, as published; for weights loaded with
+            ``model.weights``.
+        trained_stages: Number of backbone stages to train, counted from the last; 3 as published, 5 for all.
 
     Raises:
-        ConfigError: The images are not of 3 channels.
+        ConfigError: The images do not have 3 channels.
     """
     _require_colours("fasterrcnn_resnet50", in_channels)
     from mptrain.workloads.detection.models.faster_rcnn import FasterRCNN
@@ -83,13 +83,13 @@ def fasterrcnn_resnet50(
 
 
 def ssd_small(*, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16) -> nn.Module:
-    """A small SSD with BatchNorm: seven convolutions, three feature maps, default boxes of 0.2 to 0.7 of the side.
+    """Small SSD with BatchNorm: seven convolutions, three feature maps, default boxes of 0.2 to 0.7 of the side.
 
     Args:
-        num_classes: How many classes there are besides the background.
+        num_classes: Number of classes without the background.
         in_channels: Channels of an image.
         image_size: Side of an image in pixels.
-        width: Channels at half the image's side, a quarter of those of the feature maps.
+        width: Channels at half the image's side; the feature maps have four times as many.
 
     Raises:
         ConfigError: The images are too small for three maps.

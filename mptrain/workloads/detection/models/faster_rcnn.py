@@ -1,10 +1,10 @@
-"""Faster R-CNN of torchvision's parts, with everything that is about boxes in FP32. Importing this imports torchvision.
+"""Faster R-CNN from torchvision's parts, with box operations in FP32. Importing this module imports torchvision.
 
-Only the trunk and the matrix products of the heads follow the model's dtype. Anchors, proposals, ROI coordinates, their
-interpolation, non-maximum suppression and losses are FP32: coordinates above 512 have no half pixels in FP16.
+Only the backbone and the matrix products of the heads use the model's dtype. Anchors, proposals, ROI coordinates,
+ROI interpolation, non-maximum suppression and losses are FP32, because FP16 cannot represent half pixels above 512.
 
-torchvision waits for the device several times for each image (how many proposals are left, which were sampled), in
-training as well. That is in the nature of its lists of varying length, and is left as it is.
+torchvision synchronises with the device several times per image (number of proposals, sampled indices), in training
+too. Its lists of varying length make this unavoidable.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
-_SIZES = ((32,), (64,), (128,), (256,), (512,))  # of anchors in pixels, one on each map (Lin et al. 2017, section 4.1)
+_SIZES = ((32,), (64,), (128,), (256,), (512,))  # anchor sizes in pixels, one per map (Lin et al. 2017, section 4.1)
 _RATIOS = ((0.5, 1.0, 2.0),) * len(_SIZES)
-_CHANNELS, _POOLED, _HIDDEN = 256, 7, 1024  # of a feature map, side of a pooled region, width of the box head
+_CHANNELS, _POOLED, _HIDDEN = 256, 7, 1024  # channels of a map, side of a pooled region, width of the box head
 
 
 class WideAnchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors in FP32 on feature maps of any dtype."""
+    """Anchor generator with FP32 anchors for feature maps of any dtype."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        """Anchors of each image, float32 ``[A, 4]``."""
+        """Return the anchors of each image, float32 ``[A, 4]``."""
         shapes = [found.new_empty((0, *found.shape[-2:]), dtype=torch.float32) for found in maps]
         anchors: list[Tensor] = super().forward(images, shapes)
         return anchors
 
 
 class WideRPNHead(RPNHead):  # type: ignore[misc]
-    """The head of the region proposals; what it says is FP32."""
+    """Region proposal head with FP32 outputs."""
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Logits of objects, and offsets, of each feature map."""
+        """Return the object logits and the box offsets of each feature map."""
         logits, offsets = super().forward(maps)
         return [said.float() for said in logits], [said.float() for said in offsets]
 
 
 class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
-    """Regions cut out of feature maps by interpolation in FP32, and given on in the dtype of the maps."""
+    """RoIAlign that interpolates in FP32 and returns the dtype of the feature maps."""
 
     def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
-        """``[R, C, 7, 7]`` for R regions."""
+        """Return pooled features ``[R, C, 7, 7]`` of R regions."""
         pooled: Tensor = super().forward({name: found.float() for name, found in maps.items()}, boxes, sizes)
         return pooled.to(next(iter(maps.values())).dtype)
 
 
 class WidePredictor(faster_rcnn.FastRCNNPredictor):  # type: ignore[misc]
-    """The last layers, classes and offsets of regions; what they say is FP32."""
+    """Output layers for the classes and offsets of regions, with FP32 outputs."""
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[R, 1 + classes]`` and offsets ``[R, 4 * (1 + classes)]``."""
+        """Return logits ``[R, 1 + classes]`` and offsets ``[R, 4 * (1 + classes)]``."""
         logits, offsets = super().forward(features)
         return logits.float(), offsets.float()
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm by the statistics, gains and biases that it was given, in training as well; it has no parameters.
+    """BatchNorm with fixed statistics, gains and biases as buffers, in training mode too; it has no parameters.
 
-    torchvision's of this name multiplies in the dtype of its buffers, in FP16 by statistics that were rounded. This one is kept
-    in FP32 as every BatchNorm is, and torch's kernel takes half-precision input.
+    torchvision's class of this name multiplies in the dtype of its buffers, which in FP16 means rounded statistics.
+    This class stays in FP32 like every BatchNorm, and torch's kernel accepts half-precision input.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -77,22 +77,22 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
             delattr(self, name)
             self.register_buffer(name, torch.full((channels,), value))
         self.num_batches_tracked = None
-        self.track_running_stats = False  # or loading would count batches
+        self.track_running_stats = False  # otherwise loading adds num_batches_tracked to old state dicts
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scaled and shifted features ``[N, C, H, W]``."""
+        """Return the scaled and shifted features ``[N, C, H, W]``."""
         return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 class FasterRCNN(nn.Module):
     """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), for images of one size.
 
-    Its parts have the names that torchvision's network gives them, so weights of one fit the other.
+    State dicts are compatible with torchvision's network, because the parts have the same names.
 
     Args:
-        num_classes: How many classes there are besides the background.
-        frozen_norms: BatchNorm never changes: for a trunk that brings its weights along. Else it is trained as usual.
-        trained_stages: Stages of the trunk that are trained, counted from the last, 5 for all.
+        num_classes: Number of classes without the background.
+        frozen_norms: Whether BatchNorm is fixed, for a backbone with loaded weights. Otherwise it is trained as usual.
+        trained_stages: Number of backbone stages to train, counted from the last; 5 for all.
     """
 
     def __init__(self, num_classes: int, *, frozen_norms: bool, trained_stages: int) -> None:
@@ -117,19 +117,19 @@ class FasterRCNN(nn.Module):
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Losses where the truth is given, else detections; see `mptrain.workloads.detection.task.Detect`.
+        """Return losses if true boxes are given, otherwise detections; see `mptrain.workloads.detection.task.Detect`.
 
-        The losses are torchvision's, of each image by itself: means over its 256 sampled anchors and 512 sampled
-        regions. Which are sampled is drawn from torch's default generator.
+        The losses are those of torchvision for each image separately: means over 256 sampled anchors and 512 sampled
+        regions per image. Sampling uses torch's default generator.
 
         Args:
             images: ``[N, 3, side, side]``.
-            boxes: float32 ``[N, M, 4]``, in pixels.
-            labels: Classes from 0, int64 ``[N, M]``; -1 where there is no box.
+            boxes: True boxes, float32 ``[N, M, 4]``, in pixels.
+            labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
 
         Returns:
-            ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg``, float32 ``[N]``; or of each image
-            ``boxes``, ``labels`` and ``scores``.
+            The losses ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg``, float32
+            ``[N]``; or ``boxes``, ``labels`` and ``scores`` for each image.
         """
         maps: Mapping[str, Tensor] = self.backbone(images)
         size = (images.shape[2], images.shape[3])
@@ -148,7 +148,7 @@ class FasterRCNN(nn.Module):
     def _heads(
         self, images: Tensor, maps: Mapping[str, Tensor], sizes: list[tuple[int, int]], truth: Any
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """Detections and losses. The heads' mode says which of the two they compute, and nothing else."""
+        """Return detections and losses. The mode of the heads only selects which of the two they compute."""
         modes = [(head, head.training) for head in (self.rpn, self.roi_heads)]
         for head, _ in modes:
             head.train(truth is not None)

@@ -1,9 +1,9 @@
-"""Single-shot detectors: a trunk with several feature maps, a head on each, and default boxes that never change.
+"""Single-shot detectors: a backbone with several feature maps, a head on each map, and fixed default boxes.
 
-Behind the heads everything is FP32, whatever the network's dtype: matching default boxes with true ones, the MultiBox loss, and decoding
-into detections. In FP16, coordinates above 512 have no half pixels, and a sum of losses over 8,732 default boxes overflows. Nothing in the
-loss depends on values on the host, so no step waits for the device; `detections` waits for it, because how many there are is known only
-then. Importing this imports torchvision.
+After the heads everything is FP32, whatever the dtype of the network: matching default boxes with true boxes, the
+MultiBox loss, and decoding to detections. FP16 cannot represent half pixels above 512, and a sum of losses over 8,732
+default boxes overflows. The loss reads no values on the host, so a step does not synchronise. `detections` does,
+because the number of detections is data-dependent. Importing this module imports torchvision.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from torchvision.ops import batched_nms, box_iou
 
 from mptrain.device import beside_fp64
 
-#: What offsets are multiplied by: centres, then sizes (the "variances" 0.1 and 0.2 of Liu et al.'s program).
+#: Factors of the offsets: centres, then sizes (the "variances" 0.1 and 0.2 in the code of Liu et al.).
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 
-#: Overlap from which a default box stands for an object (Liu et al. 2016, section 2.2).
+#: Minimum overlap of a default box matched to an object (Liu et al. 2016, section 2.2).
 MATCHED = 0.5
 
-#: Background boxes that are learned from for each box that stands for an object (section 2.2).
+#: Number of background boxes in the loss per default box matched to an object (section 2.2).
 NEGATIVES = 3
 
-#: Sizes grow by this factor at most, as in torchvision: the exponential of a wild output would overflow.
+#: Largest growth factor of sizes, as in torchvision, because the exponential of a large output would overflow.
 _LARGEST = 1000.0 / 16
 
-#: Of detections: lowest score, overlap above which the lower score goes, and the most for each image (section 3.1);
-#: and candidates for each class before that (400, as in Liu et al.'s program and torchvision's).
+#: Post-processing of detections: lowest score, IoU threshold of non-maximum suppression, largest number of detections
+#: per image (section 3.1), and candidates per class before suppression (400 in the code of Liu et al. and torchvision).
 LOWEST_SCORE, OVERLAP, MOST, CANDIDATES = 0.01, 0.45, 200, 400
 
 
 class SingleShot(nn.Module):
     """SSD (Liu et al. 2016), for images of one size.
 
-    Its parts have the names that torchvision's SSD gives them, so weights of one fit the other.
+    State dicts are compatible with torchvision's SSD, because the parts have the same names.
 
     Args:
-        backbone: From images to feature maps by name; float, any dtype.
-        generator: Says the default boxes of each map.
-        num_classes: How many classes there are besides the background.
+        backbone: Network that maps images to feature maps by name, in any floating-point dtype.
+        generator: Generator of the default boxes of each map.
+        num_classes: Number of classes without the background.
         in_channels: Channels of an image.
         image_size: Side of an image in pixels.
     """
@@ -66,7 +66,7 @@ class SingleShot(nn.Module):
         widths = [channels for channels, _, _ in maps]
         self.head = SSDHead(widths, generator.num_anchors_per_location(), num_classes + 1)
         boxes = default_boxes(generator, maps, image_size)
-        # As the integers of their bits: what casts a model to half precision rounds every buffer of floating-point numbers.
+        # Stored as integer bits, because casting a model to half precision rounds all floating-point buffers.
         self.register_buffer("anchor_bits", boxes.view(torch.int32), persistent=False)
 
     @property
@@ -77,15 +77,16 @@ class SingleShot(nn.Module):
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Losses where the truth is given, else detections; see `mptrain.workloads.detection.task.Detect`.
+        """Return losses if true boxes are given, otherwise detections; see `mptrain.workloads.detection.task.Detect`.
 
         Args:
             images: ``[N, C, side, side]``.
-            boxes: float32 ``[N, M, 4]``, in pixels.
-            labels: Classes from 0, int64 ``[N, M]``; -1 where there is no box.
+            boxes: True boxes, float32 ``[N, M, 4]``, in pixels.
+            labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
 
         Returns:
-            ``class_loss`` and ``box_loss``, float32 ``[N]``; or of each image ``boxes``, ``labels`` and ``scores``.
+            The losses ``class_loss`` and ``box_loss``, float32 ``[N]``; or ``boxes``, ``labels`` and ``scores`` for
+            each image.
         """
         said = self.head(list(self.backbone(images).values()))
         logits, offsets = said["cls_logits"].float(), said["bbox_regression"].float()
@@ -95,7 +96,7 @@ class SingleShot(nn.Module):
 
 
 def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[tuple[int, int, int]]:
-    """Channels, height and width of each feature map, found without computing any."""
+    """Return the channels, height and width of each feature map, from a pass on the meta device."""
     tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")
@@ -105,7 +106,7 @@ def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[t
 
 
 def default_boxes(generator: DefaultBoxGenerator, maps: list[tuple[int, int, int]], image_size: int) -> Tensor:
-    """The default boxes of feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU."""
+    """Return the default boxes of feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU."""
     with torch.device("cpu"):
         images = ImageList(torch.empty(0, 0, image_size, image_size), [(image_size, image_size)])
         boxes: Tensor = generator(images, [torch.empty(0, *shape) for shape in maps])[0]
@@ -113,14 +114,14 @@ def default_boxes(generator: DefaultBoxGenerator, maps: list[tuple[int, int, int
 
 
 class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
-    """The trunk of SSD300: VGG-16 to conv4_3, whose features are scaled to length 20 at first, and what follows.
+    """Backbone of SSD300: VGG-16 to conv4_3, with features scaled to an initial norm of 20, and the later layers.
 
-    torchvision divides by a norm of at least 1e-12. In FP16 that is 0, and a place without any activation becomes NaN;
-    and squares of activations above 256 overflow. So lengths are FP32 here.
+    torchvision divides by a norm of at least 1e-12. In FP16 this minimum is 0, so positions without activations become
+    NaN, and squares of activations above 256 overflow. Norms are therefore computed in FP32 here.
     """
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Six feature maps ``[N, C, H, W]`` by name."""
+        """Return six feature maps ``[N, C, H, W]`` by name."""
         features = self.features(images)
         scaled = self.scale_weight.float().view(1, -1, 1, 1) * F.normalize(features.float())
         maps = {"0": scaled.to(features.dtype)}
@@ -131,11 +132,11 @@ class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
 
 
 class SmallTrunk(nn.Module):
-    """Plain 3x3 convolutions with BatchNorm, and feature maps at an eighth, a sixteenth and a 32nd of the image's side.
+    """Backbone of 3x3 convolutions with BatchNorm, and feature maps at 1/8, 1/16 and 1/32 of the image's side.
 
     Args:
         in_channels: Channels of an image.
-        width: Channels at half the side, a quarter of those of the feature maps.
+        width: Channels at half the side; the feature maps have four times as many.
     """
 
     def __init__(self, in_channels: int, width: int) -> None:
@@ -152,7 +153,7 @@ class SmallTrunk(nn.Module):
         self.down = nn.ModuleList(nn.Sequential(*_convolution(wide, wide, stride=2)) for _ in range(2))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Three feature maps ``[N, 4 * width, H, W]`` by name."""
+        """Return three feature maps ``[N, 4 * width, H, W]`` by name."""
         features = self.stem(images)
         maps = {"0": features}
         for number, block in enumerate(self.down, start=1):
@@ -162,17 +163,17 @@ class SmallTrunk(nn.Module):
 
 
 def _convolution(inward: int, outward: int, stride: int = 1) -> list[nn.Module]:
-    # The normalisation subtracts any bias again, so the convolution has none.
+    # No bias, because the normalisation subtracts it.
     convolution = nn.Conv2d(inward, outward, 3, stride=stride, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(outward), nn.ReLU()]
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Boxes ``[..., A, 4]`` as offsets from default boxes ``[A, 4]``, both as left, upper, right, lower.
+    """Encode boxes ``[..., A, 4]`` as offsets from default boxes ``[A, 4]``, both as left, upper, right, lower.
 
     Returns:
-        float32 ``[..., A, 4]``: shifts of the centre in units of the default box, logarithms of the ratios of sizes, all times
-        `WEIGHTS`.
+        float32 ``[..., A, 4]``: shifts of the centre in units of the default box, and logarithms of the size ratios,
+        multiplied by `WEIGHTS`.
     """
     centre, size = _centre_and_size(boxes)
     own_centre, own_size = _centre_and_size(anchors)
@@ -181,7 +182,7 @@ def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
-    """The inverse of `encode`; sizes are at most 62.5 times those of the default boxes."""
+    """Decode offsets to boxes, the inverse of `encode`; sizes are at most 62.5 times those of the default boxes."""
     own_centre, own_size = _centre_and_size(anchors)
     centre = offsets[..., :2] / WEIGHTS[0] * own_size + own_centre
     size = torch.exp(offsets[..., 2:] / WEIGHTS[2]).clamp(max=_LARGEST) * own_size
@@ -194,18 +195,19 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
-    """Return which true box each default box stands for.
+    """Match each default box to a true box or the background.
 
-    A default box stands for the true one that it overlaps most, if by `MATCHED` or more; and whatever the overlap, the one
-    default box that overlaps a true box most stands for it, for the last of several such.
+    A default box is matched to the true box with the largest overlap if that is at least `MATCHED`. In addition, each
+    true box is matched to the default box that overlaps it most, whatever the overlap. If several true boxes claim the
+    same default box, the last one is matched.
 
     Args:
-        boxes: float32 ``[N, M, 4]``, with at least one place.
-        present: Which places hold a box, bool ``[N, M]``.
+        boxes: True boxes, float32 ``[N, M, 4]``, with M at least 1.
+        present: Mask of the boxes that are not padding, bool ``[N, M]``.
         anchors: Default boxes, float32 ``[A, 4]``.
 
     Returns:
-        Places in ``M``, int64 ``[N, A]``; -1 for background.
+        Indices into ``M``, int64 ``[N, A]``; -1 for background.
     """
     samples, places = present.shape
     overlaps = box_iou(boxes.flatten(0, 1), anchors).view(samples, places, len(anchors))
@@ -222,29 +224,29 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
 def multibox_losses(
     logits: Tensor, offsets: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
-    """The loss of Liu et al. 2016, equations 1 to 3, with hard negative mining; image by image.
+    """Return the MultiBox loss of Liu et al. 2016, equations 1 to 3, with hard negative mining, per image.
 
-    Both sums are divided by the number of default boxes in the whole batch that stand for an object, at least 1, as in
-    the authors' program and in torchvision's; with ``train.accumulate`` in the micro-batch, so that an object weighs more
-    in one with few. An image without objects, where nothing is mined, adds nothing.
+    Both sums are divided by the number of matched default boxes in the whole batch, at least 1, as in the authors' code
+    and torchvision. With ``train.accumulate`` it is the number in the micro-batch, so that an object weighs more in a
+    micro-batch with few objects. An image without objects adds nothing, because no negatives are mined for it.
 
     Args:
-        logits: float32 ``[N, A, 1 + classes]``, the first of the background.
+        logits: float32 ``[N, A, 1 + classes]``; class 0 is the background.
         offsets: float32 ``[N, A, 4]``.
-        anchors: float32 ``[A, 4]``.
-        boxes: True ones, float32 ``[N, M, 4]``.
-        labels: Their classes from 0, int64 ``[N, M]``; -1 where there is none.
+        anchors: Default boxes, float32 ``[A, 4]``.
+        boxes: True boxes, float32 ``[N, M, 4]``.
+        labels: Classes of the true boxes from 0, int64 ``[N, M]``; -1 for padding.
 
     Returns:
-        ``class_loss`` and ``box_loss``, float32 ``[N]``: what the images contribute, times N, so that the mean over them is the
-        loss of the batch.
+        ``class_loss`` and ``box_loss``, float32 ``[N]``: the contributions of the images times N, so that their mean is
+        the loss of the batch.
     """
     matched = match(boxes, labels >= 0, anchors)
     objects = matched >= 0
     place = matched.clamp(min=0)
     classes = torch.where(objects, labels.gather(1, place) + 1, 0)
     true = boxes.gather(1, place.unsqueeze(2).expand(-1, -1, 4))
-    # Background boxes aim at themselves: the logarithm of an empty place would be -inf, and its gradient NaN.
+    # The target of a background box is the box itself: the logarithm of padding is -inf, and its gradient NaN.
     wanted = encode(torch.where(objects.unsqueeze(2), true, anchors), anchors)
     off = F.smooth_l1_loss(offsets, wanted, reduction="none").sum(2)
     surprise = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view_as(classes)
@@ -257,41 +259,41 @@ def multibox_losses(
 
 
 def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
-    """The background boxes to learn from: those with the largest losses, `NEGATIVES` for each object's box of the image.
+    """Select the background boxes with the largest losses, `NEGATIVES` for each matched default box of an image.
 
     Args:
         surprise: Cross-entropies ``[N, A]``.
-        objects: Which default boxes stand for an object, bool ``[N, A]``.
+        objects: Mask of the default boxes matched to an object, bool ``[N, A]``.
 
     Returns:
-        bool ``[N, A]``.
+        Mask of the selected background boxes, bool ``[N, A]``.
     """
     falling = surprise.masked_fill(objects, float("-inf")).argsort(dim=1, descending=True, stable=True)
     return (falling.argsort(dim=1) < NEGATIVES * objects.sum(1, keepdim=True)) & ~objects
 
 
 def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> list[dict[str, Tensor]]:
-    """Return the detections of the outputs: the best boxes of each class, without those that overlap better ones.
+    """Return the detections after non-maximum suppression within each class.
 
     Args:
-        logits: float32 ``[N, A, 1 + classes]``, the first of the background.
+        logits: float32 ``[N, A, 1 + classes]``; class 0 is the background.
         offsets: float32 ``[N, A, 4]``.
-        anchors: float32 ``[A, 4]``.
-        side: Of the images, in pixels; boxes are cut off there.
+        anchors: Default boxes, float32 ``[A, 4]``.
+        side: Side of the images in pixels, to which boxes are clipped.
 
     Returns:
-        For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32 ``[D]``), the best
-        first, at most `MOST`.
+        For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32
+        ``[D]``), by descending score, at most `MOST`.
     """
     samples, count = len(logits), len(anchors)
     boxes = decode(offsets, anchors).clamp(0.0, float(side))
     best, places = F.softmax(logits, dim=2)[..., 1:].transpose(1, 2).topk(min(CANDIDATES, count), dim=2)
-    image, label, rank = torch.nonzero(best > LOWEST_SCORE, as_tuple=True)  # waits for the device
+    image, label, rank = torch.nonzero(best > LOWEST_SCORE, as_tuple=True)  # synchronises with the device
     box, score = boxes[image, places[image, label, rank]], best[image, label, rank]
-    each = torch.bincount(image, minlength=samples).tolist()  # waits for the device
+    each = torch.bincount(image, minlength=samples).tolist()  # synchronises with the device
     found = []
     for own_box, own_label, own_score in zip(box.split(each), label.split(each), score.split(each), strict=True):
-        # In FP64, because classes are told apart by shifting their boxes far from each other, where FP32 has few decimals.
+        # In FP64, because batched_nms separates classes by large shifts of their boxes, which costs precision in FP32.
         kept = batched_nms(
             *(beside_fp64(tensor).double() for tensor in (own_box, own_score)), beside_fp64(own_label), OVERLAP
         )[:MOST]

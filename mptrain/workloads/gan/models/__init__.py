@@ -1,1 +1,1 @@
-"""DCGAN."""
+"""Networks of the GAN task."""

@@ -1,6 +1,6 @@
-"""DCGAN (Radford, Metz and Chintala 2016): two convolutional networks, one that draws images and one that judges them.
+"""DCGAN (Radford, Metz and Chintala 2016): a convolutional generator and a convolutional discriminator.
 
-Only the networks; what they are trained for is in the task.
+This module contains only the networks; the losses are in the task.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from torch import Tensor, nn
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 
-#: The sides that one to five doublings reach from the 4x4 pixels between the generator's first two layers.
+#: Supported image sides: one to five doublings of the 4x4 pixels after the generator's first layer.
 SIZES = (8, 16, 32, 64, 128)
 
 #: Standard deviation of initial weights (Radford et al., section 4).
 DEVIATION = 0.02
 
-#: Slope of the discriminator's rectifiers below zero (Radford et al., section 4).
+#: Negative slope of the discriminator's LeakyReLU (Radford et al., section 4).
 SLOPE = 0.2
 
 
 class DCGAN(nn.Module):
-    """A generator and a discriminator that are trained against each other, each by a learner of its own.
+    """Generator and discriminator for adversarial training, each with its own learner.
 
-    The networks of Radford et al. at any power of two from 8 to 128; theirs draw 64x64 pixels, with a width of 128.
+    The networks are those of Radford et al. at any power of two from 8 to 128 pixels; the paper uses 64x64 pixels and a
+    width of 128.
 
     Args:
         in_channels: Channels of an image.
         image_size: Side of an image in pixels, one of `SIZES`.
-        latent: Numbers that an image is drawn from.
-        width: Channels at half the image's size; each halving doubles them.
+        latent: Size of the noise vector of an image.
+        width: Channels at half the image's size, doubled at each further halving.
 
     Attributes:
-        latent: As given.
-        generator: From noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
-        discriminator: From such images to one logit each, ``[N]``: above 0 where it takes the image for a real one.
+        latent: Size of the noise vector of an image.
+        generator: Maps noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
+        discriminator: Maps images to one logit each, ``[N]``, above 0 for images classified as real.
 
     Raises:
-        ConfigError: The side is none of `SIZES`.
+        ConfigError: The side is not one of `SIZES`.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class DCGAN(nn.Module):
         super().__init__()
         if image_size not in SIZES:
             raise ConfigError(
-                f"dataset.image_size={image_size}: dcgan doubles 4 pixels a few times, which never makes {image_size}",
-                f"write dataset.image_size={min(SIZES, key=lambda size: abs(size - image_size))}; "
-                f"it takes {', '.join(map(str, SIZES))}",
+                f"dataset.image_size={image_size}: dcgan repeatedly doubles 4 pixels, which never gives {image_size}",
+                f"set dataset.image_size={min(SIZES, key=lambda size: abs(size - image_size))}; "
+                f"dcgan supports {', '.join(map(str, SIZES))}",
             )
         self.latent = latent
         widths = [width * 2**halving for halving in range(SIZES.index(image_size) + 1)]
@@ -59,21 +60,21 @@ class DCGAN(nn.Module):
         self.apply(_draw_weights)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """The images that the generator draws from noise ``[N, latent]``."""
+        """Return the images that the generator draws from noise ``[N, latent]``."""
         images: Tensor = self.generator(noise)
         return images
 
 
-#: Its name in configurations.
+#: Name of the model in configurations.
 dcgan = DCGAN
 
 
 def _generator(channels: int, latent: int, widths: list[int]) -> nn.Sequential:
-    """Transposed convolutions, each but the first doubling the side; BatchNorm and ReLU after all but the last."""
+    """Return transposed convolutions; all but the first double the side, all but the last have BatchNorm and ReLU."""
     deepest = widths[-1]
     layers: list[nn.Module] = [
         nn.Unflatten(1, (latent, 1, 1)),
-        nn.ConvTranspose2d(latent, deepest, 4, bias=False),  # BatchNorm subtracts any bias again
+        nn.ConvTranspose2d(latent, deepest, 4, bias=False),  # BatchNorm subtracts a bias
         nn.BatchNorm2d(deepest),
         nn.ReLU(),
     ]
@@ -87,7 +88,7 @@ def _generator(channels: int, latent: int, widths: list[int]) -> nn.Sequential:
 
 
 def _discriminator(channels: int, widths: list[int]) -> nn.Sequential:
-    """Strided convolutions, each but the last halving the side; BatchNorm after all but the first and the last."""
+    """Return convolutions; all but the last halve the side, all but the first and the last have BatchNorm."""
     layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 4, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
     for inward, outward in pairwise(widths):
         layers += [
@@ -99,7 +100,7 @@ def _discriminator(channels: int, widths: list[int]) -> nn.Sequential:
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Normal weights around 0, and gains of BatchNorm around 1 as in the authors' program; no biases."""
+    """Initialise weights around 0 and BatchNorm gains around 1, as in the authors' code, and biases to 0."""
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.BatchNorm2d):
         nn.init.normal_(module.weight, mean=float(isinstance(module, nn.BatchNorm2d)), std=DEVIATION)
         if module.bias is not None:

@@ -1,1 +1,1 @@
-"""Image data sets: in memory, and in folders."""
+"""Image data sets, in memory or in folders."""

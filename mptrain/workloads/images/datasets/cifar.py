@@ -16,13 +16,14 @@ from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 @dataclass(kw_only=True, eq=False)
 class Cifar(MemoryDataset):
-    """CIFAR-10 or CIFAR-100; the files are downloaded where they are not found.
+    """CIFAR-10 or CIFAR-100, downloaded if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels and mirrored.
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels
+    and flipped horizontally.
 
     Attributes:
-        root: Folder that holds ``cifar-10-batches-py`` or ``cifar-100-python``.
-        download: Fetch the files through torchvision when they are not there.
+        root: Folder that contains ``cifar-10-batches-py`` or ``cifar-100-python``.
+        download: Whether to download missing files through torchvision.
     """
 
     root: Path = Path("data")
@@ -34,7 +35,7 @@ class Cifar(MemoryDataset):
     shifting = Shifting(pixels=4, flip=True)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Read 50,000 images to train on and 10,000 to test on."""
+        """Return 50,000 images for training and validation and 10,000 for testing."""
         from torchvision import datasets
 
         root = self.root.expanduser()
@@ -42,7 +43,7 @@ class Cifar(MemoryDataset):
             raise missing(self.published, str(root / self.folder))
         reader = getattr(datasets, self.published)
         with warnings.catch_warnings(), fetching(self.published, root):
-            # The published files are pickles of an old NumPy, whose form NumPy 2.4 and later warn of.
+            # The published files are pickles of an old NumPy, and NumPy 2.4 and later warn about their format.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
             parts = reader(root, train=True, download=self.download), reader(root, train=False, download=False)
         self.class_names = tuple(parts[0].classes)
@@ -57,18 +58,18 @@ class Cifar(MemoryDataset):
 
 
 class Cifar10(Cifar):
-    """CIFAR-10. The mean and standard deviation of each channel are those of the 50,000 training images, here as below."""
+    """CIFAR-10, with the mean and standard deviation of the 50,000 training images."""
 
     name, published, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class Cifar100(Cifar):
-    """CIFAR-100 with its 100 fine classes."""
+    """CIFAR-100 with its 100 fine classes, and the mean and standard deviation of the 50,000 training images."""
 
     name, published, folder = "cifar100", "CIFAR100", "cifar-100-python"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
-#: Their names in configurations.
+#: Names of the data sets in configurations.
 load_cifar10, load_cifar100 = Cifar10, Cifar100

@@ -1,7 +1,7 @@
-"""The default data: 1,797 real handwritten digits of 8x8 pixels that come with scikit-learn.
+"""Default data set: the 1,797 handwritten digits of 8x8 pixels that come with scikit-learn.
 
-The UCI "Optical Recognition of Handwritten Digits" test set (Alpaydin and Kaynak, 1998), ``digits.csv.gz``.
-It is read directly: importing scikit-learn would cost more time than a short run.
+The file ``digits.csv.gz`` is the UCI "Optical Recognition of Handwritten Digits" test set (Alpaydin and Kaynak,
+1998). It is read directly, because importing scikit-learn takes longer than a short run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 TEST_SAMPLES = 397
-MEAN = 0.3046  # of the 1,200 default training images, as a fraction of full white
+MEAN = 0.3046  # over the 1,200 default training images, as a fraction of white
 STD = 0.3756
 
 
 @dataclass(kw_only=True, eq=False)
 class Digits(MemoryDataset):
-    """The digits, divided the same in every run: a stratified 397 of the 1,797 images are for testing, 1,400 for training and validation.
+    """Handwritten digits, split the same way in every run: 397 for testing, 1,400 for training and validation.
 
-    The options and errors are those of `MemoryDataset`; training images are shifted by up to a pixel.
+    The split is stratified. The options and errors are those of `MemoryDataset`; training images are shifted by up to
+    one pixel.
 
     Raises:
         DataError: scikit-learn is not installed, or its file is damaged.
@@ -43,22 +44,22 @@ class Digits(MemoryDataset):
     shifting = Shifting(pixels=1, flip=False)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Read the file and divide it."""
+        """Read the file and split it."""
         images, targets = read_digits(digits_path())
         order = stratified_order(targets)
         pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
         return (images[pool], targets[pool]), (images[test], targets[test])
 
 
-#: Its name in configurations.
+#: Name of the data set in configurations.
 load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Return the path of the file in the installed scikit-learn; the package is located, not imported.
+    """Return the path of the file in the installed scikit-learn, without importing the package.
 
     Raises:
-        DataError: scikit-learn is not installed or came without the file.
+        DataError: scikit-learn is not installed or does not contain the file.
     """
     spec = importlib.util.find_spec("sklearn")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
@@ -71,11 +72,10 @@ def digits_path() -> Path:
 
 
 def read_digits(path: Path) -> tuple[Tensor, Tensor]:
-    """Read rows of 64 grey values 0 to 16 and a label.
+    """Read rows of 64 grey values from 0 to 16 and a label.
 
     Returns:
-        Images uint8 ``[N, 1, 8, 8]``, where grey value v became ``round(v * 255 / 16)``, and labels int64
-        ``[N]``.
+        Images uint8 ``[N, 1, 8, 8]``, in which grey value v is ``round(v * 255 / 16)``, and labels int64 ``[N]``.
 
     Raises:
         DataError: The file is damaged.

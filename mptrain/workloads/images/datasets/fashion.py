@@ -1,7 +1,7 @@
 """Fashion-MNIST (Xiao et al., 2017, arXiv 1708.07747): 70,000 grey pictures of clothing, 28x28 pixels.
 
-Takes the four IDX files where torchvision leaves them or where Debian's ``dataset-fashion-mnist`` installs
-them. They are read directly: torchvision's checksums refuse Debian's files, which hold the same images.
+The four IDX files are read from the folder of torchvision or of Debian's package ``dataset-fashion-mnist``. They are
+read directly, because torchvision's checksums reject Debian's files, although these contain the same images.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(kw_only=True, eq=False)
 class FashionMNIST(MemoryDataset):
-    """Fashion-MNIST, downloaded where it is not found.
+    """Fashion-MNIST, downloaded if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels and mirrored.
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels
+    and flipped horizontally.
 
     Attributes:
-        root: Folder that holds ``FashionMNIST/raw``, or the files themselves.
-        download: Fetch the files through torchvision when they are neither under ``root`` nor installed by Debian.
+        root: Folder that contains ``FashionMNIST/raw``, or the files themselves.
+        download: Whether to download the files through torchvision if neither ``root`` nor Debian's folder has them.
     """
 
     root: Path = Path("data")
@@ -47,7 +48,7 @@ class FashionMNIST(MemoryDataset):
     shifting = Shifting(pixels=2, flip=True)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Read 60,000 images to train on and 10,000 to test on."""
+        """Return 60,000 images for training and validation and 10,000 for testing."""
         root = self.root.expanduser()
         paths = find_files(root, DEBIAN)
         if paths is None and self.download:
@@ -63,12 +64,12 @@ class FashionMNIST(MemoryDataset):
         return _pair(train_images, train_labels, paths[0]), _pair(test_images, test_labels, paths[2])
 
 
-#: Its name in configurations.
+#: Name of the data set in configurations.
 load_fashion_mnist = FashionMNIST
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:
-    """The four files from the first folder that has them all, plain or gzipped; None where no folder has."""
+    """Return the four files, plain or gzipped, of the first folder that has all of them; None if no folder has."""
     for folder in (root / _TORCHVISION, root, debian):
         found = [path for name in _FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
         chosen = {path.name.removesuffix(".gz"): path for path in reversed(found)}
@@ -78,15 +79,16 @@ def find_files(root: Path, debian: Path) -> list[Path] | None:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Return the array in an IDX file, plain or gzipped, uint8, with the shape that the file states.
+    """Return the array in an IDX file, plain or gzipped, as uint8 with the shape in the file's header.
 
-    IDX is the format of *The MNIST database* (LeCun, Cortes, Burges) and its successors: two zero bytes, a type code (8: unsigned byte),
-    the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in row-major order.
+    IDX is the format of *The MNIST database* (LeCun, Cortes, Burges) and its successors: two zero bytes, a type code
+    (8: unsigned byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in
+    row-major order.
 
     Raises:
-        DataError: The file cannot be read, is cut short, or is not IDX of unsigned bytes.
+        DataError: The file cannot be read, is truncated, or is not an IDX file of unsigned bytes.
     """
-    hint = f"remove {path} and fetch it again"
+    hint = f"remove {path} and download it again"
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -98,15 +100,15 @@ def read_idx(path: Path) -> Tensor:
     dimensions = content[3]
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise DataError(f"{path} is cut short within its header", hint)
+        raise DataError(f"{path} is truncated within its header", hint)
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) != start + math.prod(shape):
-        raise DataError(f"{path} holds {len(content) - start} values, but its header says {math.prod(shape)}", hint)
+        raise DataError(f"{path} has {len(content) - start} values, but its header says {math.prod(shape)}", hint)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(shape)
 
 
 def _pair(images: Tensor, labels: Tensor, path: Path) -> Samples:
     if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
         shapes = f"{list(images.shape)} images and {list(labels.shape)} labels"
-        raise DataError(f"{path} and the labels beside it do not fit together: {shapes}", "fetch them again")
+        raise DataError(f"{path} does not match its file of labels: {shapes}", "download the files again")
     return images[:, None], labels.long()

@@ -1,8 +1,8 @@
-"""Data sets made of image files: class folders, such as ImageNet's, and images without classes.
+"""Data sets of image files: class folders, such as ImageNet's, and images without classes.
 
-Files are found when the run starts and decoded when a batch asks for them. Decoding, cropping and resizing are PIL's, on the host; what
-comes out is uint8. PIL crops and resizes in one pass, which is what torchvision's ``resized_crop`` asks of it, but for boxes that begin
-between two pixels as well.
+Files are listed when the run starts and decoded when a batch needs them. PIL decodes, crops and resizes on the host;
+the results are uint8. PIL crops and resizes in one pass, as torchvision's ``resized_crop`` does, and also supports
+boxes with fractional coordinates.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from mptrain.workloads.images.augmentation import CROP_DRAWS, Augment, Variation
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part
 
-#: How pictures are decoded: as they are, or JPEGs no larger than the crop needs.
+#: ``full`` decodes at full size; ``draft`` decodes JPEGs only as large as the crop needs.
 Decoding = Literal["full", "draft"]
 
-_DRAWS = 1 + CROP_DRAWS  # the first mirrors
+_DRAWS = 1 + CROP_DRAWS  # the first is for the horizontal flip
 
 
 @dataclass(kw_only=True, eq=False)
 class ClassFolders(ImageDataset):
-    """Images in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` where these exist.
+    """Images in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` if these exist.
 
-    Where there are no folders but just images, in ``root/train`` or in ``root`` itself, these have no classes: good for drawing
-    others like them, and not for a classifier.
+    Images directly in ``root/train`` or ``root``, without class folders, have no classes. They can train a generative
+    model but not a classifier.
 
     Attributes:
-        root: Folder with one folder for each split, or with images.
-        image_size: Side in pixels of the squares that the network sees; None makes 224.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        augment: Crop and mirror training images at random; ``randaugment`` and ``trivial_augment`` do so and then
-            change their pixels by the policy of that name.
+        root: Folder with one folder per split, or with images.
+        image_size: Side in pixels of the square network inputs; None means 224.
+        channels: 3 for RGB, 1 for grey; None means 3.
+        augment: True crops and flips training images at random; ``randaugment`` and ``trivial_augment`` then also
+            apply the policy of that name.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
-        val_samples: Hold so many out of ``root/train``; ``root/val`` is then the test split unless there is a
-            ``root/test``. None validates on ``root/val``; where there is none, nothing is held out.
-        train_samples: Train on so many only; None trains on all.
-        workers: Processes that decode, at most as many as there are cores to use.
-        on_error: What to do about files that cannot be decoded or are in a folder that is no class.
-        normalise: ``standard`` by the means of photographs, ``symmetric`` to -1 to 1.
-        decode: ``draft`` decodes a JPEG at a half, a quarter or an eighth of its size where the crop still has ``image_size``
-            pixels a side: faster, with slightly other pixels. Other formats, and pictures that are not large, are decoded as by ``full``.
+        val_samples: Number of images to hold out of ``root/train``; ``root/val`` is then the test split unless there
+            is a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
+        train_samples: Number of images to train on; None for all.
+        workers: Number of decoding processes, limited to the usable cores.
+        on_error: Handling of files that cannot be decoded or are in a folder that is not a class.
+        normalise: ``standard`` uses the statistics of photographs, ``symmetric`` the range -1 to 1.
+        decode: ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop keeps at least ``image_size``
+            pixels per side: faster, with slightly different pixels. Other formats, and small pictures, are decoded as
+            with ``full``.
 
     Raises:
-        DataError: A folder is missing, that of a class to train on or of a part is empty, or an image has no class where
-            others have one.
-        ConfigError: More samples are asked for than there are, or images are to be erased but not varied.
+        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
+            class although others have one.
+        ConfigError: There are fewer samples than requested, or ``random_erasing`` is set without ``augment``.
     """
 
     root: Path
@@ -80,8 +81,8 @@ class ClassFolders(ImageDataset):
     def __post_init__(self) -> None:
         if self.random_erasing > 0 and self.augment is False:
             raise ConfigError(
-                f"dataset.random_erasing={self.random_erasing} with dataset.augment=false: training images are left as they are",
-                "write dataset.augment=true, or dataset.random_erasing=0",
+                f"dataset.random_erasing={self.random_erasing} with dataset.augment=false: erasing needs augmentation",
+                "set dataset.augment=true, or dataset.random_erasing=0",
             )
         side, channels = self.image_size or 224, self.channels or 3
         mean, std = photo_statistics(channels)
@@ -95,19 +96,19 @@ class ClassFolders(ImageDataset):
         self.train, self.val, self.test = self._splits["train"], self._splits.get("val"), self._splits.get("test")
 
     def card(self) -> dict[str, Any]:
-        """Class names, how files were decoded where that was not in full, and how pictures become inputs."""
+        """Return the class names, the decoding unless it is ``full``, and the preparation of the network's input."""
         decode = {} if self.decode == "full" else {"decode": self.decode}
         return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Channels, height and width, and the classes of which a part may have no image: ``3x224x224, 4 classes, val lacks 1 of them``."""
+        """Return shape and classes, such as ``3x224x224, 4 classes, 1 without images in val``."""
         count = len(self.class_names)
         if not count:
-            return f"{super().describe()}, without classes"
+            return f"{super().describe()}, no classes"
         said = f"{super().describe()}, {count:,} class{'es' * (count > 1)}"
         for part in ("train", "val", "test"):
             if part in self._splits and (lacking := count - len(self._splits[part].listing.targets.unique())):
-                said += f", {part} lacks {lacking:,} of them"
+                said += f", {lacking:,} without images in {part}"
         return said
 
     def _find(self, root: Path) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
@@ -119,9 +120,8 @@ class ClassFolders(ImageDataset):
             if (root / part).is_dir():
                 faults = Faults(self.on_error)
                 parts[part] = (list_images(root / part, classes, faults), faults)
-        if (
-            self.val_samples is not None and "val" in parts
-        ):  # what is there to validate on becomes what is there to test on
+        if self.val_samples is not None and "val" in parts:
+            # The validation split comes from the training images, so the folder ``val`` becomes the test split.
             held = parts.pop("val")
             parts.setdefault("test", held)
         faults = Faults(self.on_error)
@@ -129,8 +129,8 @@ class ClassFolders(ImageDataset):
         counts = everything.targets.bincount(minlength=len(classes)).tolist()
         empty = [str(train / name) for name, count in zip(classes, counts, strict=False) if not count]
         faults.report(
-            dict.fromkeys(empty, "there is no image of this class"),
-            f"put images there, or remove the folder; known endings: {' '.join(sorted(EXTENSIONS))}",
+            dict.fromkeys(empty, "the class has no images"),
+            f"put images there, or remove the folder; known extensions: {' '.join(sorted(EXTENSIONS))}",
             skippable=False,
         )
         if self.val_samples:
@@ -144,10 +144,10 @@ class ClassFolders(ImageDataset):
 
 @dataclass(kw_only=True, eq=False)
 class ImageFolder(ClassFolders):
-    """Image files of one's own.
+    """Image files of the user.
 
     Attributes:
-        name: What to call the data set in records.
+        name: Name of the data set in records.
     """
 
     root: Path = Path("data/images")
@@ -158,7 +158,7 @@ class ImageFolder(ClassFolders):
 class ImageNet(ClassFolders):
     """ImageNet (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
 
-    The licence allows no automatic download.
+    The licence does not allow an automatic download.
     """
 
     root: Path = Path("data/imagenet")
@@ -166,15 +166,15 @@ class ImageNet(ClassFolders):
     name = "imagenet"
 
 
-#: Their names in configurations.
+#: Names of the data sets in configurations.
 load_image_folder, load_imagenet = ImageFolder, ImageNet
 
 
 def _training_folder(root: Path, name: str) -> Path:
-    """Return the folder of the images to train on: ``root/train``, or ``root`` where that has just images.
+    """Return the folder of the training images: ``root/train``, or ``root`` if it contains only images.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no such folder.
     """
     train = root / "train"
     if train.is_dir():
@@ -184,26 +184,26 @@ def _training_folder(root: Path, name: str) -> Path:
         if with_images := [folder for folder in folders if has_images(root / folder)]:
             shown = ", ".join(with_images[:3]) + (" and others" if len(with_images) > 3 else "")
             raise DataError(
-                f"{root} has folders with images ({shown}), and no folder train above them",
-                "expected ROOT/train/CLASS/IMAGE: make the folder ROOT/train and move those to train on into it; "
-                "dataset.val_samples=NUMBER then holds some of their images out",
+                f"{root} has folders with images ({shown}), but no folder train",
+                "expected ROOT/train/CLASS/IMAGE: create the folder ROOT/train and move the training folders into it; "
+                "dataset.val_samples=NUMBER then holds out some of their images for validation",
             )
         raise DataError(
             f"{name} not found: looked for {train}",
-            "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or without classes ROOT/train/IMAGE or just "
-            f"ROOT/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
+            "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or for images without classes ROOT/train/IMAGE "
+            f"or ROOT/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
         )
     if folders := find_classes(root):
         raise DataError(
-            f"{root} has images and folders beside them, such as {folders[0]}: which are to be trained on is not clear",
-            "put those into ROOT/train, with or without class folders",
+            f"{root} has both images and folders, such as {folders[0]}: it is unclear which are for training",
+            "put the training images into ROOT/train, with or without class folders",
         )
     return root
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files and the class index of each, in the order of their paths."""
+    """Paths of image files and the class index of each, in the order of the paths."""
 
     paths: tuple[str, ...]
     targets: Tensor
@@ -212,15 +212,15 @@ class Listing:
         return len(self.paths)
 
     def select(self, indices: Tensor) -> Listing:
-        """The files with these indices, in this order."""
+        """Return the files with these indices, in this order."""
         return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
 
 
 def find_classes(root: Path) -> tuple[str, ...]:
-    """The names of the folders inside a folder, sorted: the classes. None where there are just images.
+    """Return the sorted names of the folders in a folder, which are the classes; empty if there are only images.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The folder cannot be read.
     """
     try:
         return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
@@ -232,25 +232,25 @@ def find_classes(root: Path) -> tuple[str, ...]:
 
 
 def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
-    """All image files below the class folders of a split, or those in its folder where there are no classes.
+    """Return all image files below the class folders of a split, or directly in its folder if there are no classes.
 
     Args:
         root: Folder of the split.
-        class_names: The classes of the training split; none gives all images the target 0.
-        faults: Takes the images of folders that are not among the classes, and those that lie beside such folders.
+        class_names: Classes of the training split; if empty, all images get the target 0.
+        faults: Records images in folders that are not classes, and images outside of class folders.
 
     Raises:
-        DataError: There are no images, or ``faults`` stops at one that has no class.
+        DataError: There are no images, or an image has no class and ``faults.on_error`` is ``stop``.
     """
     paths: list[str] = []
     targets: list[int] = []
     numbers = {name: number for number, name in enumerate(class_names)}
     if class_names:
-        faults.report(dict.fromkeys(loose_images(root), "lies in no class folder"))
+        faults.report(dict.fromkeys(loose_images(root), "is not in a class folder"))
     else:
         paths += loose_images(root)
         targets += [0] * len(paths)
-    known = f"among the {len(class_names)} classes" if class_names else "a class: the images to train on have none"
+    known = f"one of the {len(class_names)} classes" if class_names else "a class: the training images have none"
     for name in find_classes(root):
         files = _image_files(root / name)
         if name in numbers:
@@ -259,29 +259,29 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Lis
         else:
             faults.report(dict.fromkeys(files, f"its folder '{name}' is not {known}"))
     if not paths:
-        raise DataError(f"no images found below {root}", f"known endings: {' '.join(sorted(EXTENSIONS))}")
+        raise DataError(f"no images found below {root}", f"known extensions: {' '.join(sorted(EXTENSIONS))}")
     return Listing(tuple(paths), torch.tensor(targets, dtype=torch.int64))
 
 
 def loose_images(folder: Path) -> list[str]:
-    """The image files in a folder itself, sorted."""
+    """Return the image files directly in a folder, sorted."""
     return sorted(_images_among(str(folder), next(os.walk(folder), ("", [], []))[2]))
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether there is an image file in a folder or below it; looks no further than the first."""
+    """Return whether a folder contains an image file at any depth; the search stops at the first one."""
     return any(_images_among(parent, names) for parent, _, names in os.walk(folder))
 
 
 def _image_files(folder: Path) -> list[str]:
-    """The image files in a folder and below it, sorted."""
+    """Return the image files in a folder at any depth, sorted."""
     return sorted(
         file for parent, _, names in os.walk(folder, followlinks=True) for file in _images_among(parent, names)
     )
 
 
 def _images_among(parent: str, names: list[str]) -> list[str]:
-    # As text: a million path objects take seconds and hundreds of megabytes.
+    # Strings, because a million path objects take seconds and hundreds of megabytes.
     return [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
 
 
@@ -293,9 +293,9 @@ class FolderSplit(IndependentSamples):
         listing: Files and class indices.
         image_size: Side of the squares in pixels.
         channels: 3 for RGB, 1 for grey.
-        varied: Crop and mirror at random, and what else to do then; None cuts out the centre.
-        faults: What to do about files that cannot be decoded.
-        decoding: ``draft`` decodes large JPEGs at a part of their size.
+        varied: Augmentation after a random crop and flip; None takes the centre crop without augmentation.
+        faults: Handling of files that cannot be decoded.
+        decoding: ``draft`` decodes large JPEGs at reduced size.
     """
 
     listing: Listing
@@ -313,7 +313,7 @@ class FolderSplit(IndependentSamples):
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the files with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
-        A file that cannot be decoded makes the batch smaller where ``on_error`` is ``skip``.
+        A file that cannot be decoded makes the batch smaller if ``on_error`` is ``skip``.
         """
         count = _DRAWS + self.varied.draws if self.varied else 0
         draws = uniforms(seed, epoch, indices, count).tolist()
@@ -345,12 +345,13 @@ def decode(
     """Read an image file as a square.
 
     Args:
-        path: The file.
+        path: Path of the file.
         image_size: Side of the square in pixels.
         channels: 3 for RGB, 1 for grey.
-        draws: Numbers in [0, 1) that decide on the crop and on mirroring; None cuts out the centre.
-        faults: Takes note of what had to be converted.
-        decoding: ``draft`` decodes a JPEG at the least part of its size at which the crop still has as many pixels as the square.
+        draws: Random numbers in [0, 1) for the flip and the crop; None takes the centre crop.
+        faults: Records a remark if the file had to be converted.
+        decoding: ``draft`` decodes a JPEG at the smallest size at which the crop has at least as many pixels as the
+            square.
 
     Returns:
         uint8 ``[channels, image_size, image_size]``.
@@ -359,7 +360,7 @@ def decode(
 
     crop = centre_box if draws is None else partial(random_box, draws=draws[1:])
     picture, box = read_part(path, channels, faults, crop, image_size if decoding == "draft" else None)
-    # Resampling inside PIL averages over the area that shrinks into a pixel.
+    # PIL antialiases: it averages over the area that becomes one pixel.
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
     if draws is not None and draws[0] < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

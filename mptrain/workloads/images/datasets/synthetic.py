@@ -1,4 +1,4 @@
-"""Made-up images: for measuring speed, and for trying things out at any size without files."""
+"""Synthetic images of any size, for speed measurements and for experiments without files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 _NATIVE_SIZE = 32
-_CELLS = 4  # a class' pattern is a grid of 4x4 grey values, enlarged to the image
-_PATTERN = 40.0  # standard deviation of the pattern over its cells, of 255
-_NOISE = 40.0  # standard deviation of the noise on each pixel, of 255
+_CELLS = 4  # the pattern of a class is a grid of 4x4 grey values, enlarged to the image
+_PATTERN = 40.0  # standard deviation of the pattern over its cells, on the scale 0 to 255
+_NOISE = 40.0  # standard deviation of the noise of each pixel, on the scale 0 to 255
 
 
 @dataclass(kw_only=True, eq=False)
 class Synthetic(MemoryDataset):
     """Images and labels drawn from a seed.
 
-    The other options and the errors are those of `MemoryDataset`. Images are drawn in the size and with the channels that are asked
-    for, by default 32 and 3; those to train on are shifted by up to two pixels.
+    The other options and the errors are those of `MemoryDataset`. Images are drawn with the requested size and
+    channels, by default 32 pixels and 3 channels. Training images are shifted by up to two pixels.
 
     Attributes:
-        classes: How many classes there are.
-        samples: Images to train on and to hold validation samples out from.
-        test_samples: Images to test on.
-        learnable: Each class has a pattern of its own under the noise; False makes labels that nothing predicts.
-        seed: Of the images and labels. It is not the run's: arms with other seeds see the same data.
+        classes: Number of classes.
+        samples: Number of images for training and validation.
+        test_samples: Number of images for testing.
+        learnable: Whether each class has its own pattern under the noise; False makes the labels unpredictable.
+        seed: Seed of the images and labels, separate from the seed of the run: runs with other seeds see the same data.
 
     Raises:
         ConfigError: There are fewer than two classes.
@@ -52,7 +52,7 @@ class Synthetic(MemoryDataset):
         """Draw the images."""
         if self.classes < 2:
             raise ConfigError(
-                f"dataset.classes={self.classes}: there is nothing to tell apart", "write dataset.classes=2 or more"
+                f"dataset.classes={self.classes}: a classifier needs two or more", "set dataset.classes to 2 or more"
             )
         size, depth = self.image_size or _NATIVE_SIZE, self.channels or 3
         generator = torch.Generator().manual_seed(mix(self.seed) >> 1)
@@ -65,15 +65,15 @@ class Synthetic(MemoryDataset):
         return _draw(self.samples, patterns, generator), _draw(self.test_samples, patterns, generator)
 
 
-#: Its name in configurations.
+#: Name of the data set in configurations.
 make_synthetic = Synthetic
 
 
 def _draw(samples: int, patterns: Tensor, generator: torch.Generator) -> Samples:
-    """Images uint8 ``[N, C, H, W]`` and labels int64 ``[N]``."""
+    """Draw images uint8 ``[N, C, H, W]`` and labels int64 ``[N]``."""
     targets = torch.randint(len(patterns), (samples,), generator=generator)
     images = torch.empty((samples, *patterns.shape[1:]), dtype=torch.uint8)
-    # A few hundred at a time: as floats, all of them would need four times the memory.
+    # In chunks, because all images as floats would need four times the memory.
     for some, labels in zip(torch.split(images, 256), torch.split(targets, 256), strict=True):
         noise = torch.randn(some.shape, generator=generator) * _NOISE
         some.copy_((patterns[labels] + noise).round().clamp(0, 255))
