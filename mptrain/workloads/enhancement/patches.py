@@ -91,7 +91,7 @@ class Photos:
         """Decode a photo as `pixels` does, without caching it."""
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
-            raise OSError("its size has changed since the run began")
+            raise OSError("its size has changed since the run started")
         values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
 

@@ -74,7 +74,10 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
     for path in paths:
         place = path.expanduser()
         if place == Path():  # the path of an empty string, such as an unset shell variable
-            raise DataError(f"{name} not found: dataset.path is empty or the current folder", f"{_HINT}; ./ is $PWD")
+            raise DataError(
+                f"{name} not found: dataset.path is empty or the current folder",
+                f"{_HINT}; for the current folder use $PWD",
+            )
         if place.is_dir():
             inside = sorted(file for file in place.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         elif place.exists():

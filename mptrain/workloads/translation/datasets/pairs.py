@@ -66,7 +66,10 @@ def _find(name: str, path: Path) -> dict[str, list[Path]]:
     """Return the files of ``train``, and of ``val`` and ``test`` if there are any."""
     place = path.expanduser()
     if place == Path():
-        raise DataError(f"{name} not found: dataset.path is empty or the current folder", f"{_HINT}; ./ is $PWD")
+        raise DataError(
+            f"{name} not found: dataset.path is empty or the current folder",
+            f"{_HINT}; for the current folder use $PWD",
+        )
     if not place.exists():
         raise DataError(f"{name} not found: looked for {place}", _HINT)
     if place.is_file():
