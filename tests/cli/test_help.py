@@ -72,7 +72,7 @@ def test_help_about_options_keys_sections_and_sweeps(terminal):
     assert terminal("help", "scaler.scale") == 0
     assert terminal.out == "  scaler=static  scaler.scale=1024.0\n"
     assert terminal("help", "lr") == 0
-    assert "  optimizer=sgd      optimizer.lr=0.05   the model knows a good one" in terminal.out
+    assert "  optimizer=sgd      optimizer.lr=0.05   default from the model" in terminal.out
     assert terminal("help", "train") == 0
     assert "usage: mptrain [train]" in terminal.out
     assert "  train.batch_size=32 " in terminal.out

@@ -4,7 +4,7 @@ import pytest
 def test_all_groups_are_listed_with_a_line_for_each_option(terminal):
     assert terminal("list") == 0
     lines = terminal.out.splitlines()
-    assert any(line.startswith("precision   which dtype") for line in lines)
+    assert any(line.startswith("precision   dtypes of weights") for line in lines)
     assert any(line.startswith("  * amp_dynamic") and "autocast to FP16" in line for line in lines)
     assert any(line.startswith("    fp16_static ") for line in lines)
 

@@ -314,7 +314,7 @@ def test_a_group_that_has_no_option_by_default_may_be_null():
 def test_a_value_out_of_range_is_explained_by_the_comment_beside_its_key():
     [(what, hint)] = problems("schedule=step", "schedule.milestones=[3]").items()
     assert what == "schedule.milestones=[3]: must be a list, each entry a number from 0 to 1"
-    assert hint.startswith("schedule.milestones: fractions of the run, each from 0 to 1")
+    assert hint.startswith("schedule.milestones: fractions of the run from 0 to 1")
     assert problems("train.epochs=0") == {
         "train.epochs=0: must be a whole number, at least 1": "train.epochs: passes over the training data"
     }

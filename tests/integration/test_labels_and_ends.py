@@ -64,7 +64,7 @@ def test_the_run_keeps_labels_files_and_preparation():
 def test_an_empty_path_is_not_the_present_folder(path):
     Path("other").mkdir()
     Path("other/notes.txt").write_text("some text " * 200)
-    with pytest.raises(DataError, match=r"dataset.path is empty, or the present folder"):
+    with pytest.raises(DataError, match=r"dataset.path is empty or the current folder"):
         train(*TEXT, f"dataset.path={path}")
 
 

@@ -53,7 +53,7 @@ def test_a_model_chooses_its_task_and_data_that_need_no_files(name):
     [
         (("model=seq2seq_small", "dataset=digits"), "needs target_vocabulary_size, decode, decode_source"),
         (("task=translate",), "target_vocabulary_size"),
-        (("model=transformer_small_translation", "dataset.shared=false"), "write dataset.shared=true"),
+        (("model=transformer_small_translation", "dataset.shared=false"), "set dataset.shared=true"),
         (("model=seq2seq_small", "dataset.vocabulary=5"), "too small for the characters"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Generation of raw sound."""
+"""Generation of raw audio."""

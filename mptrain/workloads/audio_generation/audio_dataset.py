@@ -1,6 +1,6 @@
-"""The data set that all sources of raw sound build: windows of µ-law levels, and for each level the letter that is being said.
+"""Data set of raw audio: windows of µ-law levels and, for each level, the letter being spoken.
 
-Every sample of a recording is a target exactly once. Reading files is left to who makes the splits.
+Every sample of a recording is a target exactly once. This module reads no files; the loaders of the splits do.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
 
-#: A target that is none: context, or behind the end. torch's own number for it.
+#: Target of positions without a loss: context, and padding after the end. The default ``ignore_index`` of torch.
 IGNORED = -100
 
-_FULL_SCALE = 32768.0  # the 16-bit sample that would stand for 1
+_FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording.
+    """Recording and its labels.
 
     Attributes:
-        name: What to call it in messages, and what it is read by: a path.
-        samples: How many there are, as far as is known before it has been read.
-        speaker: Number of who speaks, or of the kind of sound.
-        letters: Numbers of the letters of what is said; empty where nothing is known.
+        name: Name in messages and key for reading: a path.
+        samples: Number of samples, as far as it is known before the recording is read.
+        speaker: Number of the speaker, or of the kind of sound.
+        letters: Numbers of the letters of the transcript; empty without a transcript.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """Options of how sounds are cut into samples of training.
+    """Options for cutting recordings into training samples.
 
     Attributes:
-        levels: Of µ-law.
-        window: Samples that are predicted at a time.
-        context: Samples that are heard before a window: what the network sees, less one.
+        levels: Number of µ-law levels.
+        window: Audio samples predicted per training sample.
+        context: Audio samples before each window that the network sees: its receptive field less one.
     """
 
     levels: PositiveInt = 256
@@ -65,11 +65,11 @@ class RecordingOptions(WindowOptions):
     """Options of recordings.
 
     Attributes:
-        text: Tell the network which letter is being said, where there are texts.
+        text: Condition the network on the letter being spoken, where transcripts exist.
         val_share: Share of the recordings held out for validation.
-        test_share: Share of the recordings to test on.
-        train_samples: Train on so many recordings only; None trains on all.
-        on_error: What to do about recordings and texts that cannot be read or lack one another.
+        test_share: Share of the recordings held out for testing.
+        train_samples: Number of recordings to train on; None trains on all.
+        on_error: ``stop`` or ``skip`` for recordings and texts that are unreadable or have no counterpart.
     """
 
     text: bool = True
@@ -80,18 +80,18 @@ class RecordingOptions(WindowOptions):
 
 
 class SoundSplit(IndependentSamples):
-    """Windows of recordings.
+    """Split of windows from recordings.
 
-    A recording of S samples has ``ceil(S / window)`` windows, the last of which may be short. The network hears
-    ``context + 1`` samples before the first one it predicts; before a recording begins there is silence.
+    A recording of S samples has ``ceil(S / window)`` windows; the last one may be short. The network sees
+    ``context + 1`` samples before the first one that it predicts; samples before the start of a recording are zero.
 
     Args:
-        name: What to call it in messages, such as ``asterisk_audio train``.
+        name: Name in messages, such as ``asterisk_audio train``.
         clips: The recordings.
-        read: From a name to samples, int16 ``[S]``; raises `RecordingError`.
-        options: How many samples are predicted, and how many are heard before.
-        faults: What was wrong with recordings.
-        in_memory: Reading only copies.
+        read: Function from a name to samples, int16 ``[S]``; raises `RecordingError`.
+        options: Sizes of window and context.
+        faults: Record of unusable recordings.
+        in_memory: Whether reading only copies from memory.
 
     Raises:
         DataError: There is no recording.
@@ -122,14 +122,14 @@ class SoundSplit(IndependentSamples):
         return len(self._clip_of)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The windows with these indices; what cannot be read makes the batch smaller where that is asked for.
+        """Return the windows with these indices; unreadable recordings are left out where ``on_error`` is ``skip``.
 
         Returns:
-            ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before a recording begins and behind its end;
-            ``targets``: int64 ``[N, 0]``, since `SoundDataset.prepare` makes them of the inputs; in ``more``, int64:
-            ``begins``, the place of a window in its recording, ``lengths``, how many samples are predicted, ``clip_lengths``
-            and ``speaker``, all ``[N]``, and ``text`` ``[N, letters]``, 0 behind the last letter, and ``letters``, how
-            many there are, ``[N]``.
+            ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before the start and after the end of a
+            recording; ``targets``: int64 ``[N, 0]``, because `SoundDataset.prepare` computes them from the inputs;
+            in ``more``, int64: ``begins``, the first sample of each window, ``lengths``, the number of predicted
+            samples, ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and
+            ``letters``, the number of letters, ``[N]``.
         """
         rows, lengths, begins, clips, wholes = [], [], [], [], []
         for index in indices:
@@ -140,7 +140,7 @@ class SoundSplit(IndependentSamples):
                 self.faults.report({clip.name: error.reason})
                 continue
             if len(wave) <= begin:
-                self.faults.report({clip.name: f"has {len(wave)} samples, and its header promised {clip.samples}"})
+                self.faults.report({clip.name: f"has {len(wave)} samples, but its header says {clip.samples}"})
                 continue
             rows.append(self._around(wave, begin))
             lengths.append(min(self.window, len(wave) - begin))
@@ -160,7 +160,7 @@ class SoundSplit(IndependentSamples):
         return Batch(torch.stack(rows), torch.zeros(len(rows), 0, dtype=torch.int64), tuple(lengths), more)
 
     def _around(self, wave: Tensor, begin: int) -> Tensor:
-        """The samples from ``context + 1`` before a place to ``window`` behind it, zeros where there are none."""
+        """Return the samples from ``context + 1`` before a position to ``window`` after it, zero-padded."""
         row = torch.zeros(self.context + 1 + self.window, dtype=torch.int16)
         first = begin - self.context - 1
         there = wave[max(0, first) : begin + self.window]
@@ -170,15 +170,15 @@ class SoundSplit(IndependentSamples):
 
 @dataclass
 class SoundDataset(Dataset):
-    """Windows of recordings; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Windows of recordings; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: As in the configuration.
-        rate: Samples a second, in hertz.
-        levels: Of µ-law.
-        speakers: Who speaks, or kinds of sound, by number; fewer than two tell nothing apart.
-        alphabet: A name for each number of a letter, the first of which is that of none; empty where there is no text.
-        workers: Worker processes that read files.
+        name: Name in the configuration.
+        rate: Sample rate in hertz.
+        levels: Number of µ-law levels.
+        speakers: Names of the speakers or kinds of sound, by number; the network is conditioned on two or more.
+        alphabet: Label of each letter number, starting with the label of "no letter"; empty without text.
+        workers: Number of worker processes that read files.
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
@@ -196,7 +196,7 @@ class SoundDataset(Dataset):
     files: dict[str, list[str]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """``levels``, ``sample_rate``, and 0 where a network is told nothing: ``speakers`` and ``vocabulary_size``."""
+        """Return ``levels``, ``sample_rate``, and ``speakers`` and ``vocabulary_size``, 0 without conditioning."""
         several = len(self.speakers) > 1
         return {
             "levels": self.levels,
@@ -207,11 +207,14 @@ class SoundDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Speakers and letters in the order of their numbers."""
+        """Return the labels: speakers and letters in the order of their numbers."""
         return {"labels": [*self.speakers, *self.alphabet]}
 
     def describe(self) -> str:
-        """Length of a window, rate, and recordings of the parts: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``."""
+        """Return the window length, sample rate, levels, conditioning and numbers of recordings.
+
+        Example: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``.
+        """
         told = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
         told += ", text" if self.alphabet else ""
         *first, last = (f"{len(part.clips):,}" for part in (self.train, self.val, self.test) if part is not None)
@@ -219,15 +222,16 @@ class SoundDataset(Dataset):
         return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Bring a host batch to the device and make levels of its samples.
+        """Move a host batch to the device and encode its samples as levels.
 
-        Letters are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. That is
-        crude, and all that can be had without an alignment.
+        Letters are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. This is
+        crude, but nothing better is possible without an alignment.
 
         Returns:
-            ``inputs``: levels int64 ``[N, L]`` with L = context + window; ``targets``: the level that follows each, int64
-            ``[N, L]``, `IGNORED` for context and behind the end; in ``more``, where there is something to tell:
-            ``speaker`` ``[N]``, ``text`` ``[N, letters]``, and ``place``, the letter of ``text`` at each target, ``[N, L]``.
+            ``inputs``: levels int64 ``[N, L]`` with L = context + window; ``targets``: the next level of each, int64
+            ``[N, L]``, `IGNORED` for context and after the end; in ``more``, where there is conditioning:
+            ``speaker`` ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target,
+            ``[N, L]``.
         """
         batch = batch.to(device)
         levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
@@ -258,21 +262,21 @@ def clips_as_dataset(
     alphabet: Sequence[str],
     workers: int | None = None,
 ) -> SoundDataset:
-    """Divide recordings and cut them into windows.
+    """Divide recordings into splits and cut them into windows.
 
     Args:
-        name: Of the data set.
+        name: Name of the data set.
         clips: All recordings.
-        read: From the name of one to its samples, int16 ``[S]``; raises `RecordingError`.
-        faults: What was wrong with others; the training split goes on with them.
-        options: The user's.
-        rate: Samples a second, in hertz.
+        read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
+        faults: Record of unusable recordings so far; the training split continues it.
+        options: The user's options.
+        rate: Sample rate in hertz.
         speakers: See `SoundDataset`.
-        alphabet: Likewise.
-        workers: Processes that read files; None where all is in memory.
+        alphabet: See `SoundDataset`.
+        workers: Number of processes that read files; None if all recordings are in memory.
 
     Raises:
-        ConfigError: Nothing is left to train on.
+        ConfigError: No recording is left to train on.
     """
     parts = hold_out_clips(name, clips, options.val_share, options.test_share, options.train_samples)
     splits = {
@@ -302,23 +306,23 @@ def clips_as_dataset(
 def hold_out_clips(
     name: str, clips: Sequence[Clip], val_share: float, test_share: float, train_samples: int | None
 ) -> dict[str, list[Clip]]:
-    """Divide recordings by a permutation that is the same in every run, each speaker in about the same shares.
+    """Divide recordings by a fixed permutation, with about the same share of each speaker in every part.
 
-    A part has its share of the recordings, and where these are so short that it would have less than half its share of the
-    samples, as many more as bring it there; but none that would make it more than half of all samples.
+    Each part gets its share of the recordings. If these are so short that the part has less than half its share of the
+    samples, more recordings are added until it does, as long as the part has at most half of all samples.
 
     Args:
-        name: Of the data set, for messages.
-        clips: All of them.
-        val_share: Share of the recordings to hold out for validation; 0 for none, else at least one.
-        test_share: Share to test on, likewise.
-        train_samples: Train on so many recordings only; None trains on all that are left.
+        name: Name of the data set, for messages.
+        clips: All recordings.
+        val_share: Share of the recordings to hold out for validation, at least one recording; 0 for no such part.
+        test_share: Share to hold out for testing, likewise.
+        train_samples: Number of recordings to train on; None trains on all that are left.
 
     Returns:
-        ``train``, and ``val`` and ``test`` where they have a share.
+        ``train``, and ``val`` and ``test`` where their share is above 0.
 
     Raises:
-        ConfigError: Nothing would be left to train on, or fewer than are asked for.
+        ConfigError: No recording would be left to train on, or fewer than ``train_samples``.
     """
     numbers = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
     lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[numbers].tolist()
@@ -334,8 +338,8 @@ def hold_out_clips(
         held += count
     if held >= len(clips):
         raise ConfigError(
-            f"{name} has {len(clips)} recordings: dataset.val_share={val_share} and dataset.test_share={test_share} leave "
-            "none to train on",
+            f"{name} has {len(clips)} recordings: dataset.val_share={val_share} and dataset.test_share={test_share} "
+            "leave none to train on",
             "choose smaller shares (0 for no such part), or more recordings",
         )
     parts["train"] = first_samples(numbers[held:], train_samples).tolist()

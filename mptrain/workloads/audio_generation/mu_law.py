@@ -1,7 +1,8 @@
-"""µ-law companding: from samples to few levels that lie closer together where a wave is quiet, and back.
+"""µ-law companding: quantise samples to levels that are denser for quiet sounds, and decode them.
 
-ITU-T G.711's curve with a µ of one less than the number of levels, rounded to the nearest level, as in van den Oord et al.
-(2016, section 2.2); not G.711's own code, which approximates the curve by straight lines. In FP32, on any device.
+The curve is that of ITU-T G.711 with µ one less than the number of levels, rounded to the nearest level, as in van den
+Oord et al. (2016, section 2.2). G.711's own code differs: it approximates the curve by straight lines. Computation is
+in FP32, on any device.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from torch import Tensor
 
 
 def encode(samples: Tensor, levels: int) -> Tensor:
-    """The level of each sample.
+    """Return the level of each sample.
 
     Args:
-        samples: From -1 to 1; what lies outside is clipped.
-        levels: How many there are, at least 2.
+        samples: Values from -1 to 1; values outside are clipped.
+        levels: Number of levels, at least 2.
 
     Returns:
-        int64 from 0 to ``levels - 1``, of the same shape. Silence is the upper one of the two in the middle.
+        int64 from 0 to ``levels - 1``, of the same shape. Silence is the upper of the two middle levels.
     """
     mu = levels - 1
     wave = samples.float().clamp(-1.0, 1.0)
@@ -29,11 +30,11 @@ def encode(samples: Tensor, levels: int) -> Tensor:
 
 
 def decode(numbers: Tensor, levels: int) -> Tensor:
-    """The sample that each level stands for.
+    """Return the sample value of each level.
 
     Args:
         numbers: Levels, int64.
-        levels: How many there are.
+        levels: Number of levels.
 
     Returns:
         float32 from -1 to 1, of the same shape.

@@ -1,6 +1,6 @@
-"""Raw sound: which level follows each sample. Cross-entropy over µ-law levels, in bits a sample.
+"""Raw audio: prediction of the next level of each sample, with cross-entropy over µ-law levels in bits a sample.
 
-Logits become FP32 before the softmax, in training and where sounds are drawn.
+Logits are cast to FP32 before the softmax, both for the loss and for generation.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from mptrain.workloads.base.exhibits import Exhibit, Sounds
 from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
 
-#: How many sounds the model draws, each beside the recording it was told of.
+#: Number of sounds that the model generates, each shown next to the recording that it continues.
 SHOWN = 4
 
 
 @dataclass(frozen=True)
 class RawAudio(Task):
-    """The next level, at every sample of a recording.
+    """Prediction of the next level at every sample of a recording.
 
-    The model is called with levels ``[N, L]`` and, by name, with what else the batch carries: speaker, letters. It answers
-    with logits ``[N, levels, L]``. A target of -100 is none. One that has a method ``drawn`` as `mptrain.workloads.audio_generation.models.wavenet.WaveNet` has
-    is heard after each validation.
+    The model is called with levels ``[N, L]`` and, by keyword, the other tensors of the batch: speaker, letters. It
+    returns logits ``[N, levels, L]``. Targets of -100 are ignored. A model with a method ``drawn`` like that of
+    `mptrain.workloads.audio_generation.models.wavenet.WaveNet` generates sounds after each validation.
 
     Attributes:
-        levels: How many there are.
-        sample_rate: Samples a second, in hertz.
-        seconds: Length of the sounds that are drawn; 0 draws none. Each sample is a pass through the network.
-        speaker_names: What to call the speakers, or kinds of sound, that the network is told; their numbers where there are
-            none.
+        levels: Number of levels.
+        sample_rate: Sample rate in hertz.
+        seconds: Length of the generated sounds; 0 generates none. Each sample costs one pass through the network.
+        speaker_names: Names of the speakers, or kinds of sound, for captions; empty to show none.
     """
 
     levels: PositiveInt
@@ -51,16 +50,16 @@ class RawAudio(Task):
     term = "levels"
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy over all samples that have a target; float32 scalar."""
+        """Return the mean cross-entropy over all samples with a target, float32 scalar."""
         losses, _ = _losses(model, batch)
         return losses.sum() / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of each window the summed loss, and the count of levels that were the best guess; float64 ``[N]``."""
+        """Return the summed loss and the number of correct best guesses of each window, float64 ``[N]``."""
         losses, best = _losses(model, batch)
         return {
             "loss": losses.sum(1, dtype=widest(losses.device)),
@@ -68,19 +67,19 @@ class RawAudio(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean loss in nats and in bits a sample, its exponential, and the fraction of levels guessed."""
+        """Return the mean loss in nats and in bits a sample, its exponential, and the share of correct guesses."""
         loss = sums["loss"] / terms
         return {"loss": loss, "bits": loss / math.log(2), "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``drawn``: how the model goes on from what came before some windows; ``recorded``: how these go on."""
+        """Return ``drawn``, the model's continuations of some windows, and ``recorded``, the true ones."""
         draw = getattr(model, "drawn", None)
         count = min(round(self.seconds * self.sample_rate), batch.targets.shape[1])
         if draw is None or count == 0:
             return {}
         some = slice(0, SHOWN)
         inputs, targets = batch.inputs[some], batch.targets[some]
-        begin = int((targets >= 0).int().argmax(1).min())  # the same in all: the context
+        begin = int((targets >= 0).int().argmax(1).min())  # length of the context, the same in all windows
         count = min(count, targets.shape[1] - begin)
         more = {name: value[some] for name, value in batch.more.items()}
         if "place" in more:
@@ -93,8 +92,8 @@ class RawAudio(Task):
         told = more["speaker"].tolist() if "speaker" in more and self.speaker_names else []
         whose = [f" of {self.speaker_names[number]}" for number in told] or [""] * len(levels)
         heard = (
-            ("drawn", levels, "The model goes on from a recording{}."),
-            ("recorded", recorded, "How that recording{} went on."),
+            ("drawn", levels, "Continuation of a recording{} by the model."),
+            ("recorded", recorded, "True continuation of that recording{}."),
         )
         return {
             name: Sounds(mu_law.decode(numbers, self.levels), self.sample_rate, tuple(map(caption.format, whose)))
@@ -103,6 +102,6 @@ class RawAudio(Task):
 
 
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Losses in nats, float32 ``[N, L]``, 0 where there is no target, and best guesses, int64 ``[N, L]``."""
+    """Return losses in nats, float32 ``[N, L]``, 0 without a target, and best guesses, int64 ``[N, L]``."""
     logits = model(batch.inputs, **batch.more).float()
     return F.cross_entropy(logits, batch.targets, reduction="none"), logits.argmax(1)

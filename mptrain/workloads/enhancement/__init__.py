@@ -1,1 +1,1 @@
-"""Enhancement of pictures: noise, and resolution."""
+"""Enhancement of pictures: denoising and super-resolution."""

@@ -1,4 +1,4 @@
-"""Measures of similarity of pictures: PSNR and SSIM."""
+"""Similarity of pictures: PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from torch import Tensor
 from mptrain.device import in_widest
 from mptrain.extras import load_extra
 
-#: The smallest mean squared error that counts, which is a PSNR of 100 dB: equal pictures have an infinite one.
+#: Smallest mean squared error, which caps the PSNR at 100 dB; equal pictures would have an infinite PSNR.
 LEAST_ERROR = 1e-10
 
-#: Of SSIM: side and standard deviation of its window (Wang et al. 2004, section III.C).
+#: Side and standard deviation of the window of SSIM (Wang et al. 2004, section III.C).
 WINDOW, DEVIATION = 11, 1.5
 
-#: What has scikit-image, and what it is for.
+#: Extra that installs scikit-image, and the option that needs it.
 EXTRA = ("enhancement", "task=enhance")
 
-#: Y of ITU-R BT.601 in 8 bits, where black is 16 and white 235, as MATLAB's rgb2ycbcr has it.
+#: Y of ITU-R BT.601 in 8 bits, where black is 16 and white 235, as in MATLAB's rgb2ycbcr.
 _LUMINANCE, _BLACK = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16 / 255
 
 
 def in_8_bits(pictures: Tensor) -> Tensor:
-    """The pictures as a file would hold them: clamped to 0 to 1 and rounded, float32."""
+    """Return the pictures as a file would hold them: clamped to 0 to 1 and rounded to 8 bits, float32."""
     return (pictures.float().clamp(0, 1) * 255).round() / 255
 
 
 def luminance(pictures: Tensor) -> Tensor:
-    """Y of RGB pictures ``[N, 3, H, W]`` of 0 to 1, ``[N, 1, H, W]`` of 16/255 to 235/255."""
+    """Return Y ``[N, 1, H, W]``, from 16/255 to 235/255, of RGB pictures ``[N, 3, H, W]`` from 0 to 1."""
     red, green, blue = pictures.unbind(1)
     return (red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _BLACK).unsqueeze(1)
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of pictures of 0 to 1, in dB, float64 ``[N]``; at most 100."""
+    """Return the peak signal-to-noise ratio of pictures from 0 to 1, in dB, float64 ``[N]``; at most 100."""
     error = (in_widest(one) - in_widest(other)).square().mean((1, 2, 3))
     return -10 * error.clamp_min(LEAST_ERROR).log10()
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
-    """Structural similarity of pictures of 0 to 1, mean over places and channels, float64 ``[N]`` on the host.
+    """Return the structural similarity of pictures from 0 to 1, float64 ``[N]`` on the host.
 
-    As Wang et al. (2004) define it, with their Gaussian window, by scikit-image. Windows lie wholly inside, so the pictures have
-    at least 11 pixels a side.
+    The mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window, computed by
+    scikit-image. Only windows inside a picture count, so pictures need at least 11 pixels a side.
 
     Raises:
         EnvironmentRefused: scikit-image is not installed.

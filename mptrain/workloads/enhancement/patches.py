@@ -1,6 +1,6 @@
-"""Photographs in files, kept while there is room, and what is cut out of them: random patches to train on, the same tiles every time to evaluate on.
+"""Cache of decoded photographs, and their crops: random patches for training, fixed tiles for evaluation.
 
-Batches hold good pictures in 8 bits, and a word for each from which its noise is drawn where it becomes a bad one.
+Batches hold clean pictures in 8 bits and one random word each, from which the device draws the noise of its input.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from mptrain.workloads.base.random_streams import keys, uniforms
 from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
-#: Tells the draws of noise from those of places; and what evaluations draw from, whatever the run's seed.
+#: Offset that separates the random stream of noise from that of positions; fixed seed of the noise in evaluation.
 _NOISE, _EVALUATION = 0x6E6F697365, 20040413
 
 
 class Photos:
-    """Files whose headers could be read, in the order given.
+    """Photo files with readable headers, in the order given.
 
     Args:
         paths: The files.
         channels: 3 for RGB, 1 for grey.
-        smallest: Side in pixels of the smallest photo that is of use.
-        key: What asks for that size: ``tile_size`` or ``patch_size``.
-        cache_mb: Megabytes of decoded pixels to keep, the last used ones; each process keeps its own.
-        faults: Takes files that cannot be read or are too small.
+        smallest: Smallest usable side of a photo in pixels.
+        key: Option that sets this size: ``tile_size`` or ``patch_size``.
+        cache_mb: Megabytes of decoded pixels to keep, the most recently used first; each process has its own cache.
+        faults: Record of files that cannot be read or are too small.
 
     Attributes:
-        paths: Those that can be used.
-        sizes: Height and width of each, in pixels.
-        fit: Whether all of them can be kept at once.
+        paths: Paths of the usable photos.
+        sizes: Height and width of each usable photo, in pixels.
+        fit: Whether all photos fit into the cache at once.
 
     Raises:
-        DataError: A file cannot be used and ``faults`` says stop.
+        DataError: A file is unusable and ``faults`` stops.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Photos:
                 broken[path] = f"cannot be decoded: {error}"
                 continue
             if min(height, width) < smallest:
-                small[path] = f"has {width}x{height} pixels, and {smallest}x{smallest} are cut out of each photo"
+                small[path] = f"has {width}x{height} pixels, but each crop of a photo has {smallest}x{smallest}"
                 continue
             self.paths.append(path)
             self.sizes.append((height, width))
@@ -73,10 +73,10 @@ class Photos:
         return len(self.paths)
 
     def pixels(self, number: int) -> Tensor:
-        """The photo with this number, uint8 ``[C, H, W]``.
+        """Return the photo with this number, uint8 ``[C, H, W]``.
 
         Raises:
-            OSError: The file cannot be decoded, or is another one than before; as are the others of `UNDECODABLE`.
+            OSError: The file cannot be decoded or has changed. Decoding may raise the other errors of `UNDECODABLE`.
         """
         if number in self._kept:
             self._kept.move_to_end(number)
@@ -88,20 +88,20 @@ class Photos:
         return photo
 
     def decode(self, number: int) -> Tensor:
-        """Return what `pixels` does, without keeping it."""
+        """Decode a photo as `pixels` does, without caching it."""
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
-            raise OSError("its size has changed since the run began")
+            raise OSError("its size has changed since the run started")
         values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
 
 
 @dataclass(eq=False)
 class _PhotoSplit(IndependentSamples):
-    """A split of photos, and batches of what was cut out of them.
+    """Split of crops from photos.
 
     Args:
-        photos: Where it is cut out.
+        photos: The photos.
     """
 
     photos: Photos
@@ -111,7 +111,7 @@ class _PhotoSplit(IndependentSamples):
 
     @property
     def in_memory(self) -> bool:
-        """All photos are decoded once and kept."""
+        """True if all photos are decoded once and kept."""
         return self.photos.fit
 
     @property
@@ -129,7 +129,7 @@ class _PhotoSplit(IndependentSamples):
     def _batch(
         self, cuts: Sequence[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]
     ) -> Batch:
-        """Cut ``(photo, top, left, side)`` each, turn it over, and leave out what cannot be decoded."""
+        """Cut ``(photo, top, left, side)`` each, flip the crop, and leave out photos that cannot be decoded."""
         pictures: list[Tensor] = []
         used: list[int] = []
         for place, (photo, top, left, side) in enumerate(cuts):
@@ -150,13 +150,13 @@ class _PhotoSplit(IndependentSamples):
 
 @dataclass(eq=False)
 class PatchSplit(_PhotoSplit):
-    """Random patches, as many an epoch as asked for; each photo has the same share of them.
+    """Random patches; each photo gets the same share of them.
 
     Args:
-        photos: To train on, at least one.
-        patches: How many an epoch has.
-        side: Of a patch, in pixels.
-        augment: Turn patches over, by chance: the eight ways to lay down a square.
+        photos: Photos to train on, at least one.
+        patches: Number of patches an epoch.
+        side: Side of a patch in pixels.
+        augment: Whether to flip and transpose patches at random, to one of the eight symmetries of a square.
     """
 
     photos: Photos
@@ -168,7 +168,7 @@ class PatchSplit(_PhotoSplit):
         return self.patches
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Patches from places that follow from ``(seed, epoch, index)``; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return patches at positions given by ``(seed, epoch, index)``; see `mptrain.workloads.base.dataset.Split`."""
         draws = uniforms(seed, epoch, indices, 5)
         cuts = []
         for index, (down, across, *_) in zip(indices, draws.tolist(), strict=True):
@@ -182,12 +182,12 @@ class PatchSplit(_PhotoSplit):
 
 @dataclass(eq=False)
 class TileSplit(_PhotoSplit):
-    """The squares of a grid over each photo, side by side around its centre; what is left at the edges is left out.
+    """Tiles of a grid centred on each photo; the margins outside the grid are not used.
 
     Args:
-        photos: To evaluate on, at least one.
-        side: Of a tile, in pixels.
-        tiles_per_photo: Take so many of each photo, evenly spread; None takes all.
+        photos: Photos to evaluate on, at least one.
+        side: Side of a tile in pixels.
+        tiles_per_photo: Number of evenly spread tiles to take from each photo; None takes all.
     """
 
     photos: Photos
@@ -213,5 +213,5 @@ class TileSplit(_PhotoSplit):
         return len(self._cuts)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Tiles, and noise that is the same in every run; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return tiles with noise that is the same in every run; see `mptrain.workloads.base.dataset.Split.fetch`."""
         return self._batch([self._cuts[index] for index in indices], keys(_EVALUATION, 0, indices), ())

@@ -1,4 +1,4 @@
-"""Pairs of bad and good pictures out of photographs; a photo belongs to one split, with everything cut out of it."""
+"""Pairs of degraded and clean pictures from photographs; all crops of a photo belong to the same split."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from mptrain.workloads.images.image_dataset import Channels
 
 Kind = Literal["downsample", "noise"]
 
-#: Pixels of a tile besides its border; the window of SSIM has 11.
+#: Smallest side of a tile without its border: the side of the window of SSIM.
 _SMALLEST_TILE = 11
 
 
 @dataclass(frozen=True)
 class Degradation:
-    """Way to make a good picture a bad one: on the device, in FP32, from what the host has drawn.
+    """Degradation of clean pictures, computed on the device in FP32 from random words drawn on the host.
 
     Attributes:
         kind: ``downsample`` or ``noise``.
-        factor: How many times smaller a downsampled picture is.
-        sigma: Standard deviation of Gaussian noise, of 255.
+        factor: Factor by which a downsampled picture is smaller.
+        sigma: Standard deviation of the Gaussian noise, on a scale of 255.
     """
 
     kind: Kind
@@ -42,21 +42,21 @@ class Degradation:
 
     @property
     def upscale(self) -> int:
-        """The factor by which the good picture is larger than the bad one."""
+        """Factor by which the clean picture is larger than the degraded one."""
         return self.factor if self.kind == "downsample" else 1
 
     def apply(self, pictures: Tensor, words: Tensor) -> Tensor:
-        """The bad pictures.
+        """Degrade pictures.
 
-        Downsampling is bicubic with antialiasing, as Pillow's and MATLAB's is, and rounds to 8 bits, as a
-        file would. Noise is neither rounded nor clipped, as in Zhang et al. 2017.
+        Downsampling is bicubic with antialiasing, as in Pillow and MATLAB, and rounds to 8 bits, as a file would.
+        Noise is neither rounded nor clipped, as in Zhang et al. 2017.
 
         Args:
-            pictures: float32 ``[N, C, H, W]`` from 0 to 1, sides multiples of ``factor``.
-            words: What `mptrain.workloads.base.random_streams.keys` gave for each, int64 ``[N]``.
+            pictures: float32 ``[N, C, H, W]`` from 0 to 1; sides are multiples of ``factor``.
+            words: Random word of each picture from `mptrain.workloads.base.random_streams.keys`, int64 ``[N]``.
 
         Returns:
-            float32, ``[N, C, H / upscale, W / upscale]``.
+            float32 ``[N, C, H / upscale, W / upscale]``.
         """
         if self.kind == "noise":
             drawn = normals(words, pictures[0].numel()).view(pictures.shape)
@@ -68,7 +68,7 @@ class Degradation:
         return (small * 255).round().clamp(0, 255) / 255
 
     def card(self) -> dict[str, Any]:
-        """The parameters, as JSON values."""
+        """Return the parameters as JSON values."""
         if self.kind == "noise":
             return {"kind": "noise", "sigma": self.sigma, "range": 255}
         return {"kind": "downsample", "factor": self.factor, "mode": "bicubic", "antialias": True, "bits": 8}
@@ -76,29 +76,29 @@ class Degradation:
 
 @dataclass(kw_only=True, eq=False)
 class PhotoDataset(ABC):
-    """Bad pictures and the good ones that they were made of; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Pairs of degraded and clean pictures; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         degradation: ``downsample`` or ``noise``.
-        factor: How many times smaller a downsampled picture is.
-        sigma: Standard deviation of the noise, of 255.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        patch_size: Side in pixels of the good patches that are trained on.
-        patches: How many patches an epoch has.
-        augment: Turn patches over, by chance.
-        tile_size: Side in pixels of the good tiles that are evaluated on.
-        tiles_per_photo: Evaluate on so many of each photo; None takes all.
-        workers: Processes that decode where not all photos can be kept, at most one a core.
-        on_error: What to do about files that cannot be decoded or are too small.
-        name: As in the configuration.
-        cache_mb: Megabytes of decoded photos to keep, in each process.
+        factor: Factor by which a downsampled picture is smaller.
+        sigma: Standard deviation of the noise, on a scale of 255.
+        channels: 3 for RGB, 1 for grey; None means 3.
+        patch_size: Side in pixels of the clean patches for training.
+        patches: Number of patches an epoch.
+        augment: Flip and transpose patches at random.
+        tile_size: Side in pixels of the clean tiles for evaluation.
+        tiles_per_photo: Number of tiles of each photo to evaluate on; None takes all.
+        workers: Number of processes that decode photos if not all fit into the cache, at most one per core.
+        on_error: ``stop`` or ``skip`` for files that cannot be decoded or are too small.
+        name: Name in the configuration.
+        cache_mb: Megabytes of decoded photos to keep in each process.
         train: Random patches.
-        val: Tiles to validate on, or None.
-        test: Tiles to test on, or None.
+        val: Validation tiles, or None.
+        test: Test tiles, or None.
 
     Raises:
-        DataError: A file cannot be used and ``on_error`` is ``stop``, or none is left.
-        ConfigError: Sizes do not go together.
+        DataError: A file is unusable and ``on_error`` is ``stop``, or no file is left.
+        ConfigError: The sizes are incompatible.
     """
 
     degradation: Kind = "downsample"
@@ -129,20 +129,20 @@ class PhotoDataset(ABC):
             if size % upscale:
                 raise ConfigError(
                     f"dataset.{key}={size} is not a multiple of dataset.factor={upscale}",
-                    f"write dataset.{key}={max(size // upscale, 1) * upscale}",
+                    f"set dataset.{key}={max(size // upscale, 1) * upscale}",
                 )
         smallest = _SMALLEST_TILE + 2 * upscale
         if self.tile_size < smallest:
             least = -(-smallest // upscale) * upscale
             raise ConfigError(
-                f"dataset.tile_size={self.tile_size}: the window of SSIM needs {smallest} pixels with their border",
-                f"write dataset.tile_size={least} or more",
+                f"dataset.tile_size={self.tile_size}: SSIM's window and the border need {smallest} pixels",
+                f"set dataset.tile_size={least} or more",
             )
 
         def photos(split: str, side: int, key: str) -> Photos:
             found = Photos(files[split], self._channels, side, key, self.cache_mb, Faults(self.on_error))
             if not len(found):
-                hint = f"choose a smaller dataset.{key}, mend the files, or choose dataset=photos"
+                hint = f"choose a smaller dataset.{key}, fix the files, or choose dataset=photos"
                 raise DataError(f"{self.name}: no photo of {split} can be used", hint)
             return found
 
@@ -156,11 +156,11 @@ class PhotoDataset(ABC):
         self.val, self.test = tiles("val"), tiles("test")
 
     def facts(self) -> dict[str, Any]:
-        """``in_channels``, and ``upscale``: how many times larger targets are than inputs."""
+        """Return ``in_channels`` and ``upscale``, the factor by which targets are larger than inputs."""
         return {"in_channels": self._channels, "upscale": self.degrade.upscale}
 
     def card(self) -> dict[str, Any]:
-        """The photos of each split, and how inputs are made of them."""
+        """Return the photos of each split and the degradation of the inputs."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         files = {
             name: [str(Path(path).absolute()) for path in split.photos.paths] for name, split in splits.items() if split
@@ -168,13 +168,13 @@ class PhotoDataset(ABC):
         return {"files": files, "degradation": self.degrade.card(), "divide_by": 255}
 
     def describe(self) -> str:
-        """Channels, height and width of inputs and targets: ``3x24x24 to 3x48x48``."""
+        """Return channels, height and width of inputs and targets: ``3x24x24 to 3x48x48``."""
         side = self.train.side
         small = side // self.degrade.upscale
         return f"{self._channels}x{small}x{small} to {self._channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Good pictures of 0 to 1 as targets, and as inputs what the degradation makes of them."""
+        """Return a batch with clean pictures from 0 to 1 as targets and degraded pictures as inputs."""
         batch = batch.to(device)
         good = batch.targets.float() / 255
         bad = self.degrade.apply(good, batch.more["words"])

@@ -1,7 +1,7 @@
-"""Enhancement: pictures of low quality to pictures of high quality; mean error, PSNR, SSIM.
+"""Enhancement: map low-quality pictures to high-quality ones; mean error, PSNR and SSIM.
 
-Losses and metrics are in FP32, of targets that were never rounded to half precision: in FP16 a white pixel could not
-be told from one that is 0.0002 darker, and squares of errors below 0.0002 would be zero.
+Losses and metrics are in FP32, with targets that are never rounded to half precision. FP16 cannot tell a white pixel
+from one that is 0.0002 darker, and squares of errors below 0.0002 underflow to zero.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from mptrain.workloads.enhancement.image_similarity import EXTRA, WINDOW, in_8_b
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
-#: How many pictures to show.
+#: Number of pictures to show.
 SHOWN = 6
 
 
 @dataclass(frozen=True)
 class Enhance(Task):
-    """Inputs ``[N, C, h, w]``, targets ``[N, C, H, W]`` in float32, both of 0 to 1; the model makes targets of inputs.
+    """Restoration of targets ``[N, C, H, W]`` from inputs ``[N, C, h, w]``, both float32 from 0 to 1.
 
-    Pictures are measured as files would hold them, clamped and rounded to 8 bits, without a border of `border` pixels.
-    What to beat is the input itself, enlarged by bicubic interpolation where targets are larger.
+    Metrics are computed on pictures as files would hold them: clamped, rounded to 8 bits, and without a border of
+    `border` pixels. The baseline is the input itself, enlarged by bicubic interpolation if targets are larger.
 
     Attributes:
-        upscale: How many times larger targets are than inputs.
-        loss_of: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``, the mean squared one.
-        luminance: Measure colour pictures on Y alone; None does so where targets are larger, as papers on
-            super-resolution do, and measures all channels else.
-        border: Pixels at each edge that are not measured; None leaves out ``upscale`` of them where targets are
-            larger, and none else.
+        upscale: Factor by which targets are larger than inputs.
+        loss_of: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``, the mean squared error.
+        luminance: Whether to measure only the Y channel of colour pictures; None does so if targets are larger, as
+            papers on super-resolution do, and otherwise measures all channels.
+        border: Pixels at each edge left out of the metrics; None leaves out ``upscale`` pixels if targets are larger,
+            otherwise none.
     """
 
     upscale: PositiveInt
@@ -54,23 +54,23 @@ class Enhance(Task):
     higher_is_better = True
 
     def __post_init__(self) -> None:
-        """Refuse to begin without the library that measures SSIM.
+        """Check that the library that computes SSIM is installed.
 
         Raises:
-            EnvironmentRefused: It is not installed.
+            EnvironmentRefused: scikit-image is not installed.
         """
         require_extra("skimage", *EXTRA)
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean error over all pixels and channels, float32 scalar."""
+        """Return the mean error over all pixels and channels, float32 scalar."""
         return self._errors(self._restored(model, batch), batch.targets).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of each picture the loss, the PSNR in dB, by how much it beats the input's, and the SSIM; float64 ``[N]``."""
+        """Return loss, PSNR in dB, gain in PSNR over the input, and SSIM of each picture, float64 ``[N]``."""
         output = self._restored(model, batch)
         restored, target = self._measured(output), self._measured(batch.targets)
         reached = psnr(restored, target)
@@ -82,18 +82,18 @@ class Enhance(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Means over pictures."""
+        """Return means over pictures."""
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``enhanced``: a row of before, after and truth for each of the pictures with most to be gained."""
+        """Return ``enhanced``: rows of input, output and target for the pictures with the largest input error."""
         before, target = self._before(batch), batch.targets
         chosen = (before - target).square().mean((1, 2, 3)).topk(min(SHOWN, batch.samples)).indices
         rows = torch.stack(
             [pictures[chosen].clamp(0, 1) for pictures in (before, self._restored(model, batch), target)], 1
         )
         given = "input, enlarged by bicubic interpolation" if self.upscale > 1 else "input"
-        caption = f"From left to right: {given}; made by the model; truth."
+        caption = f"From left to right: {given}; model output; target."
         return {"enhanced": Pictures(rows.flatten(0, 1), caption, columns=rows.shape[1])}
 
     def _errors(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -101,39 +101,40 @@ class Enhance(Task):
         return difference.abs() if self.loss_of == "l1" else difference.square()
 
     def _restored(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The model's output in float32.
+        """Return the model's output in float32.
 
         Raises:
-            ConfigError: It has not the shape of the targets.
+            ConfigError: The output does not have the shape of the targets.
         """
         output: Tensor = model(batch.inputs)
         if output.shape != batch.targets.shape:
             made, wanted = ("x".join(map(str, shape[1:])) for shape in (output.shape, batch.targets.shape))
             raise ConfigError(
-                f"task=enhance: {type(model).__name__} makes {made} where the targets are {wanted}",
-                "choose a model that takes the fact upscale of the data, such as model=edsr_small",
+                f"task=enhance: {type(model).__name__} returns {made}, but the targets are {wanted}",
+                "choose a model that uses the dataset's fact upscale, such as model=edsr_small",
             )
         return output.float()
 
     def _before(self, batch: Batch) -> Tensor:
-        """Return the pictures without a model, float32 in the size of the targets."""
+        """Return the baseline: the inputs in float32, enlarged to the size of the targets."""
         given, size = batch.inputs.float(), batch.targets.shape[-2:]
         if given.shape[-2:] == size:
             return given
         return F.interpolate(given, size=size, mode="bicubic", antialias=True)
 
     def _measured(self, pictures: Tensor) -> Tensor:
-        """Return the part of the pictures that is compared.
+        """Return the part of the pictures on which metrics are computed.
 
         Raises:
-            ConfigError: Too little is left of them for a window of SSIM.
+            ConfigError: The pictures without their border are smaller than the window of SSIM.
         """
         border = (self.upscale if self.upscale > 1 else 0) if self.border is None else self.border
         height, width = pictures.shape[-2:]
         if min(height, width) < WINDOW + 2 * border:
             raise ConfigError(
-                f"pictures of {width}x{height} without a border of {border} are too small for SSIM's window of {WINDOW}",
-                "evaluate on larger pictures, or write a smaller task.border",
+                f"pictures of {width}x{height} without a border of {border} are too small for SSIM's window of "
+                f"{WINDOW} pixels",
+                "evaluate on larger pictures, or choose a smaller task.border",
             )
         pictures = in_8_bits(pictures[..., border : height - border, border : width - border])
         on_luminance = self.upscale > 1 if self.luminance is None else self.luminance

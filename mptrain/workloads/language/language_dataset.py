@@ -1,8 +1,8 @@
-"""The data set that all sources of text build: a vocabulary, and windows of equally many tokens.
+"""Data set of text: a vocabulary and windows with the same number of tokens.
 
-Each window has the window one token further on as its targets. Windows either stand for themselves or continue one another:
-then the batches of an epoch go through the text in *lanes*, and a network that carries state reads on where the batch before
-left off. The parts of a text are contiguous, and cut between documents where that comes near to the shares asked for.
+The targets of a window are its tokens shifted by one. Windows are either independent or continue one another. In the
+second case the batches of an epoch follow the text in *lanes*, and a stateful network resumes each lane from its state.
+The parts of a text are contiguous, cut between documents where such a cut is close to the shares asked for.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
 from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
-#: The shortest window, in tokens, that a hint proposes for a text that is too short.
+#: Shortest window, in tokens, that a hint proposes for a text that is too short.
 _SHORTEST = 8
 
-#: Where to cut a document, best first: after an empty line, after a line.
+#: Positions to cut within a document, in order of preference: after an empty line, after a line.
 _SEAMS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Options of any text.
+    """Options of text data sets.
 
     Attributes:
-        tokens: ``word``: words, numbers and punctuation marks, the same mark several times over being one;
-            ``char``: characters; ``space``: what stands between spaces, and line ends.
-        sequence_length: Tokens of a sample.
-        stream: Each batch continues the one before, for networks that carry state; False makes samples independent.
-        min_count: Tokens that occur less often in the training text are all the same unknown one.
-        max_vocabulary: At most so many tokens have numbers, the most frequent; None for no limit.
-        val_share: Share of the text held out for validation, where no file is for it.
-        test_share: Share of the text to test on, where no file is for it.
-        train_samples: Train on so many samples only; None trains on all.
-        batch_size: Of the run: how many places of the text are read at a time.
+        tokens: ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
+            ``char``: characters; ``space``: strings between white space, and line ends.
+        sequence_length: Number of tokens per sample.
+        stream: Each batch continues the previous one, for networks that carry state; False makes samples independent.
+        min_count: Smallest count in the training text of a token with its own number; rarer ones are unknown.
+        max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
+        val_share: Share of the text held out for validation, if no file is for validation.
+        test_share: Share of the text held out for testing, if no file is for testing.
+        train_samples: Number of samples to train on; None trains on all.
+        batch_size: Batch size of the run: number of positions in the text read in parallel.
     """
 
     tokens: Tokens = "word"
@@ -62,19 +62,19 @@ class TextOptions:
 class TextSplit(Split):
     """Windows of one text. Window i has the tokens from ``i * sequence_length`` on, and one more to predict.
 
-    With ``lanes`` B > 0, the W windows are laid out for batches of B: lane l of B holds the windows ``l * steps`` to
-    ``(l + 1) * steps - 1`` where ``steps = W // B``; batch b has the b-th window of each lane; the W - B * steps
-    windows that are left over make up the last, short batch, and begin anew each. In a split of fewer windows than twice
-    the lanes, as a short validation text is, nothing is carried at all.
+    With ``lanes`` B > 0, the W windows are arranged for batches of B: lane l holds windows ``l * steps`` to
+    ``(l + 1) * steps - 1``, where ``steps = W // B``; batch b has the b-th window of each lane. The remaining
+    W - B * steps windows form a last, short batch, in which every window starts with fresh state. A split with fewer
+    windows than twice the lanes, such as a short validation text, carries no state at all.
 
     Args:
-        name: What to call it in messages, such as ``python_docs train``.
+        name: Name in messages, such as ``python_docs train``.
         numbers: Token numbers, int32 ``[L]``.
         sequence_length: Tokens of a window, T.
-        lanes: The batch size where windows continue one another; 0 where they stand for themselves.
-        limit: Use so many windows only; None uses all.
-        faults: What was wrong with the text.
-        shares: The option that made the text as long as it is, for messages; empty where it has a file of its own.
+        lanes: Batch size if windows continue one another; 0 if they are independent.
+        limit: Number of windows to use; None uses all.
+        faults: Record of unusable lines of the text.
+        shares: Option that sets the length of the text, for messages; empty if the text has a file of its own.
 
     Raises:
         ConfigError: The text is shorter than one window, or has fewer windows than ``limit``.
@@ -95,11 +95,11 @@ class TextSplit(Split):
     ) -> None:
         windows = max(0, len(numbers) - 1) // sequence_length
         if windows == 0:
-            hint = "choose a longer text: so few tokens teach nothing"
+            hint = "choose a longer text"
             if (longest := len(numbers) - 1) >= min(_SHORTEST, sequence_length // 2):
-                hint = f"write dataset.sequence_length={longest} or less"
+                hint = f"set dataset.sequence_length={longest} or less"
             raise ConfigError(
-                f"{name} has {len(numbers)} tokens; a window of dataset.sequence_length={sequence_length} takes "
+                f"{name} has {len(numbers)} tokens; a window of dataset.sequence_length={sequence_length} needs "
                 f"{sequence_length + 1}",
                 f"{hint}, or change {shares} (0 for no such part)" if shares else hint,
             )
@@ -118,7 +118,7 @@ class TextSplit(Split):
         return self._windows
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; along the lanes, whatever the other arguments say, where there are any."""
+        """Return the indices of one epoch; with lanes they follow the lanes, whatever the other arguments."""
         if not self.lanes:
             return sample_order(len(self), seed, epoch, shuffle=shuffle)
         whole = self._steps * self.lanes
@@ -126,19 +126,19 @@ class TextSplit(Split):
         return torch.cat([along, torch.arange(whole, len(self))])
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The windows with these indices.
+        """Return the windows with these indices.
 
         Returns:
             ``inputs`` and ``targets`` int64 ``[N, T]``, T terms a sample. With lanes also ``lane``, int64 ``[N]``: the
-            row of the carried state that belongs to a window, and ``fresh``, bool ``[N]``: nothing precedes it.
+            row of the carried state for each window, and ``fresh``, bool ``[N]``: whether nothing precedes it.
 
         Raises:
             ConfigError: There are more samples than lanes, so that some would share a row.
         """
         if self.lanes and len(indices) > self.lanes:
             raise ConfigError(
-                f"a batch of {len(indices)} samples does not fit the {self.lanes} lanes of dataset.batch_size={self.lanes}",
-                "leave dataset.batch_size out: it follows train.batch_size",
+                f"a batch of {len(indices)} samples exceeds the {self.lanes} lanes of dataset.batch_size={self.lanes}",
+                "do not set dataset.batch_size: it follows train.batch_size",
             )
         picked = torch.as_tensor(indices, dtype=torch.int64)
         places = picked[:, None] * self.sequence_length + torch.arange(self.sequence_length + 1)
@@ -161,17 +161,17 @@ class TextSplit(Split):
 
 @dataclass
 class TextDataset(Dataset):
-    """Windows of text; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Windows of text; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: As in the configuration.
-        vocabulary: The tokens by number.
+        name: Name in the configuration.
+        vocabulary: Tokens by number.
         sequence_length: Tokens of a window.
-        lanes: Rows of state that a network carries from batch to batch; 0 where windows stand for themselves.
+        lanes: Rows of state that a network carries from batch to batch; 0 if windows are independent.
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
-        files: The files that each part was read from, by part; empty where there were none.
+        files: Source files of each part; empty if there are none.
     """
 
     name: str
@@ -185,7 +185,7 @@ class TextDataset(Dataset):
     workers = 0
 
     def facts(self) -> dict[str, Any]:
-        """``vocabulary_size``, ``sequence_length``, ``lanes`` and ``decode``."""
+        """Return ``vocabulary_size``, ``sequence_length``, ``lanes`` and ``decode``."""
         return {
             "vocabulary_size": len(self.vocabulary),
             "sequence_length": self.sequence_length,
@@ -194,26 +194,26 @@ class TextDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """The vocabulary, what a token is, and the files that were read."""
+        """Return the vocabulary, the kind of tokens and the source files."""
         return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, "files": self.files}
 
     def describe(self) -> str:
-        """Length of a window and size of the vocabulary: ``128 words (vocabulary 2,476)``."""
+        """Return the window length and the size of the vocabulary: ``128 words (vocabulary 2,476)``."""
         kind = "characters" if self.vocabulary.tokens == "char" else "words"
         return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
 
 def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, Faults]) -> TextDataset:
-    """Number the tokens of each part and cut them into windows.
+    """Tokenize the text of each part and cut it into windows.
 
     Args:
-        name: Of the data set.
-        parts: Text of ``train``, and of ``val`` and ``test`` where there are any.
-        options: The user's.
-        faults: What was wrong with a part's files, by part; parts without files of their own have none.
+        name: Name of the data set.
+        parts: Text of ``train``, and optionally of ``val`` and ``test``.
+        options: The user's options.
+        faults: Record of unusable lines of each part with files of its own.
 
     Raises:
-        DataError: There is nothing to train on.
+        DataError: There is no text to train on.
         ConfigError: A part is shorter than one window.
     """
     title = f"{name} train"
@@ -243,27 +243,27 @@ def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults
 
 
 def joined(documents: Iterable[str]) -> str:
-    """One text of several: each ends with the end of a line."""
+    """Join documents into one text in which each document ends with a line end."""
     return "".join(document if document.endswith("\n") else document + "\n" for document in documents)
 
 
 def divide(documents: Sequence[str], val_share: float, test_share: float) -> dict[str, str]:
-    """Cut a text into ``train``, ``val`` and ``test``, in this order; a part with the share 0 is left out.
+    """Cut a text into ``train``, ``val`` and ``test``, in this order; parts with a share of 0 are left out.
 
-    A cut lies at the end of the document nearest to where the share would be exact; where that is further away than
-    half of the share, after an empty line within the document; failing that after a line, failing that anywhere.
+    A cut is at the document end nearest to the exact position. If that is further away than half of the share, the cut
+    is after an empty line within the document, otherwise after a line, otherwise at the exact position.
 
     Args:
-        documents: In order.
-        val_share: Of all characters, for validation.
-        test_share: Of all characters, for the test.
+        documents: Documents in order.
+        val_share: Share of all characters for validation.
+        test_share: Share of all characters for testing.
 
     Raises:
-        ConfigError: The shares leave nothing to train on.
+        ConfigError: The shares leave no text to train on.
     """
     if val_share + test_share >= 1:
         raise ConfigError(
-            f"dataset.val_share={val_share:g} and dataset.test_share={test_share:g} leave nothing to train on",
+            f"dataset.val_share={val_share:g} and dataset.test_share={test_share:g} leave no text to train on",
             "choose shares whose sum is below 1",
         )
     text = joined(documents)

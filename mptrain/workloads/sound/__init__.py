@@ -1,1 +1,1 @@
-"""Recordings for several workloads: reading them, and the letters of their transcripts."""
+"""Recordings for several workloads: readers, and alphabets of transcripts."""

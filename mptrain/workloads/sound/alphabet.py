@@ -1,4 +1,4 @@
-"""The letters of transcripts and their numbers, of which 0 is the blank of connectionist temporal classification."""
+"""Letters of transcripts and their numbers; 0 is the blank of connectionist temporal classification (CTC)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from mptrain.errors import ConfigError
 
-#: English in small letters: with the blank these are the 29 outputs of Deep Speech 2.
+#: English lower-case letters; with the blank these are the 29 outputs of Deep Speech 2.
 ENGLISH = "abcdefghijklmnopqrstuvwxyz' "
 
-#: What the list of labels calls the blank.
+#: Label of the blank.
 BLANK = "<blank>"
 
 _DIGITS = dict(
@@ -21,13 +21,13 @@ _DIGITS = dict(
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Letters in the order of their numbers, the first of which is 1.
+    """Letters in the order of their numbers, starting at 1.
 
     Attributes:
-        letters: All of them, the space between words included.
+        letters: All letters, including the space between words.
 
     Raises:
-        ConfigError: There is none, or one is there twice.
+        ConfigError: The alphabet is empty or has a letter twice.
     """
 
     letters: str = ENGLISH
@@ -38,14 +38,14 @@ class Alphabet:
             raise ConfigError(f"dataset.alphabet={self.letters!r} {what}", f"the English one is {ENGLISH!r}")
 
     def __len__(self) -> int:
-        """How many numbers there are, the blank included."""
+        """Return the number of labels, including the blank."""
         return len(self.letters) + 1
 
     def spelled(self, text: str) -> str:
-        """A transcript as the alphabet can write it.
+        """Return a transcript as the alphabet can spell it.
 
-        Capitals become small letters where the alphabet has none, typographic apostrophes plain ones, digits that stand
-        alone words, and punctuation and white space a single space between words: as far as these are not letters themselves.
+        Capitals become lower case if the alphabet has no capitals, typographic apostrophes become plain, single digits
+        become words, and punctuation and white space become one space. Characters of the alphabet stay as they are.
         """
         known = set(self.letters)
         if not any(letter.isupper() for letter in self.letters):
@@ -59,23 +59,23 @@ class Alphabet:
         return " ".join("".join(plain).split())
 
     def problem(self, text: str) -> str:
-        """What is wrong with a spelled transcript: the letters that the alphabet lacks; empty for none."""
+        """Return a message with the letters of a spelled transcript that the alphabet lacks; empty if none."""
         foreign = sorted(set(text) - set(self.letters))
         return f"its transcript has {' '.join(map(repr, foreign))}, not in dataset.alphabet" if foreign else ""
 
     def numbers(self, text: str) -> list[int]:
-        """The number of each letter of a spelled transcript."""
+        """Return the number of each letter of a spelled transcript."""
         places = {letter: number for number, letter in enumerate(self.letters, start=1)}
         return [places[letter] for letter in text]
 
     def known_numbers(self, text: str) -> tuple[int, ...]:
-        """The numbers of any text's letters; what the alphabet cannot write is left out."""
+        """Return the numbers of the letters of any text, leaving out what the alphabet cannot spell."""
         return tuple(self.numbers("".join(letter for letter in self.spelled(text) if letter in self.letters)))
 
     def text(self, numbers: Sequence[int]) -> str:
-        """The transcript with these numbers; blanks say nothing."""
+        """Return the transcript with these numbers, without blanks."""
         return "".join(self.letters[number - 1] for number in numbers if number > 0)
 
     def labels(self) -> list[str]:
-        """A name for each number."""
+        """Return a label for each number."""
         return [BLANK, *self.letters]

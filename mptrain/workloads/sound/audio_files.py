@@ -1,7 +1,7 @@
-"""Reading recordings: any rate, any number of channels, to 16-bit samples of one channel at one rate.
+"""Readers of recordings: convert any rate and number of channels to 16-bit mono samples at one rate.
 
-WAV files are read with scipy, which mptrain has anyway; FLAC, OGG and compressed WAV need the extra ``speech``. Nothing
-here knows what the recordings are for.
+scipy reads WAV files; FLAC, OGG and compressed WAV files need the extra ``speech``. This module knows nothing of the
+purpose of the recordings.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from torch import Tensor
 from mptrain.errors import DataError
 from mptrain.extras import load_extra
 
-#: Names of recordings end so.
+#: Suffixes of recordings.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 
-#: Rates that a file may claim to have, in hertz; others are taken for a broken header.
+#: Plausible sample rates in hertz; other values mean a broken header.
 RATES = range(1_000, 768_001)
 
-_FULL_SCALE = 32768.0  # the 16-bit sample that would stand for 1
+_FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 
 class RecordingError(DataError):
-    """A recording cannot be used.
+    """Error for an unusable recording.
 
     Args:
         path: The file.
-        reason: What is wrong with it, as `mptrain.workloads.base.faulty_samples.Faults` takes it.
+        reason: Description of the fault, as `mptrain.workloads.base.faulty_samples.Faults` takes it.
     """
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(
-            f"{path}: {reason}", "mend or remove it, or set dataset.on_error=skip to leave out and count such"
+            f"{path}: {reason}", "fix or remove it, or set dataset.on_error=skip to skip and count such samples"
         )
         self.reason = reason
 
 
 def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
-    """The samples of a recording.
+    """Return the samples of a recording.
 
-    Several channels become their mean. 16-bit files of one channel at the rate asked for are not changed at all; other
-    rates are converted by a polyphase filter (`scipy.signal.resample_poly`), and what leaves 16 bits is clipped.
+    Several channels are averaged. 16-bit mono files at the requested rate are returned unchanged. Other rates are
+    converted by a polyphase filter (`scipy.signal.resample_poly`), and values outside the 16-bit range are clipped.
 
     Args:
         path: A WAV file, or with the extra ``speech`` a file of any format that libsndfile reads.
-        rate: Samples a second to convert to, in hertz; None leaves the file's own.
+        rate: Sample rate to convert to, in hertz; None keeps that of the file.
 
     Returns:
         int16 ``[T]``, T at least 1.
 
     Raises:
-        RecordingError: The file is missing, broken, cut short, empty or holds values that are not finite.
+        RecordingError: The file is missing, broken, truncated or empty, or has values that are not finite.
         EnvironmentRefused: The format needs the extra ``speech``, which is not installed.
     """
     import numpy as np
@@ -82,10 +82,10 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
 
 
 def recording_seconds(path: str | Path) -> float:
-    """How long a recording is, in seconds, from its header where that says so; more than 0.
+    """Return the duration of a recording in seconds, above 0, from its header if possible.
 
     Raises:
-        RecordingError: The file is missing, broken or holds no samples.
+        RecordingError: The file is missing, broken or has no samples.
         EnvironmentRefused: The format needs the extra ``speech``, which is not installed.
     """
     path = Path(path)
@@ -93,7 +93,7 @@ def recording_seconds(path: str | Path) -> float:
         try:
             with wave.open(str(path), "rb") as file:
                 rate, samples = file.getframerate(), file.getnframes()
-        except (wave.Error, EOFError, OSError, RuntimeError, ValueError):  # no plain PCM, or broken: reading it tells
+        except (wave.Error, EOFError, OSError, RuntimeError, ValueError):  # not plain PCM, or broken: read the file
             rate, content = _decoded(path)
             samples = len(content)
     else:
@@ -105,19 +105,19 @@ def recording_seconds(path: str | Path) -> float:
 
 def _require_sound(path: str | Path, rate: int, samples: int) -> None:
     if rate not in RATES:
-        raise RecordingError(path, f"its header says {rate} samples a second")
+        raise RecordingError(path, f"its header gives a sample rate of {rate} Hz")
     if samples <= 0:
         raise RecordingError(path, "holds no samples")
 
 
 def _decoded(path: Path) -> tuple[int, Any]:
-    """Rate and samples ``[T]`` or ``[T, channels]`` as the file has them."""
+    """Return the rate and the samples ``[T]`` or ``[T, channels]`` of a file, unconverted."""
     if path.suffix.lower() == ".wav":
         from scipy.io import wavfile
 
         try:
             with warnings.catch_warnings():
-                # Chunks that scipy does not know are none of ours; a file that ends too early is.
+                # Ignore chunks that scipy does not know, but not a file that ends too early.
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)
                 warnings.filterwarnings("error", message="Reached EOF", category=wavfile.WavFileWarning)
                 rate, samples = wavfile.read(path)
@@ -139,7 +139,7 @@ def _decoded(path: Path) -> tuple[int, Any]:
 
 
 def _from_soundfile(function: str, path: Path, **options: str) -> Any:
-    """The answer of soundfile's function of that name."""
+    """Call the function of soundfile with this name."""
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
         return getattr(library, function)(str(path), **options)
@@ -148,20 +148,20 @@ def _from_soundfile(function: str, path: Path, **options: str) -> Any:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """What is wrong with a recording, in words of ours; those of the library stand behind them."""
+    """Return a description of what is wrong with a recording, followed by the library's message in parentheses."""
     if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for names that no file can have)
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read: {error.strerror}"
     words = " ".join(str(error).split()) or type(error).__name__
     if "Reached EOF" in words:
-        return f"is cut short: its header promises more than there is ({words})"
+        return f"is truncated: its header announces more data than there is ({words})"
     kind = path.suffix.lstrip(".").upper() or "sound"
     return f"is not a {kind} file that can be read ({words})"
 
 
 def _as_floats(samples: Any) -> Any:
-    """Samples from -1 to 1, float64; unsigned ones lie around the middle of their range."""
+    """Return samples as float64 from -1 to 1; unsigned ones are centred on the middle of their range."""
     import numpy as np
 
     if np.issubdtype(samples.dtype, np.floating):

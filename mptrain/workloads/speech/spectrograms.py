@@ -1,4 +1,4 @@
-"""From utterances to what a speech network takes: spectra on a logarithmic scale, on the device in float32, and letters."""
+"""Inputs of speech networks: spectra on a logarithmic scale, computed on the device in float32, and letters."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from mptrain.workloads.sound.alphabet import Alphabet
 
 Kind = Literal["log_mel", "log_spectrogram"]
 
-#: Power below which nothing is told apart: a 16-bit sample that is off by one has 1e-9. Loudness is measured from here,
-#: so that silence is 0, and so is its mean: rounding errors of a mean would be all that is left of it.
+#: Smallest power that counts; a 16-bit sample that is off by one has 1e-9. Loudness is measured relative to this power,
+#: so that silence has loudness 0. Otherwise only rounding errors would remain of silence after subtracting its mean.
 FLOOR = 1e-10
 
-#: Added to the standard deviation of an utterance, so that one which is all silence becomes all zeros.
+#: Added to the standard deviation of an utterance, so that silence becomes all zeros.
 _LEAST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True)
 class SpectrogramFeatures:
-    """How features are made.
+    """Parameters and computation of spectral features.
 
     Attributes:
-        kind: ``log_mel``: power in triangular bands, equally wide to the ear; ``log_spectrogram``: power of each
-            frequency of the discrete transform.
-        rate: Samples a second, in hertz.
-        window_ms: Length of the Hann window that a frame looks through, in milliseconds.
-        hop_ms: From frame to frame, in milliseconds.
-        bands: Numbers of a frame of ``log_mel``.
+        kind: ``log_mel``: power in triangular bands of equal width in mel; ``log_spectrogram``: power of each frequency
+            of the discrete Fourier transform.
+        rate: Sample rate in hertz.
+        window_ms: Length of a frame's Hann window in milliseconds.
+        hop_ms: Distance between frames in milliseconds.
+        bands: Number of bands of ``log_mel``.
 
     Raises:
-        ConfigError: The window holds no sample, or more bands are asked for than the transform can tell apart.
+        ConfigError: The window has fewer than two samples, or the transform cannot resolve so many bands.
     """
 
     kind: Kind
@@ -52,62 +52,61 @@ class SpectrogramFeatures:
             raise ConfigError(
                 f"dataset.window_ms={self.window_ms} and dataset.hop_ms={self.hop_ms} are {self.window} and {self.hop} "
                 f"samples at {self.rate} Hz",
-                "20 and 10 are usual",
+                "common values are 20 and 10",
             )
         if self.kind == "log_mel" and not self.filters().any(1).all():
             raise ConfigError(
-                f"dataset.bands={self.bands}: some would hold no frequency of {self.transform} samples at {self.rate} Hz",
+                f"dataset.bands={self.bands}: some would be empty with {self.transform} samples at {self.rate} Hz",
                 "choose fewer bands, or a longer dataset.window_ms",
             )
 
     @property
     def window(self) -> int:
-        """Samples of the window."""
+        """Length of the window in samples."""
         return round(self.rate * self.window_ms / 1000)
 
     @property
     def hop(self) -> int:
-        """Samples from frame to frame."""
+        """Distance between frames in samples."""
         return round(self.rate * self.hop_ms / 1000)
 
     @property
     def transform(self) -> int:
-        """Samples of the transform: the window's, and for bands zeros up to a power of two of at least twice as many.
+        """Length of the transform in samples: that of the window, for bands zero-padded to a power of two.
 
-        The bands of low frequencies are narrower than what a short window tells apart.
+        For bands the length is at least twice that of the window, because bands at low frequencies are narrower than
+        the resolution of a short window.
         """
         return self.window if self.kind == "log_spectrogram" else 2 ** math.ceil(math.log2(2 * self.window))
 
     @property
     def size(self) -> int:
-        """Numbers of a frame."""
+        """Number of features per frame."""
         return self.bands if self.kind == "log_mel" else self.transform // 2 + 1
 
     def frames(self, samples: int) -> int:
-        """Frames of an utterance: one around its first sample and one each hop on, so that there always is one."""
+        """Return the number of frames of an utterance: one centred on its first sample and one after each hop."""
         return 1 + samples // self.hop
 
     def compute(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of a batch, each utterance with mean 0 and standard deviation 1 over all its numbers.
+        """Return features of a batch, normalised per utterance to mean 0 and standard deviation 1.
 
-        Frames look past both ends of an utterance as if there was silence; what another utterance of the batch is like
-        changes nothing.
+        Frames treat samples beyond both ends of an utterance as zeros. Other utterances of the batch have no effect.
 
         Args:
-            samples: int16 ``[N, S]``, 0 where an utterance has ended.
-            lengths: Samples of each, int64 ``[N]``.
+            samples: int16 ``[N, S]``, zero-padded.
+            lengths: Samples of each utterance, int64 ``[N]``.
 
         Returns:
-            float32 ``[N, T, size]``, 0 behind the last frame of an utterance, and the frames of each, int64 ``[N]``.
+            Features, float32 ``[N, T, size]``, zero-padded, and frames of each utterance, int64 ``[N]``.
         """
         waves = samples.float() / 32768.0
         window = torch.hann_window(self.window, device=waves.device)
         spectrum = torch.stft(
             waves, self.transform, self.hop, self.window, window, center=True, pad_mode="constant", return_complex=True
         )
-        power = (
-            spectrum.real.square() + spectrum.imag.square()
-        )  # an absolute value has no gradient, and a root, to no end
+        # The absolute value would have no gradient at 0, and its square root an infinite one.
+        power = spectrum.real.square() + spectrum.imag.square()
         power = power.transpose(1, 2) / window.square().sum()
         if self.kind == "log_mel":
             power = power @ _filters_on(self, power.device).t()
@@ -121,9 +120,9 @@ class SpectrogramFeatures:
         return centred / (deviation + _LEAST_DEVIATION), frames
 
     def filters(self) -> Tensor:
-        """Weights of frequencies in bands, float32 ``[bands, transform / 2 + 1]``: triangles, equally spaced in mel.
+        """Return weights of frequencies in bands, float32 ``[bands, transform / 2 + 1]``: triangles equidistant in mel.
 
-        A mel is O'Shaughnessy's: 2595 log10(1 + f / 700 Hz).
+        The mel scale is O'Shaughnessy's: 2595 log10(1 + f / 700 Hz).
         """
         highest = 2595.0 * math.log10(1.0 + self.rate / 2 / 700.0)
         corners = 700.0 * (10.0 ** (torch.linspace(0.0, highest, self.bands + 2, dtype=torch.float64) / 2595.0) - 1.0)
@@ -134,7 +133,7 @@ class SpectrogramFeatures:
         return torch.minimum(rising, falling).clamp(min=0.0).float()
 
     def card(self) -> dict[str, Any]:
-        """How features are made, as JSON values."""
+        """Return the parameters of the features as JSON values."""
         return {
             "features": self.kind,
             "sample_rate": self.rate,
@@ -147,12 +146,12 @@ class SpectrogramFeatures:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What utterances become.
+    """Format of network inputs.
 
     Attributes:
         alphabet: Letters and their numbers.
-        features: How samples become frames.
-        stride: Frames that the network makes one of.
+        features: Features computed from samples.
+        stride: Factor by which the network reduces the number of frames.
     """
 
     alphabet: Alphabet
@@ -160,32 +159,32 @@ class InputFormat:
     stride: int
 
     def problem(self, text: str, samples: int) -> str:
-        """Why an utterance cannot be trained on or measured; empty for no reason.
+        """Return why an utterance cannot be trained on or measured; empty if it can.
 
-        Connectionist temporal classification needs a frame for each letter, and one more between two equal letters.
-        Where there are fewer, no path spells the transcript: its probability is 0, the loss is infinite, and in mixed
-        precision every update with it would be refused as an overflow. A loss that is set to zero there hides it.
+        CTC needs a frame for each letter, and one more between two equal letters. With fewer frames no path spells the
+        transcript: its probability is 0 and the loss infinite, and in mixed precision every update with it would be
+        skipped as an overflow. Setting such a loss to zero would hide the problem.
         """
         if foreign := self.alphabet.problem(text):
             return foreign
         given = -(-self.features.frames(samples) // self.stride)
         needed = len(text) + sum(one == other for one, other in pairwise(text))
         if needed > given:
-            return f"its transcript of {len(text)} letters takes {needed} frames, and the network sees {given}"
+            return f"its transcript of {len(text)} letters needs {needed} frames, but the network has {given}"
         return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions:
-    """Options of how utterances become frames.
+    """Options for converting utterances to frames.
 
     Attributes:
         features: ``log_mel`` or ``log_spectrogram``.
-        window_ms: Length of the window of a frame, in milliseconds.
-        hop_ms: From frame to frame, in milliseconds.
-        bands: Numbers of a frame of ``log_mel``.
-        stride: Frames that the network makes one of.
-        batch_size: Of the run: batches are made of neighbours in length.
+        window_ms: Length of a frame's window in milliseconds.
+        hop_ms: Distance between frames in milliseconds.
+        bands: Number of bands of ``log_mel``.
+        stride: Factor by which the network reduces the number of frames.
+        batch_size: Batch size of the run; batches hold neighbours in length.
     """
 
     features: Kind = "log_mel"
@@ -196,10 +195,10 @@ class FrameOptions:
     batch_size: PositiveInt = 16
 
     def input_format(self, alphabet: str, rate: int) -> InputFormat:
-        """The format of utterances with these letters, at a rate in hertz.
+        """Return the input format for an alphabet and a sample rate in hertz.
 
         Raises:
-            ConfigError: The features cannot be made, or the alphabet is none.
+            ConfigError: The features or the alphabet are invalid.
         """
         features = SpectrogramFeatures(self.features, rate, self.window_ms, self.hop_ms, self.bands)
         return InputFormat(Alphabet(alphabet), features, self.stride)
@@ -207,5 +206,5 @@ class FrameOptions:
 
 @functools.cache
 def _filters_on(features: SpectrogramFeatures, device: torch.device) -> Tensor:
-    """The bands' weights on a device, copied there once, without waiting."""
+    """Return the weights of the bands on a device, copied once, without synchronisation."""
     return features.filters().to(device, non_blocking=True)

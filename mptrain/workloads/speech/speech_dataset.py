@@ -1,6 +1,6 @@
-"""Utterances with transcripts: what all sources of speech build. Reading files is left to who makes the splits.
+"""Data set of utterances with transcripts, without reading files; the loaders of the splits do that.
 
-What is too long is left out, and some of the rest is held out for validation and test.
+Utterances that are too long are left out, and some of the rest are held out for validation and test.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from mptrain.workloads.sound.audio_files import RecordingError
 from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat
 from mptrain.workloads.text.buckets import bucketed_order
 
-_FIXED = 20151208  # names the one permutation in use; changing it changes every split
-_FEW = 10  # transcripts of a part held out that are too few to tell how well others would be understood
+_FIXED = 20151208  # seed of the permutation that divides utterances; changing it changes every split
+_FEW = 10  # a held-out part with fewer transcripts cannot show how well other transcripts would be recognised
 
-#: What stays together where utterances are held out; empty where none are.
+#: Unit that is kept together when utterances are held out; empty if none are held out.
 Division = Literal["transcript", "utterance", ""]
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """Something said.
+    """Utterance and its transcript.
 
     Attributes:
-        name: What it is read by: a path.
-        text: The transcript, spelled as the alphabet spells; empty where nothing is said.
-        samples: How many there are, at the rate of the features; as far as is known before it has been read.
-        where: The line of a list that says so, for messages; empty where there is none.
+        name: Key for reading: a path.
+        text: Transcript as the alphabet spells it; empty if there is no speech.
+        samples: Number of samples at the rate of the features, as far as it is known before reading.
+        where: Line of the list that names the utterance, for messages; empty if there is no list.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Utterance:
 
     @property
     def title(self) -> str:
-        """What to call it in messages: ``mine.tsv line 3: sub/b.wav``."""
+        """Name in messages: ``mine.tsv line 3: sub/b.wav``."""
         return f"{self.where}: {self.name}" if self.where else self.name
 
 
@@ -60,12 +60,12 @@ class SpeechOptions(FrameOptions):
     """Options of recorded speech.
 
     Attributes:
-        alphabet: Letters of the transcripts, the space included.
-        max_seconds: Leave out, and count, what is longer; None for no limit.
-        val_share: Share of the utterances held out for validation, where no path is for it; how, says `divided_by`.
-        test_share: Share of the utterances to test on, where no path is for it.
-        train_samples: Train on so many only; None trains on all.
-        on_error: What to do about recordings that cannot be read and transcripts that cannot be used.
+        alphabet: Letters of the transcripts, including the space.
+        max_seconds: Longest utterance to keep; longer ones are left out and counted. None for no limit.
+        val_share: Share of the utterances held out for validation, if no path is for validation; see `divided_by`.
+        test_share: Share of the utterances held out for testing, if no path is for testing.
+        train_samples: Number of utterances to train on; None trains on all.
+        on_error: ``stop`` or ``skip`` for unreadable recordings and unusable transcripts.
     """
 
     alphabet: str = ENGLISH
@@ -77,10 +77,10 @@ class SpeechOptions(FrameOptions):
 
 
 def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -> list[Utterance]:
-    """The utterances without those that cannot be used, which ``faults`` takes.
+    """Return the usable utterances; ``faults`` records the others.
 
     Raises:
-        DataError: There are some such and ``faults`` says stop.
+        DataError: An utterance is unusable and ``faults`` stops.
     """
     kept, problems = [], {}
     for utterance in utterances:
@@ -93,19 +93,19 @@ def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -
 
 
 class SpeechSplit(Split):
-    """Utterances of a data set, in batches of about the same length.
+    """Split of utterances in batches of similar length.
 
     Args:
-        name: What to call it in messages, such as ``asterisk train``.
-        utterances: Those that can be used (see `usable`).
-        form: What they become.
-        read: From a name to samples, int16 ``[T]``; raises `RecordingError`.
-        batch_size: Of the run: batches are made of neighbours in length.
-        faults: What was wrong with utterances.
-        in_memory: Reading only copies.
+        name: Name in messages, such as ``asterisk train``.
+        utterances: Usable utterances (see `usable`).
+        form: Format of the inputs.
+        read: Function from a name to samples, int16 ``[T]``; raises `RecordingError`.
+        batch_size: Batch size of the run; batches hold neighbours in length.
+        faults: Record of unusable utterances.
+        in_memory: Whether reading only copies from memory.
 
     Raises:
-        DataError: There is no utterance.
+        DataError: There are no utterances.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class SpeechSplit(Split):
         return len(self.utterances)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return the indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
         lengths = torch.tensor([utterance.samples for utterance in self.utterances])
         return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The utterances with these indices; those that cannot be read make the batch smaller where that is asked for.
+        """Return the utterances with these indices; unreadable ones are left out where ``on_error`` is ``skip``.
 
         Returns:
-            ``inputs``: samples, int16 ``[N, S]``, 0 behind the end; ``targets``: numbers of letters, int64
-            ``[N, letters]``, 0 behind the last; in ``more``, int64 ``[N]``: ``lengths`` in samples, and
+            ``inputs``: samples, int16 ``[N, S]``, zero-padded; ``targets``: numbers of letters, int64
+            ``[N, letters]``, zero-padded; in ``more``, int64 ``[N]``: ``lengths`` in samples, and
             ``target_lengths``.
         """
         waves: list[Tensor] = []
@@ -166,17 +166,17 @@ class SpeechSplit(Split):
 
 @dataclass
 class SpeechDataset(Dataset):
-    """Utterances with transcripts; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Utterances with transcripts; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: As in the configuration.
-        form: What utterances become.
-        workers: Worker processes that read files.
+        name: Name in the configuration.
+        form: Format of the inputs.
+        workers: Number of worker processes that read files.
         train: Training utterances.
         val: Validation utterances, or None.
         test: Test utterances, or None.
-        too_long: How many utterances were longer than the user wants them, by the part whose files they are in.
-        divided: By what some were held out, ``transcript`` or ``utterance``; empty where nothing was.
+        too_long: Number of utterances that exceed the length limit, by the part whose files they are in.
+        divided: Unit by which utterances were held out, ``transcript`` or ``utterance``; empty if none were.
     """
 
     name: str
@@ -189,7 +189,7 @@ class SpeechDataset(Dataset):
     divided: Division = ""
 
     def facts(self) -> dict[str, Any]:
-        """``vocabulary_size`` (letters and the blank), ``feature_size``, ``sample_rate`` and ``decode``."""
+        """Return ``vocabulary_size`` (letters and the blank), ``feature_size``, ``sample_rate`` and ``decode``."""
         return {
             "vocabulary_size": len(self.form.alphabet),
             "feature_size": self.form.features.size,
@@ -198,7 +198,7 @@ class SpeechDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """The letters, how sounds become inputs, how utterances were held out, and which were left out."""
+        """Return the letters, the preparation of inputs, the unit of division and the number of long utterances."""
         return {
             "labels": self.form.alphabet.labels(),
             "preparation": self.form.features.card(),
@@ -207,9 +207,9 @@ class SpeechDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Numbers of a frame, letters, division, and where there is such, how many are too long, and how many wordless.
+        """Return feature size, number of letters, division, and numbers of too long and wordless utterances, if any.
 
-        ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long, 2 without words``.
+        Example: ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long, 2 without words``.
         """
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
@@ -222,7 +222,7 @@ class SpeechDataset(Dataset):
         return told + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Bring a host batch to the device and make features of it.
+        """Move a host batch to the device and compute its features.
 
         Returns:
             ``inputs`` float32 ``[N, T, feature_size]``, and ``lengths`` in frames.
@@ -240,19 +240,19 @@ def speech_as_dataset(
     options: SpeechOptions,
     workers: int | None,
 ) -> SpeechDataset:
-    """Leave out what is too long and what cannot be used, hold out what has no files of its own, and make splits.
+    """Leave out long and unusable utterances, hold out parts without files of their own, and make splits.
 
     Args:
-        name: Of the data set.
-        found: Utterances of ``train``, and of ``val`` and ``test`` where they have files, with what was wrong with others.
-        read: From the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
-        form: What utterances become.
-        options: The user's.
-        workers: Processes that read files; None where all is in memory.
+        name: Name of the data set.
+        found: Utterances of ``train``, and of ``val`` and ``test`` if they have files, with the faults of each part.
+        read: Function from the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
+        form: Format of the inputs.
+        options: The user's options.
+        workers: Number of processes that read files; None if all utterances are in memory.
 
     Raises:
-        DataError: A part has only utterances that are too long, or one cannot be used and ``on_error`` is ``stop``.
-        ConfigError: Nothing is left to train on.
+        DataError: All utterances of a part are too long, or one is unusable and ``on_error`` is ``stop``.
+        ConfigError: No utterance is left to train on.
     """
     parts: dict[str, list[Utterance]] = {}
     too_long: dict[str, int] = {}
@@ -284,26 +284,26 @@ def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: f
     if utterances and not kept:
         longest = math.ceil(max(one.samples for one in utterances) / rate)
         raise DataError(
-            f"{name}: every one of {len(utterances)} utterances is longer than dataset.max_seconds={most:g}",
-            f"write dataset.max_seconds={longest}, or null for no limit",
+            f"{name}: all {len(utterances)} utterances are longer than dataset.max_seconds={most:g}",
+            f"set dataset.max_seconds={longest}, or null for no limit",
         )
     return kept
 
 
 def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Division:
-    """What stays together where some utterances are held out: those of the same transcript, or each for itself.
+    """Return the unit in which utterances are held out: all utterances of a transcript together, or each by itself.
 
-    Where transcripts stay together, none that is tested on was spelled in training. But of the few words of a set of commands
-    a network would be tested on those that it never heard, or on a single one. So utterances are divided where a part would
-    have fewer than ten different transcripts, and at most half as many as if utterances were divided, or none were left to
-    train on.
+    Division by transcript keeps the spellings of the test out of training. With few transcripts, such as a set of
+    command words, such a test would consist of words never heard in training, or of a single word. Division is
+    therefore by utterance if a part would have fewer than ten different transcripts and at most half as many as in a
+    division by utterance, or if no utterance would be left to train on.
 
     Args:
-        utterances: All of them.
-        shares: As `hold_out_utterances` takes them.
+        utterances: All utterances.
+        shares: As in `hold_out_utterances`.
 
     Returns:
-        ``transcript`` or ``utterance``; empty where nothing is held out.
+        ``transcript`` or ``utterance``; empty if nothing is held out.
     """
     if not any(shares.values()):
         return ""
@@ -322,17 +322,17 @@ def hold_out_utterances(
     """Divide utterances by a permutation that is the same in every run.
 
     Args:
-        name: Of the data set, for messages.
-        utterances: All of them.
-        shares: Of ``val`` and ``test`` in the number of utterances; what has no share, or 0, gets none.
-        by: See `divided_by`. Divided by ``utterance``, each part has the transcripts in about their overall proportions.
-        train_samples: Train on so many only; None trains on all that are not held out.
+        name: Name of the data set, for messages.
+        utterances: All utterances.
+        shares: Shares of ``val`` and ``test`` in the number of utterances; parts with no share, or with 0, are absent.
+        by: See `divided_by`. With ``utterance``, each part has the transcripts in about their overall proportions.
+        train_samples: Number of utterances to train on; None trains on all that are not held out.
 
     Returns:
-        ``train`` and each part that has a share.
+        ``train`` and each part with a share.
 
     Raises:
-        ConfigError: Nothing would be left to train on, or fewer than are asked for.
+        ConfigError: No utterance would be left to train on, or fewer than ``train_samples``.
     """
     parts, rest = _cut(utterances, shares, by)
     if not rest:
@@ -348,7 +348,7 @@ def hold_out_utterances(
 def _cut(
     utterances: Sequence[Utterance], shares: dict[str, float], by: Division
 ) -> tuple[dict[str, list[Utterance]], list[Utterance]]:
-    """The parts that are held out, as `hold_out_utterances` says, and what is left."""
+    """Return the parts that are held out as in `hold_out_utterances`, and the remaining utterances."""
     groups: dict[str, list[Utterance]] = defaultdict(list)
     for utterance in utterances:
         groups[utterance.text].append(utterance)

@@ -1,6 +1,6 @@
-"""Speech recognition: which letters were said. Connectionist temporal classification (CTC; Graves et al. 2006).
+"""Speech recognition with connectionist temporal classification (CTC; Graves et al. 2006) over letters.
 
-Logits become FP32 before the softmax: the loss adds up logarithms of probabilities over hundreds of frames, and a
+Logits are cast to FP32 before the softmax, because the loss sums log-probabilities over hundreds of frames, and a
 probability below 6e-8 is 0 in FP16.
 """
 
@@ -22,28 +22,28 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.task import Objective, Task
 
-#: How many transcripts to show.
+#: Number of transcripts to show.
 SHOWN = 12
 
-#: Letters less probable than this in a frame are not tried by a beam search: ``e ** -12`` is 6e-6.
+#: Smallest log-probability of a letter in a frame that beam search considers; ``e ** -12`` is 6e-6.
 _LEAST = -12.0
 
 
 @dataclass(frozen=True)
 class Transcribe(Task):
-    """The letters of an utterance, without being told when each was said.
+    """Transcription of utterances into letters, without an alignment.
 
-    The network is given a batch's inputs and ``lengths``; it answers with logits ``[N, T, V]``, number 0 being the blank,
-    and with the frames of each utterance, int64 ``[N]``.
+    The network is given a batch's inputs and ``lengths``. It returns logits ``[N, T, V]``, where number 0 is the blank,
+    and the number of frames of each utterance, int64 ``[N]``.
 
-    The loss of an utterance is minus the logarithm of its transcript's probability, in nats; that of a batch is the mean over
-    its utterances (Amodei et al. 2016 do the same), not over letters: so an empty transcript counts, too. A transcript that
-    no path through the frames can spell has an infinite loss. Data sets leave those out; where one comes by all the
-    same, it adds neither loss nor gradient, and ``unspellable`` counts it.
+    The loss of an utterance is the negative log-probability of its transcript, in nats. The loss of a batch is the mean
+    over utterances, as in Amodei et al. 2016, and not over letters, so empty transcripts count. A transcript that no
+    path through the frames can spell has an infinite loss. Data sets leave out such transcripts; any that remain add
+    neither loss nor gradient, and the metric ``unspellable`` counts them.
 
     Attributes:
-        decode: From numbers to text, as the data set does it.
-        beam: Prefixes that the search keeps; 1 takes the best letter of each frame.
+        decode: Function from letter numbers to text, from the data set.
+        beam: Number of prefixes that the beam search keeps; 1 takes the best letter of each frame.
     """
 
     decode: Callable[[list[int]], str]
@@ -57,15 +57,18 @@ class Transcribe(Task):
         require_extra("jiwer", "speech", "task=transcribe")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean over utterances; float32 scalar."""
+        """Return the mean loss over utterances, float32 scalar."""
         return self._losses(*self._heard(model, batch), batch).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Loss; edits that lead from what was heard to the transcript, in letters and words, and how many these are."""
+        """Return the loss, the edits from hypothesis to transcript, and the length of the transcript, per utterance.
+
+        Edits and lengths are in letters and in words, float64 ``[N]``.
+        """
         heard, lengths = self._heard(model, batch)
         losses = self._losses(heard, lengths, batch)
         pairs = self._transcripts(heard, lengths, batch)
@@ -82,9 +85,10 @@ class Transcribe(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean loss in nats an utterance; letter and word error rate: edits in a letter, or word, of the transcripts.
+        """Return the mean loss in nats an utterance, and letter and word error rates.
 
-        Both rates can exceed 1. ``unspellable``, the share of transcripts that do not fit their frames, is there if it is not 0.
+        An error rate is the number of edits per letter, or word, of the transcripts; it can exceed 1. ``unspellable``,
+        the share of transcripts that do not fit their frames, is present if it is not 0.
         """
         metrics = {
             "loss": sums["loss"] / terms,
@@ -94,17 +98,17 @@ class Transcribe(Task):
         return metrics if not sums["unspellable"] else {**metrics, "unspellable": sums["unspellable"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``transcripts``: what was said, and what the model heard."""
+        """Return ``transcripts``: references and the model's transcripts."""
         heard, lengths = self._heard(model, batch)
         return {"transcripts": Texts(("reference", "model"), tuple(self._transcripts(heard, lengths, batch)[:SHOWN]))}
 
     def _heard(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logarithms of probabilities, float32 ``[N, T, V]``, and frames int64 ``[N]``."""
+        """Return log-probabilities, float32 ``[N, T, V]``, and numbers of frames, int64 ``[N]``."""
         logits, lengths = model(batch.inputs, batch.more["lengths"])
         return F.log_softmax(logits.float(), dim=2), lengths
 
     def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
-        """The loss of each utterance, float32 ``[N]``."""
+        """Return the loss of each utterance, float32 ``[N]``."""
         return F.ctc_loss(
             heard.transpose(0, 1),
             batch.targets,
@@ -115,7 +119,7 @@ class Transcribe(Task):
         )
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
-        """The transcript of each utterance, and what the model makes of it."""
+        """Return the reference and the model's transcript of each utterance."""
         targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
         said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:
@@ -128,12 +132,15 @@ class Transcribe(Task):
 
 
 def collapsed(path: Sequence[int]) -> list[int]:
-    """The letters that a path spells: what repeats is one letter, unless a blank (0) stands between."""
+    """Return the letters of a CTC path: merge repeated numbers, then remove blanks (0)."""
     return [number for place, number in enumerate(path) if number and (place == 0 or path[place - 1] != number)]
 
 
 def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
-    """Which transcripts have a path: a frame for each letter, and one between two equal ones; bool ``[N]``."""
+    """Return whether each transcript fits its frames, bool ``[N]``.
+
+    A transcript needs a frame for each letter, and one between two equal letters.
+    """
     sizes = batch.more["target_lengths"]
     places = torch.arange(1, batch.targets.shape[1], device=sizes.device)
     equal = (batch.targets[:, 1:] == batch.targets[:, :-1]) & (places < sizes[:, None])
@@ -141,31 +148,31 @@ def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
 
 
 def _edits(said: str, answer: str, unit: str) -> int:
-    """Insertions, deletions and substitutions of ``characters`` or ``words`` between two texts.
+    """Return the number of insertions, deletions and substitutions of ``characters`` or ``words`` between two texts.
 
-    Spaces at both ends are no letters to jiwer; each one inside is.
+    jiwer strips spaces at both ends of a text; spaces inside count as letters.
     """
-    if not said:  # nothing to align with: all that was heard is too much
+    if not said:  # jiwer cannot align with an empty reference: everything in the answer is an insertion
         return len(answer) if unit == "characters" else len(answer.split())
     found = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(said, answer)
     return int(found.substitutions + found.deletions + found.insertions)
 
 
 def beam_search(frames: Tensor, width: int) -> list[int]:
-    """The letters with the largest probability that a search over prefixes finds (Hannun et al. 2014, algorithm 1).
+    """Return the most probable letters found by a prefix beam search (Hannun et al. 2014, algorithm 1).
 
-    The probability of some letters is the sum of all paths that spell them, where the best path is a single one. No
-    language model takes part.
+    The probability of a prefix is the sum over all paths that spell it, while the best path is a single one. No
+    language model is used.
 
     Args:
-        frames: Logarithms of probabilities, float32 ``[T, V]`` on the host; number 0 is the blank.
-        width: Prefixes that are kept from frame to frame.
+        frames: Log-probabilities, float32 ``[T, V]`` on the host; number 0 is the blank.
+        width: Number of prefixes kept from frame to frame.
 
     Returns:
-        Numbers of letters.
+        Numbers of the letters.
     """
     never = -math.inf
-    # prefix: log probability of all its paths so far that end in a blank, and of those that end in its last letter
+    # prefix: log-probability of all its paths that end in a blank, and of those that end in its last letter
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, never)}
     for row in frames.tolist():
         tried = [(number, value) for number, value in enumerate(row) if number and value > _LEAST]
@@ -176,7 +183,7 @@ def beam_search(frames: Tensor, width: int) -> list[int]:
             if prefix:
                 _add(grown[prefix], 1, letter + row[prefix[-1]])
             for number, value in tried:
-                # The same letter once more needs a blank between; else it is a longer sound of the one.
+                # A repeated letter needs a blank in between; without one it extends the previous letter.
                 before = blank if prefix and prefix[-1] == number else either
                 _add(grown[(*prefix, number)], 1, before + value)
         best = sorted(grown.items(), key=lambda item: -_sum(*item[1]))[:width]
@@ -189,6 +196,6 @@ def _add(pair: list[float], place: int, value: float) -> None:
 
 
 def _sum(one: float, other: float) -> float:
-    """The logarithm of the sum of two probabilities given by theirs."""
+    """Return the logarithm of the sum of two probabilities given by their logarithms."""
     large, small = max(one, other), min(one, other)
     return large if small == -math.inf else large + math.log1p(math.exp(small - large))

@@ -1,1 +1,1 @@
-"""Text for several workloads: tokens, subwords, and sequences of different lengths."""
+"""Text for several workloads: tokens, subwords, and batches of sequences of different lengths."""

@@ -1,4 +1,4 @@
-"""Orders in which batches hold samples of similar length, so that little of them is padding."""
+"""Orders of samples in which batches hold sequences of similar length, so that there is little padding."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from torch import Tensor
 
 from mptrain.workloads.base.random_streams import mix, permutation
 
-#: Batches whose samples are sorted together: more leave less padding, fewer leave more of the order to chance.
+#: Number of batches whose samples are sorted together: more give less padding, fewer give a more random order.
 POOL = 50
 
-_BATCHES = 1  # tells the draw of the batches' order from that of the samples
+_BATCHES = 1  # separates the random stream of the order of batches from that of samples
 
 
 def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """The order of an epoch whose consecutive batches hold samples of about the same length.
+    """Return the order of an epoch in which consecutive batches hold samples of similar length.
 
-    Samples are shuffled, cut into pools of `POOL` batches, sorted by length within each (equal lengths stay in the
-    shuffled order) and cut into batches, whose order is shuffled too. The short batch, where there is one, stays the
-    last. The second epoch has other batches than the first.
+    Samples are shuffled, cut into pools of `POOL` batches, sorted by length within each pool (equal lengths keep the
+    shuffled order) and cut into batches. The order of batches is shuffled too, except that a short batch stays last.
+    Each epoch has other batches.
 
     Args:
-        lengths: Of every sample, int64 ``[N]``.
-        batch_size: Samples of a batch.
-        seed: The run's seed.
+        lengths: Length of every sample, int64 ``[N]``.
+        batch_size: Samples per batch.
+        seed: Seed of the run.
         epoch: Completed passes over the training data.
-        shuffle: False gives the same order whatever the seed and the epoch. It is drawn as well: what an evaluation shows is
-            from its first batch, which would hold the shortest samples of all.
+        shuffle: False gives the same order for any seed and epoch. That order is shuffled as well, because an
+            evaluation shows samples of its first batch, which would otherwise be the shortest ones.
 
     Returns:
         Sample indices, int64 ``[N]``, a permutation.

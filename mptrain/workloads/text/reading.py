@@ -1,4 +1,4 @@
-"""Reading of text files, whose bytes may not be UTF-8 everywhere, and whose names may say which part of the data they are."""
+"""Readers of text files that may contain bytes outside UTF-8, and whose names may give their part of the data."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 
-#: The word in a file's name that says which part of the data it is, as in ``wiki.valid.tokens``.
+#: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
 _PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "dev": "val", "test": "test"}
 
 
 def read_file(file: Path, faults: Faults) -> str:
-    """The text of a UTF-8 file, with line ends of one character.
+    """Return the text of a UTF-8 file, with CRLF line ends converted to LF.
 
     Args:
-        file: Where.
-        faults: Takes the lines that are not UTF-8; they are left out.
+        file: Path of the file.
+        faults: Record of lines that are not UTF-8; they are left out.
 
     Raises:
-        DataError: The file cannot be read, or a line of it is not UTF-8 and ``faults`` says stop.
+        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` stops.
     """
     try:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
@@ -37,7 +37,7 @@ def read_file(file: Path, faults: Faults) -> str:
 
 
 def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """The number, from 1, and text of each line that is UTF-8; ``problems`` takes the others by file and number."""
+    """Yield number, from 1, and text of each UTF-8 line; ``problems`` records the others by file and number."""
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode()
@@ -48,9 +48,9 @@ def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Ite
 
 
 def by_part(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Files by the part of the data that their names say they are: ``train``, ``val``, ``test``, or ``""`` for none.
+    """Group files by the part of the data in their names: ``train``, ``val``, ``test``, or ``""`` for no part.
 
-    Where one is for training, those that are for nothing are left out.
+    If any file is for training, files without a part are left out.
     """
     found: dict[str, list[Path]] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""Sequences of different lengths, read from behind. The lengths stay on the device, where packed sequences want them on the host."""
+"""Reversal of padded sequences on the device. Packed sequences of torch would need the lengths on the host."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def reverse_padded(sequence: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence with its own places in reverse order, its padding where it was; doing it twice changes nothing.
+    """Reverse each sequence within its own length and keep its padding in place; the function is its own inverse.
 
     Args:
         sequence: ``[N, T, C]``.
-        lengths: Places of each that are no padding, int64 ``[N]``.
+        lengths: Length of each sequence without padding, int64 ``[N]``.
 
     Returns:
         ``[N, T, C]``.

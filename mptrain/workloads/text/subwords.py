@@ -1,7 +1,6 @@
-"""Pieces of words as tokens, learned from the training text by sentencepiece, the same in every run.
+"""Subword vocabularies learned from the training text by sentencepiece, the same in every run.
 
-The text is taken as it is, but for runs of white space, which become one space: what a metric compares is what stands in
-the user's file.
+Text is not normalised, except that white space is collapsed, so that metrics compare the text of the user's file.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.extras import load_extra
 
 #: ``bpe``: byte pair encoding (Sennrich et al. 2016); ``unigram``: the most likely pieces (Kudo 2018); ``char``:
-#: characters; ``word``: what stands between spaces.
+#: characters; ``word``: strings between spaces.
 Pieces = Literal["bpe", "unigram", "char", "word"]
 
-#: Numbers that every vocabulary begins with: padding, a character never seen in training, and the two ends of a sentence.
+#: Token numbers that every vocabulary starts with: padding, unknown character, start and end of a sentence.
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 
-_LONGEST = 1 << 20  # bytes of a sentence to learn from; sentencepiece would leave out longer ones than 4,192
+_LONGEST = 1 << 20  # bytes of the longest sentence to learn from; sentencepiece's default is 4,192
 
 
 @dataclass(frozen=True)
 class Subwords:
-    """A vocabulary of pieces.
+    """Vocabulary of subwords.
 
     Attributes:
-        model: What sentencepiece learned, in its own format.
+        model: Serialised model of sentencepiece.
     """
 
     model: bytes
@@ -46,37 +45,37 @@ class Subwords:
         return library.SentencePieceProcessor(model_proto=self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token numbers of each text, the last of which is `END`; an empty text has that one alone."""
+        """Return the token numbers of each text, followed by `END`; an empty text is only `END`."""
         encoded: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return [[*numbers, END] for numbers in encoded]
 
     def decode(self, numbers: list[int]) -> str:
-        """The text of token numbers, up to the first `END`; ends and padding say nothing."""
+        """Return the text of token numbers up to the first `END`, without special tokens."""
         if END in numbers:
             numbers = numbers[: numbers.index(END)]
         return str(self._processor.decode(numbers))
 
     def pieces(self) -> list[str]:
-        """The tokens in the order of their numbers; ``▁`` stands for a space."""
+        """Return the tokens in the order of their numbers; ``▁`` stands for a space."""
         return [self._processor.id_to_piece(number) for number in range(len(self))]
 
     def portable(self) -> str:
-        """The model in base64, for a JSON file; sentencepiece reads it with ``model_proto=base64.b64decode(...)``."""
+        """Return the model in base64, for a JSON file; read it with ``model_proto=base64.b64decode(...)``."""
         return base64.b64encode(self.model).decode()
 
 
 def learn(name: str, texts: Sequence[str], pieces: Pieces, vocabulary: int) -> Subwords:
-    """Learn a vocabulary, in one thread and without sampling, so that equal texts give equal vocabularies.
+    """Learn a vocabulary, single-threaded and without sampling, so that equal texts give equal vocabularies.
 
     Args:
-        name: Of the texts, for messages.
-        texts: The training text alone: what test text adds to a vocabulary would be known beforehand.
-        pieces: What a token is.
-        vocabulary: At most so many tokens, the four of every vocabulary included; fewer where the text has no more.
+        name: Name of the texts, for messages.
+        texts: The training text only; a vocabulary learned from test text would leak information about it.
+        pieces: Kind of tokens.
+        vocabulary: Largest size of the vocabulary, including the four special tokens; short texts give fewer.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: There is no text.
+        DataError: The texts are empty.
         ConfigError: The vocabulary is too small for the characters of the text.
     """
     library = load_extra("sentencepiece", "translation", f"dataset.pieces={pieces}")
@@ -109,6 +108,6 @@ def _explained(name: str, vocabulary: int, message: str) -> ConfigError | DataEr
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return ConfigError(
             f"dataset.vocabulary={vocabulary} is too small for the characters of {name}",
-            f"write dataset.vocabulary={needed[1]} or more",
+            f"set dataset.vocabulary={needed[1]} or more",
         )
     return ConfigError(f"{name}: sentencepiece cannot learn a vocabulary of {vocabulary}: {message.strip()}")

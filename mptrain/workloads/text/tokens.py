@@ -1,6 +1,6 @@
-"""From text to numbers: what a token is, and which tokens have a number of their own.
+"""Tokens and vocabularies: the mapping from text to numbers.
 
-A vocabulary is learned from training text alone. Knows nothing of files, splits or windows.
+A vocabulary is learned from training text only. This module knows nothing of files, splits or windows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from mptrain.errors import DataError
 
 Tokens = Literal["word", "char", "space"]
 
-#: The entry, always number 0, that stands for every token without a number; text prepared by others may contain it.
+#: Entry for unknown tokens, always number 0; text prepared by others may contain it.
 UNKNOWN = "<unk>"
 
 _PATTERNS: dict[Tokens, re.Pattern[str]] = {
-    "word": re.compile(rf"{UNKNOWN}|\w+|([^\w\s])\1*"),  # words and numbers, punctuation marks, lines drawn of them
+    "word": re.compile(rf"{UNKNOWN}|\w+|([^\w\s])\1*"),  # words and numbers, runs of one punctuation mark
     "char": re.compile(r"[\s\S]"),
-    "space": re.compile(r"\S+|\n"),  # what stands between spaces, and line ends: for text that was cut up before
+    "space": re.compile(r"\S+|\n"),  # strings between white space, and line ends: for text that is already tokenized
 }
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that have numbers; their numbers are their places.
+    """Tokens with numbers; the number of a token is its index.
 
     Attributes:
-        tokens: What a token is.
-        entries: `UNKNOWN`, then the others, the most frequent first and equally frequent ones by alphabet.
+        tokens: Kind of tokens.
+        entries: `UNKNOWN`, then the other tokens, most frequent first and equally frequent ones in alphabetical order.
     """
 
     tokens: Tokens
@@ -44,32 +44,32 @@ class Vocabulary:
         return len(self.entries)
 
     def numbers(self, text: str) -> Tensor:
-        """The numbers of a text's tokens, int32 ``[L]``."""
+        """Return the numbers of the tokens of a text, int32 ``[L]``."""
         known = {entry: number for number, entry in enumerate(self.entries)}
         found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
         return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
 
     def text(self, numbers: list[int]) -> str:
-        """Numbers as text again: characters as they are, other tokens with spaces between them."""
+        """Return the text of token numbers: characters joined directly, other tokens with spaces."""
         return ("" if self.tokens == "char" else " ").join(self.entries[number] for number in numbers)
 
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:
-    """The vocabulary of a training text.
+    """Return the vocabulary of a training text.
 
     Args:
-        name: What to call the text in messages.
-        text: The training text, and no other.
-        tokens: What a token is.
-        min_count: Rarer tokens become `UNKNOWN`.
-        max_vocabulary: At most so many entries, `UNKNOWN` among them; None for no limit.
+        name: Name of the text in messages.
+        text: The training text only.
+        tokens: Kind of tokens.
+        min_count: Tokens with a smaller count become `UNKNOWN`.
+        max_vocabulary: Largest number of entries, including `UNKNOWN`; None for no limit.
 
     Raises:
-        DataError: The text holds no token at all.
+        DataError: The text has no tokens.
     """
     counts = Counter(match.group() for match in _PATTERNS[tokens].finditer(text))
     if not counts:
-        raise DataError(f"{name}: there is no text in it", "check dataset.path, or try dataset=python_docs")
+        raise DataError(f"{name}: the text is empty", "check dataset.path, or try dataset=python_docs")
     counts.pop(UNKNOWN, None)
     frequent = (entry for entry, count in counts.items() if count >= min_count)
     ordered = sorted(frequent, key=lambda entry: (-counts[entry], entry))

@@ -1,6 +1,6 @@
-"""Finds the translation that a model thinks best: greedily, or among several kept side by side. Host code around a model.
+"""Search for the best translation of a model, greedy or with a beam. The search runs on the host around a model.
 
-Log-probabilities and their sums are FP32, whatever the model's dtype.
+Log-probabilities and their sums are in FP32, whatever the model's dtype.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ State = dict[str, Tensor]
 
 
 class Translator(Protocol):
-    """What a model has to offer, besides its ``forward(source, source_lengths, given) -> logits``, to be decoded."""
+    """Interface for decoding, besides ``forward(source, source_lengths, given) -> logits``."""
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """What `step` begins with: tensors by name, each with the samples first, so that rows can be picked.
+        """Return the initial state of `step`: tensors by name, samples first, so that rows can be selected.
 
         Args:
-            source: Token numbers, int64 ``[N, S]``, padded behind.
+            source: Token numbers, int64 ``[N, S]``, padded at the end.
             source_lengths: int64 ``[N]``.
         """
         ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits ``[N, V]`` of what follows the last token of each translation, int64 ``[N]``, and the state behind it."""
+        """Return logits ``[N, V]`` of the token after the last ones, int64 ``[N]``, and the next state."""
         ...
 
 
 def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Tensor) -> Tensor:
-    """The most likely token, again and again until the end.
+    """Decode greedily: take the most likely token until the end token.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Token numbers, int64 ``[N, S]``.
         source_lengths: int64 ``[N]``.
-        limits: The most tokens that each translation may have, its end included, int64 ``[N]``.
+        limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
 
     Returns:
-        int64 ``[N, L]``, padded behind the ends; those that came to their limit have none.
+        int64 ``[N, L]``, padded after the end token; translations that reach their limit have no end token.
     """
     state = model.encode(source, source_lengths)
     tokens = source.new_full((len(source),), BEGIN)
@@ -61,28 +61,28 @@ def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Te
 def beam_search(
     model: Translator, source: Tensor, source_lengths: Tensor, limits: Tensor, beam: int, length_penalty: float
 ) -> Tensor:
-    """The best of the translations that are found with ``beam`` unfinished ones kept at each place.
+    """Return the best translations found with ``beam`` unfinished hypotheses at each position.
 
-    A finished one of n tokens, its end included, scores log P / ((5 + n) / 6)^length_penalty (Wu et al. 2016, equation 14,
-    without the coverage term). One is finished where its end is among the ``beam`` best continuations. A sentence
-    is done when no unfinished translation can score better any more, however it goes on.
+    A finished translation of n tokens, including the end token, scores log P / ((5 + n) / 6)^length_penalty (Wu et al.
+    2016, equation 14, without the coverage term). A translation is finished if its end token is among the ``beam`` best
+    continuations. A sentence is done when no unfinished hypothesis can still reach a better score.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Token numbers, int64 ``[N, S]``.
         source_lengths: int64 ``[N]``.
-        limits: The most tokens that each translation may have, its end included, int64 ``[N]``.
-        beam: How many are kept, B.
-        length_penalty: The exponent; 0 prefers what is likely, and so what is short.
+        limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
+        beam: Number of hypotheses kept, B.
+        length_penalty: Exponent of the length penalty; 0 favours short translations.
 
     Returns:
-        int64 ``[N, L]``, padded behind the ends; one that came to its limit has none.
+        int64 ``[N, L]``, padded after the end token; a translation that reaches its limit has no end token.
     """
     samples, longest = len(source), int(limits.max())
     state = {name: each.repeat_interleave(beam, 0) for name, each in model.encode(source, source_lengths).items()}
     firsts = torch.arange(samples, device=source.device)[:, None] * beam
     scores = torch.full((samples, beam), -torch.inf, device=source.device)
-    scores[:, 0] = 0.0  # the others are copies until they have said something
+    scores[:, 0] = 0.0  # the other hypotheses are identical at the start
     tokens = source.new_full((samples, beam, 0), PAD)
     last = source.new_full((samples * beam,), BEGIN)
     best_score = torch.full((samples,), -torch.inf, device=source.device)
@@ -91,7 +91,7 @@ def beam_search(
     for place in range(longest):
         logits, state = model.step(last, state)
         total = scores[:, :, None] + _log_probabilities(logits).unflatten(0, (samples, beam))
-        found, which = total.flatten(1).topk(2 * beam)  # at most half of them are ends
+        found, which = total.flatten(1).topk(2 * beam)  # at most half of them are end tokens
         origins, nexts = which // total.shape[2], which % total.shape[2]
         ends = nexts == END
 
@@ -121,7 +121,7 @@ def beam_search(
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """FP32 ``[N, V]``; what is no part of a sentence cannot be said."""
+    """Return FP32 ``[N, V]``, with -inf for tokens that cannot be part of a translation."""
     logits = logits.float()
     logits[:, [PAD, UNKNOWN, BEGIN]] = -torch.inf
     return logits.log_softmax(1)

@@ -1,6 +1,6 @@
-"""The data set that all sources of sentence pairs build: vocabularies, and pairs of token numbers.
+"""Data set of sentence pairs: vocabularies, and pairs of token sequences.
 
-Pairs are divided into parts that have no source sentence in common, and padded to the longest of a batch.
+The parts have no source sentence in common. Batches are padded to their longest sequence.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.text.buckets import bucketed_order
 from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
 
-_FIXED = 20180430  # names the one permutation in use; changing it changes every split
+_FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Options of any sentence pairs.
+    """Options of sentence pairs.
 
     Attributes:
-        pieces: What a token is.
-        vocabulary: Tokens of the source language, or of both where they are shared.
-        target_vocabulary: Tokens of the target language; None for as many.
-        shared: One vocabulary for both languages.
-        max_tokens: Pairs with more on a side are left out.
-        val_share: Share of the source sentences for validation, where no file is for it.
-        test_share: Share of the source sentences to test on, where no file is for it.
-        train_samples: Train on so many pairs only; None trains on all.
-        batch_size: Of the run.
+        pieces: Kind of tokens.
+        vocabulary: Vocabulary size of the source language, or of the shared vocabulary.
+        target_vocabulary: Vocabulary size of the target language; None for the same size.
+        shared: Use one vocabulary for both languages.
+        max_tokens: Longest side of a pair; longer pairs are left out.
+        val_share: Share of the source sentences held out for validation, if no file is for validation.
+        test_share: Share of the source sentences held out for testing, if no file is for testing.
+        train_samples: Number of pairs to train on; None trains on all.
+        batch_size: Batch size of the run.
     """
 
     pieces: Pieces = "bpe"
@@ -55,34 +55,34 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence and its translation."""
+    """Sentence and its translation."""
 
     source: str
     target: str
 
 
 def tidied(text: str) -> str:
-    """Composed characters (NFC), and one space where there was white space of any kind."""
+    """Return text with composed characters (NFC) and any white space collapsed to one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-    """Each pair once, in the order of their first places."""
+    """Return each pair once, in the order of first occurrence."""
     return list(dict.fromkeys(pairs))
 
 
 def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> dict[str, list[Pair]]:
-    """``train``, and ``val`` and ``test`` where their share is not 0; the same in every run.
+    """Divide pairs into ``train``, ``val`` and ``test``, the same in every run; parts with a share of 0 are left out.
 
-    The sources are permuted by a fixed permutation and cut; all translations of one go where it goes.
+    The distinct sources are shuffled by a fixed permutation and cut; all translations of a source stay together.
 
     Args:
-        pairs: Each once.
-        val_share: Of all sources, for validation; at least one where there are that many.
-        test_share: Of all sources, for the test.
+        pairs: Distinct pairs.
+        val_share: Share of all sources for validation, at least one source if not 0.
+        test_share: Share of all sources for testing, likewise.
 
     Raises:
-        ConfigError: The shares leave nothing to train on.
+        ConfigError: The shares leave no pairs to train on.
     """
     by_source: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -94,7 +94,7 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
         raise ConfigError(
             f"dataset.val_share={val_share:g} and dataset.test_share={test_share:g} of {len(sources)} source sentences "
             "leave nothing to train on",
-            "choose shares whose sum is smaller, or 0 for a part that you do not want",
+            "choose smaller shares, or 0 for a part that you do not need",
         )
     order = permutation(len(sources), _FIXED).tolist()
     parts: dict[str, list[Pair]] = {}
@@ -107,13 +107,13 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
 
 
 class RaggedTokens:
-    """Rows of token numbers of different lengths, one behind the other in one tensor.
+    """Token sequences of different lengths, stored in one tensor.
 
     Args:
-        rows: Each with at least one number.
+        rows: Sequences with at least one token each.
 
     Attributes:
-        lengths: Of each row, int64 ``[N]``.
+        lengths: Length of each sequence, int64 ``[N]``.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -122,7 +122,7 @@ class RaggedTokens:
         self._starts = self.lengths.cumsum(0) - self.lengths
 
     def padded(self, indices: Tensor) -> Tensor:
-        """Some rows, with `PAD` behind the shorter ones; int64 ``[len(indices), longest]``."""
+        """Return some sequences, padded with `PAD`, int64 ``[len(indices), longest]``."""
         lengths = self.lengths[indices]
         places = torch.arange(int(lengths.max()))
         there = places < lengths[:, None]
@@ -131,14 +131,14 @@ class RaggedTokens:
 
 
 class PairSplit(Split):
-    """One part of a set of sentence pairs. Batches hold pairs of similar length.
+    """Split of sentence pairs. Batches hold pairs of similar length.
 
     Args:
-        sources: Token numbers of each sentence, with an end.
-        targets: Of its translation, with an end; these ends are terms of the loss.
-        batch_size: Of the run.
-        faults: What was wrong with lines of the files.
-        left_out: How many pairs were too long.
+        sources: Token numbers of each sentence, with an end token.
+        targets: Token numbers of each translation, with an end token, which is a term of the loss.
+        batch_size: Batch size of the run.
+        faults: Record of unusable lines of the files.
+        left_out: Number of pairs that were too long.
     """
 
     in_memory = True
@@ -162,20 +162,20 @@ class PairSplit(Split):
 
     @property
     def skipped(self) -> int:
-        """How many pairs were left out: lines that could not be used, and pairs that were too long."""
+        """Number of pairs that were left out: unusable lines and pairs that were too long."""
         return len(self.faults.found) + self.left_out
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Batches of similar length; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return an order with batches of similar length; see `mptrain.workloads.base.dataset.Split.order`."""
         lengths = self.sources.lengths + self.targets.lengths
         return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The pairs with these indices.
+        """Return the pairs with these indices.
 
         Returns:
-            ``inputs`` int64 ``[N, S]`` and ``targets`` int64 ``[N, T]``, padded behind; ``source_lengths`` int64 ``[N]``. A
-            sample has as many terms as its target has tokens.
+            ``inputs`` int64 ``[N, S]`` and ``targets`` int64 ``[N, T]``, padded at the end; ``source_lengths`` int64
+            ``[N]``. A sample has one term per target token.
         """
         picked = torch.as_tensor(indices, dtype=torch.int64)
         counts = tuple(self.targets.lengths[picked].tolist())
@@ -185,17 +185,17 @@ class PairSplit(Split):
 
 @dataclass
 class PairDataset(Dataset):
-    """Sentence pairs; meets `mptrain.workloads.base.dataset.Dataset`.
+    """Sentence pairs; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: As in the configuration.
+        name: Name in the configuration.
         source: Vocabulary of the sentences.
-        target: Vocabulary of the translations; the same where it is shared.
+        target: Vocabulary of the translations; the same object if shared.
         train: Training pairs.
         val: Validation pairs, or None.
         test: Test pairs, or None.
-        files: The files that each part was read from, by part; empty where there were none.
-        repeated: How many pairs were left out because their part had them already.
+        files: Source files of each part; empty if there are none.
+        repeated: Number of repeated pairs that were left out of their part.
     """
 
     name: str
@@ -209,7 +209,7 @@ class PairDataset(Dataset):
     workers = 0
 
     def facts(self) -> dict[str, Any]:
-        """Sizes of both vocabularies, whether they are one, and what turns token numbers into text."""
+        """Return the sizes of both vocabularies, whether they are shared, and the functions that decode tokens."""
         return {
             "source_vocabulary_size": len(self.source),
             "target_vocabulary_size": len(self.target),
@@ -219,7 +219,7 @@ class PairDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Both vocabularies with what sentencepiece needs to use them, pairs left out, and the files that were read."""
+        """Return the vocabularies and their sentencepiece models, numbers of pairs left out, and the source files."""
         sides = (
             {"source": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
         )
@@ -233,7 +233,7 @@ class PairDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Sizes of the vocabularies, and how many lines were left out, and pairs repeated and too long, where any were."""
+        """Return the sizes of the vocabularies, and numbers of unusable lines and repeated and long pairs, if any."""
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
@@ -251,22 +251,22 @@ def pairs_as_dataset(
     faults: Mapping[str, Faults],
     files: Mapping[str, Sequence[Path]],
 ) -> PairDataset:
-    """Divide training pairs where there are none for another part, learn vocabularies from them and number the tokens of all.
+    """Divide the training pairs for parts without pairs, learn vocabularies and tokenize all parts.
 
-    A pair that a part has several times is taken once, and its repetitions are counted. Pairs that have more than
-    ``max_tokens`` tokens on a side, its end included, are left out of their part and counted.
+    Repeated pairs of a part are left out and counted. Pairs with more than ``max_tokens`` tokens on a side, including
+    the end token, are left out and counted as well.
 
     Args:
-        name: Of the data set.
-        given: Pairs of ``train``, and of ``val`` and ``test`` where they are not to be divided from these.
-        options: The user's.
-        faults: What was wrong with a part's files, by part; parts without files of their own have none.
-        files: The files that each part was read from.
+        name: Name of the data set.
+        given: Pairs of ``train``, and of ``val`` and ``test`` unless they are to be held out of ``train``.
+        options: The user's options.
+        faults: Record of unusable lines of each part with files of its own.
+        files: Source files of each part.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: There is nothing to train on.
-        ConfigError: The vocabulary is too small, or there are fewer pairs than asked for.
+        DataError: There is no pair to train on.
+        ConfigError: The vocabulary is too small, or there are fewer pairs than ``train_samples``.
     """
     parts = {part: distinct(pairs) for part, pairs in given.items()}
     repeated = sum(map(len, given.values())) - sum(map(len, parts.values()))
@@ -313,8 +313,8 @@ def _split(
     if not kept:
         longest = max((max(map(len, pair)) for pair in both), default=0)
         raise DataError(
-            f"{name}: every one of {len(both)} pairs has more than dataset.max_tokens={options.max_tokens} tokens",
-            f"write dataset.max_tokens={longest}",
+            f"{name}: all {len(both)} pairs have more than dataset.max_tokens={options.max_tokens} tokens",
+            f"set dataset.max_tokens={longest}",
         )
     limit = options.train_samples if training else None
     if limit is not None and limit > len(kept):

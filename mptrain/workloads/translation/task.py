@@ -1,9 +1,9 @@
-"""Translation: cross-entropy over the tokens of a sentence's translation, perplexity, BLEU.
+"""Translation: cross-entropy over the tokens of a translation, perplexity and BLEU.
 
-Logits become FP32 before the loss, and padding has no share in it.
+Logits are cast to FP32 before the loss, and padding is excluded from the loss.
 
-BLEU is sacrebleu's (Post 2018), 0 to 100, of the signature ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp``: the n-grams of the whole
-split are counted together. The text compared is detokenised, with white space of any kind as one space.
+BLEU is that of sacrebleu (Post 2018), 0 to 100, with signature ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp``:
+n-grams are counted over the whole split. The text is detokenised, and white space of any kind counts as one space.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from mptrain.workloads.text.subwords import BEGIN, PAD
 from mptrain.workloads.translation.beam_search import beam_search, greedy
 
 _SHOWN = 8
-_ORDER = 4  # the longest n-grams of BLEU
+_ORDER = 4  # longest n-grams of BLEU
 _MATCHES = tuple(f"matches_{order}" for order in range(1, _ORDER + 1))
 _NGRAMS = tuple(f"ngrams_{order}" for order in range(1, _ORDER + 1))
 
 
 @dataclass(frozen=True)
 class Translate(Task):
-    """A sentence of one language in, a sentence of another out.
+    """Translation of sentences from one language into another.
 
-    The model is called as ``model(source, source_lengths, given)`` and gives logits ``[N, T, V]`` of what follows each of the
-    given tokens: the beginning, then the translation. To be decoded it also has ``encode`` and ``step``
+    The model is called as ``model(source, source_lengths, given)`` and returns logits ``[N, T, V]`` of the token after
+    each given token: the start token, then the translation. For decoding it also needs ``encode`` and ``step``
     (`mptrain.workloads.translation.beam_search.Translator`).
 
-    The reference of BLEU is what the vocabulary can write: a letter that no training text has is the same sign, ⁇, in every
-    reference and in what a model says, so which letter it was does not count.
+    References of BLEU are limited to what the vocabulary can spell: a character that is not in the training text
+    becomes the sign ⁇ in references and in translations, so different unknown characters count as equal.
 
     Attributes:
-        target_vocabulary_size: How many tokens the translations are made of.
-        decode: Token numbers of a translation to text.
-        decode_source: Token numbers of a sentence to text.
-        label_smoothing: Share of the target's probability that is spread over all tokens while training (0.1 in Vaswani et
-            al. 2017, section 5.4). What is measured is the plain loss.
-        beam: Translations kept side by side; 1 takes the likeliest token each time; 0 translates nothing, and measures only
-            the loss.
-        length_penalty: Exponent of the length penalty of beams (0.6 in Vaswani et al. 2017, after Wu et al. 2016).
-        length_factor: A translation has at most so many tokens for each of its source,
-        length_extra: and so many more.
-        bleu_tokenizer: What sacrebleu takes for words: ``13a``, ``intl``, or ``char`` where no spaces are written.
+        target_vocabulary_size: Number of tokens of the target language.
+        decode: Function from token numbers of a translation to text.
+        decode_source: Function from token numbers of a sentence to text.
+        label_smoothing: Share of the target's probability spread over all tokens in training (0.1 in Vaswani et al.
+            2017, section 5.4). Metrics use the loss without smoothing.
+        beam: Number of translations that the beam search keeps; 1 decodes greedily; 0 translates nothing and measures
+            only the loss.
+        length_penalty: Exponent of the length penalty of beam search (0.6 in Vaswani et al. 2017, see Wu et al. 2016).
+        length_factor: Largest number of tokens of a translation per token of its source, before ``length_extra``.
+        length_extra: Number of tokens added to that limit.
+        bleu_tokenizer: Tokenizer of sacrebleu: ``13a``, ``intl``, or ``char`` for languages without spaces.
     """
 
     target_vocabulary_size: PositiveInt
@@ -74,20 +74,20 @@ class Translate(Task):
     shares = ("exact",)
 
     def __post_init__(self) -> None:
-        """Look for the library that will be needed after the first epoch."""
+        """Check that the library that the first evaluation needs is installed."""
         if self.beam:
             require_extra("sacrebleu", "translation", "task=translate (unless task.beam=0)")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """One loss for all parameters."""
+        """Return one loss for all parameters."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross-entropy over all tokens that are no padding; float32 scalar."""
+        """Return the mean cross-entropy over all tokens without padding, float32 scalar."""
         return self._cross_entropy(model, batch, reduction="sum", label_smoothing=self.label_smoothing) / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of each sample: the summed loss; whether its translation is the reference; what BLEU counts in it."""
+        """Return the summed loss, whether the translation equals the reference, and the counts of BLEU, per sample."""
         losses = self._cross_entropy(model, batch, reduction="none").view(batch.targets.shape)
         sums = {
             "loss": losses.sum(1, dtype=widest(losses.device)),
@@ -103,7 +103,7 @@ class Translate(Task):
         return {**sums, **dict(zip(names, counts, strict=True))}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Mean loss in nats a token and its exponential; BLEU; the share of translations that are the reference itself."""
+        """Return the mean loss in nats a token, its exponential, BLEU, and the share of exact translations."""
         loss = sums["loss"] / terms
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.beam:
@@ -118,7 +118,7 @@ class Translate(Task):
         return {**metrics, "bleu": float(bleu.score), "exact": sums["exact"] / sums["sentences"]}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """The first sentences, their references, and what the model makes of them."""
+        """Return ``translations``: the first sentences, their references and the model's translations."""
         if not self.beam:
             return {}
         first = batch.split(-(-batch.samples // _SHOWN))[0]
@@ -128,7 +128,7 @@ class Translate(Task):
         return {"translations": Texts(("source", "reference", "model"), tuple(rows))}
 
     def translations(self, model: Any, batch: Batch) -> list[str]:
-        """What the model makes of each sentence; it needs ``encode`` and ``step``."""
+        """Return the model's translation of each sentence; the model needs ``encode`` and ``step``."""
         lengths = batch.more["source_lengths"]
         limits = (lengths * self.length_factor).ceil().long() + self.length_extra
         given = (model, batch.inputs, lengths, limits)
@@ -149,7 +149,7 @@ class Translate(Task):
     @functools.cached_property
     def _bleu(self) -> Any:
         library = load_extra("sacrebleu.metrics", "translation", "task=translate")
-        return library.BLEU(tokenize=self.bleu_tokenizer, effective_order=True)  # that is for single sentences
+        return library.BLEU(tokenize=self.bleu_tokenizer, effective_order=True)  # affects only single sentences
 
     def _counted(self, said: str, wanted: str) -> list[float]:
         score = self._bleu.sentence_score(said, [wanted])

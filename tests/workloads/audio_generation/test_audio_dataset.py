@@ -117,7 +117,7 @@ class TestWindows:
         assert split.fetch([0, 2], 0, 0).counts == (3,)
         with pytest.raises(DataError, match="no recording of the batch is usable; the first is good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
-        assert split.faults.found == {"broken": "is broken", "good": "has 3 samples, and its header promised 8"}
+        assert split.faults.found == {"broken": "is broken", "good": "has 3 samples, but its header says 8"}
         assert split.skipped == 2
 
     def test_nothing_to_read_is_refused(self):
@@ -281,14 +281,14 @@ class TestRecordings:
         assert dataset.train.skipped == 1
         (tmp_path / "bad.wav").unlink()
         (tmp_path / "good.txt").write_bytes(b"\xff\xfe\xff")
-        with pytest.raises(DataError, match=r"good.wav: its text, good.txt, cannot be read"):
+        with pytest.raises(DataError, match=r"good.wav: its text file good.txt cannot be read"):
             self.load(tmp_path)
 
     @pytest.mark.parametrize(
         ("alone", "said"),
         [
-            ("mute.wav", "has no text beside it, and other recordings have one"),
-            ("gone.txt", "has no recording beside it"),
+            ("mute.wav", "has no text next to it, but other recordings have one"),
+            ("gone.txt", "has no recording next to it"),
         ],
     )
     def test_recordings_and_texts_without_each_other_stop_or_are_counted_where_texts_are_told(

@@ -123,7 +123,7 @@ class TestSounds:
         torch.testing.assert_close(shown["drawn"].samples, mu_law.decode(torch.full((4, 5), 103), 256))
         torch.testing.assert_close(shown["recorded"].samples[0], mu_law.decode(torch.arange(104, 109), 256))
         assert torch.equal(torch.get_rng_state(), before)
-        assert shown["drawn"].captions[0] == "The model goes on from a recording."
+        assert shown["drawn"].captions[0] == "Continuation of a recording by the model."
 
     def test_captions_say_who_is_heard(self):
         names = ("string", "vowel", "bell", "{0}", "fifth", "sixth")

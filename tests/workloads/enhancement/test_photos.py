@@ -116,7 +116,7 @@ class TestPhotos:
         photos = photos_of(*paths, on_error="skip")
         assert photos.paths == [str(paths[0])]
         assert len(photos.faults.found) == 5
-        assert "15x40 pixels, and 16x16 are cut out" in photos.faults.found[str(tmp_path / "narrow.png")]
+        assert "15x40 pixels, but each crop of a photo has 16x16" in photos.faults.found[str(tmp_path / "narrow.png")]
         assert "mode F does not define the value of white" in photos.faults.found[str(tmp_path / "deep.tif")]
 
     @pytest.mark.parametrize("number", range(1, 6))
@@ -262,7 +262,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("key", ["tile_size", "patch_size"])
     def test_photos_that_are_too_small_are_told_with_the_key_that_asks_for_more(self, folder, key):
-        with pytest.raises(DataError, match=r"has 4\dx3\d pixels, and 64x64 are cut out of each photo") as caught:
+        with pytest.raises(DataError, match=r"has 4\dx3\d pixels, but each crop of a photo has 64x64") as caught:
             load_photo_folder(root=folder, **{**SMALL, key: 64})
         assert caught.value.hint.startswith(
             f"choose a smaller dataset.{key}, or larger photos, or set dataset.on_error="
@@ -279,7 +279,7 @@ class TestFolders:
             ({"patch_size": 15}, "patch_size=15 is not a multiple", "patch_size=14"),
             ({"patch_size": 1}, "patch_size=1 is not a multiple", "patch_size=2"),
             ({"tile_size": 31}, "tile_size=31 is not a multiple", "tile_size=30"),
-            ({"tile_size": 14}, "the window of SSIM needs 15 pixels", "tile_size=16"),
+            ({"tile_size": 14}, "SSIM's window and the border need 15 pixels", "tile_size=16"),
         ],
     )
     def test_sizes_that_do_not_go_together_are_refused_with_ones_that_do(self, folder, words, says, instead):

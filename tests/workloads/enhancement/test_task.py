@@ -126,7 +126,7 @@ def test_pictures_too_small_for_the_window_of_ssim_are_refused_in_one_line(side)
 
 
 def test_a_model_of_another_size_is_refused_with_what_it_makes():
-    with pytest.raises(ConfigError, match="makes 3x10x10 where the targets are 3x20x20") as caught:
+    with pytest.raises(ConfigError, match="returns 3x10x10, but the targets are 3x20x20") as caught:
         Enhance(upscale=2).loss(nn.Identity(), batch_of())
     assert "edsr_small" in caught.value.problems[0].hint
 

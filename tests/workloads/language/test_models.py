@@ -189,7 +189,7 @@ class TestProjection:
             ({"projection": 3, "tied": True}, "model.embedding_size=6 and model.projection=3"),
             ({"softmax": "sampled", "tied": True, "hidden_size": 6}, "model.tied=true with model.softmax=sampled"),
             ({"softmax": "adaptive"}, r"model.cutoffs=\[2000, 10000\] with a vocabulary of 11"),
-            ({"softmax": "adaptive", "cutoffs": (4, 4)}, "they must rise"),
+            ({"softmax": "adaptive", "cutoffs": (4, 4)}, "must rise"),
         ):
             with pytest.raises(ConfigError, match=said):
                 lstm(**changed)
@@ -316,7 +316,7 @@ class TestTransformer:
     def test_state_that_it_cannot_carry_is_refused(self):
         with pytest.raises(ConfigError, match=r"dataset.stream=true: a Transformer carries no state") as error:
             transformer(lanes=4)
-        assert error.value.hint == "write dataset.stream=false"
+        assert error.value.hint == "set dataset.stream=false"
 
     def test_heads_that_do_not_divide_the_width_are_refused(self):
         with pytest.raises(ConfigError, match=r"model.width=10 is not a multiple of model.heads=4") as error:

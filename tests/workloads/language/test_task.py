@@ -152,7 +152,7 @@ class TestModelsThatComputeTheirLosses:
         assert all(value.dtype == torch.float64 for value in sums.values())
 
     def test_labels_cannot_be_smoothed_for_it(self):
-        with pytest.raises(ConfigError, match=r"task.label_smoothing=0.1: Knows computes its losses by itself"):
+        with pytest.raises(ConfigError, match=r"task.label_smoothing=0.1: Knows computes its losses itself"):
             Language(vocabulary_size=3, label_smoothing=0.1).loss(self.Knows(self.LOSSES), batch_of(TARGETS))
 
 
@@ -176,7 +176,7 @@ class TestContinuations:
 
     def test_the_model_writes_on_where_a_window_is_broken_off(self):
         texts = self.shown(6)
-        assert texts.columns == ("text", "goes on", "the model goes on")
+        assert texts.columns == ("text", "true continuation", "model's continuation")
         assert texts.rows == (("0 1 2", "3 4 5", "3 4 5"),) * 4
 
     def test_long_windows_are_cut_and_no_text_becomes_longer_than_a_window(self):

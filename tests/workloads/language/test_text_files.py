@@ -48,13 +48,13 @@ class TestWindows:
 
     def test_a_text_shorter_than_one_window_is_refused_with_the_numbers(self):
         with pytest.raises(
-            ConfigError, match=r"toys train has 5 tokens; a window of dataset.sequence_length=5 takes 6"
+            ConfigError, match=r"toys train has 5 tokens; a window of dataset.sequence_length=5 needs 6"
         ) as error:
             split_of(tokens=5)
-        assert error.value.hint == "write dataset.sequence_length=4 or less"
+        assert error.value.hint == "set dataset.sequence_length=4 or less"
 
     @pytest.mark.parametrize(
-        ("tokens", "hint"), [(2, "choose a longer text"), (9, "write dataset.sequence_length=8 or less")]
+        ("tokens", "hint"), [(2, "choose a longer text"), (9, "set dataset.sequence_length=8 or less")]
     )
     def test_a_text_of_next_to_nothing_is_not_cut_into_windows_of_next_to_nothing(self, tokens, hint):
         with pytest.raises(ConfigError) as error:
@@ -105,7 +105,7 @@ class TestLanes:
             assert all(torch.equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
 
     def test_more_samples_than_lanes_are_refused_and_fewer_still_read_on(self):
-        with pytest.raises(ConfigError, match=r"a batch of 6 samples does not fit the 4 lanes"):
+        with pytest.raises(ConfigError, match=r"a batch of 6 samples exceeds the 4 lanes"):
             batches_of(split_of(tokens=120, lanes=4), 6)
         batches = batches_of(split_of(tokens=121, lanes=4), 2)
         assert torch.cat([batch.inputs[0] for batch in batches[0:12:2]]).tolist() == list(range(30))
@@ -139,7 +139,7 @@ class TestTokens:
         assert learn("toys", "b b b a a c c d", "word", 1, 3).entries == (UNKNOWN, "b", "a")
 
     def test_a_text_of_nothing_is_refused(self):
-        with pytest.raises(DataError, match="toys: there is no text in it"):
+        with pytest.raises(DataError, match="toys: the text is empty"):
             learn("toys", " \n ", "word", 1, None)
 
 
@@ -164,7 +164,7 @@ class TestParts:
     def test_a_share_of_zero_makes_no_part_and_shares_of_everything_are_refused(self):
         assert list(divide(["a\n" * 50], 0, 0.1)) == ["train", "test"]
         assert divide(["a"], 0, 0) == {"train": "a\n"}
-        with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave nothing"):
+        with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave no text"):
             divide(["a"], 0.5, 0.5)
 
 
@@ -273,7 +273,7 @@ class TestText:
     def test_a_text_too_short_for_a_window_is_refused_with_the_numbers(self, tmp_path):
         (tmp_path / "short.txt").write_text("one two three four five six seven eight nine ten\n")
         with pytest.raises(
-            ConfigError, match=r"text train has 8 tokens; a window of dataset.sequence_length=128 takes 129"
+            ConfigError, match=r"text train has 8 tokens; a window of dataset.sequence_length=128 needs 129"
         ):
             load_text(path=tmp_path / "short.txt")
 

@@ -88,9 +88,7 @@ def test_what_is_too_long_is_left_out_and_what_is_too_short_for_its_words_is_a_f
     assert dataset.too_long == dataset.card()["too_long"] == {"train": 1}
     assert dataset.describe() == "40 bands every 10 ms, 28 letters, 1 too long"
     wavfile.write(sounds / "activated.wav", 8000, np.ones(800, dtype=np.int16))
-    with pytest.raises(
-        DataError, match="activated: its transcript of 9 letters takes 9 frames, and the network sees 6"
-    ):
+    with pytest.raises(DataError, match="activated: its transcript of 9 letters needs 9 frames, but the network has 6"):
         load_asterisk(**choices)
     (sounds / "vm-onefor.wav").write_bytes(b"")
     dataset = load_asterisk(**choices, on_error="skip")

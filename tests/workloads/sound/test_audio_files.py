@@ -94,7 +94,7 @@ def test_a_file_that_ends_too_early_is_refused_as_a_whole(tmp_path):
     path = tmp_path / "a.wav"
     wavfile.write(path, 8000, np.zeros(1000, dtype=np.int16))
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(RecordingError, match=r"is cut short: its header promises more than there is \(.+\)$"):
+    with pytest.raises(RecordingError, match=r"is truncated: its header announces more data than there is \(.+\)$"):
         read_recording(path)
 
 
@@ -117,7 +117,7 @@ def test_a_recording_without_samples_and_one_with_nan_are_refused(tmp_path):
 def test_a_rate_that_no_recorder_has_is_taken_for_a_broken_header(tmp_path):
     wavfile.write(tmp_path / "a.wav", 7, np.zeros(10, dtype=np.int16))
     for read in (read_recording, recording_seconds):
-        with pytest.raises(RecordingError, match="7 samples a second"):
+        with pytest.raises(RecordingError, match="a sample rate of 7 Hz"):
             read(tmp_path / "a.wav")
 
 

@@ -39,7 +39,7 @@ def test_as_many_transcripts_come_again_as_is_said():
     ]
     assert shares == [0.105, 0.12]
     said = make_tone_words.__doc__
-    assert "10.5 % of the\n    validation and 12 % of the test transcripts" in said
+    assert "10.5 % of the\n    validation transcripts and 12 % of the test transcripts" in said
 
 
 def test_0_utterances_make_no_split():

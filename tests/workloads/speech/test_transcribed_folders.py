@@ -116,11 +116,11 @@ class TestManifests:
     @pytest.mark.parametrize(
         ("kind", "said"),
         [
-            ("list", r"s\.trans\.txt line 2: there is no recording gone beside it"),
-            ("text", r"gone\.txt: there is no recording of this name beside it"),
-            ("recording", r"mute\.wav: has no transcript beside it"),
+            ("list", r"s\.trans\.txt line 2: there is no recording gone next to it"),
+            ("text", r"gone\.txt: there is no recording of this name next to it"),
+            ("recording", r"mute\.wav: has no transcript next to it"),
             ("words of a list", r"s\.trans\.txt line 2: .*mute\.wav: its transcript is empty"),
-            ("words of a text", r"mute\.txt: is empty, and so is the transcript"),
+            ("words of a text", r"mute\.txt: is empty, so the recording next to it has no transcript"),
         ],
     )
     def test_transcripts_and_recordings_without_each_other_stop_or_are_counted(self, tmp_path, kind, said):
@@ -154,8 +154,8 @@ class TestManifests:
             ("only a path\n", "line 1: is not PATH, tab, TRANSCRIPT"),
             ("a.wav\t \n", "line 1: a.wav: its transcript is empty"),
             ('{"audio": "a.wav"}\n', "line 1: has no audio_filepath and text"),
-            ('{"audio": "a.wav", "text": "x", "duration": -1}\n', "says a duration of -1 seconds"),
-            ('{"audio": "a.wav", "text": "x"}\n{oops\n', "line 2: is no JSON"),
+            ('{"audio": "a.wav", "text": "x", "duration": -1}\n', "has an invalid duration of -1 seconds"),
+            ('{"audio": "a.wav", "text": "x"}\n{oops\n', "line 2: is not JSON"),
         ],
     )
     def test_a_line_that_cannot_be_understood_stops_or_is_counted(self, tmp_path, content, said):
@@ -238,8 +238,8 @@ class TestLoading:
         [
             ("naïve", 1.0, "its transcript has 'ï', not in dataset.alphabet"),
             ("room 101", 1.0, "not in dataset.alphabet"),
-            ("a" * 40, 1.0, "its transcript of 40 letters takes 79 frames, and the network sees 51"),
-            ("abc", 0.02, "its transcript of 3 letters takes 3 frames, and the network sees 2"),
+            ("a" * 40, 1.0, "its transcript of 40 letters needs 79 frames, but the network has 51"),
+            ("abc", 0.02, "its transcript of 3 letters needs 3 frames, but the network has 2"),
         ],
     )
     def test_a_transcript_that_no_network_could_give_stops_or_is_counted(self, tmp_path, text, seconds, said):
@@ -258,15 +258,15 @@ class TestLoading:
         assert dataset.describe().endswith(" letters, 1 too long, 1 without words")
         assert "too long" not in load_speech(path=train, max_seconds=None, **NOTHING_HELD).describe()
         with pytest.raises(
-            DataError, match=r"speech train: every one of 2 utterances is longer than dataset.max_seconds=0.5"
+            DataError, match=r"speech train: all 2 utterances are longer than dataset.max_seconds=0.5"
         ) as caught:
             load_speech(path=train, max_seconds=0.5, **NOTHING_HELD)
-        assert caught.value.hint == "write dataset.max_seconds=3, or null for no limit"
+        assert caught.value.hint == "set dataset.max_seconds=3, or null for no limit"
 
     def test_a_stride_says_how_many_frames_are_left_for_letters(self, tmp_path):
         manifest = table(tmp_path, [("a.wav", "ab" * 20)])
         assert len(load_speech(path=manifest, stride=2, **NOTHING_HELD).train) == 1
-        with pytest.raises(DataError, match="takes 40 frames, and the network sees 26"):
+        with pytest.raises(DataError, match="needs 40 frames, but the network has 26"):
             load_speech(path=manifest, stride=4, **NOTHING_HELD)
 
     def test_a_broken_recording_stops_or_makes_the_batch_smaller(self, tmp_path):
@@ -296,7 +296,7 @@ class TestLoading:
     def test_a_recording_shorter_than_its_manifest_says_does_not_reach_the_loss(self, tmp_path):
         record(tmp_path / "a.wav", 0.02)
         (tmp_path / "all").write_text('{"audio": "a.wav", "text": "hello", "duration": 3}')
-        with pytest.raises(DataError, match=r"all line 1: .*a.wav: .* takes 6 frames, and the network sees 2"):
+        with pytest.raises(DataError, match=r"all line 1: .*a.wav: .* needs 6 frames, but the network has 2"):
             load_speech(path=tmp_path / "all", **NOTHING_HELD).train.fetch([0], 0, 0)
 
     @pytest.mark.parametrize("words", [24, 4])

@@ -117,7 +117,7 @@ def test_the_standard_library_reads_the_same_out_of_it(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no catalog", compiled(PLAIN)[:40], compiled(PLAIN)[:-30]])
 def test_a_damaged_compiled_catalog_is_an_error_of_its_value(tmp_path, content):
     (tmp_path / "a.mo").write_bytes(content)
-    with pytest.raises(ValueError, match=r"begin|table|end"):
+    with pytest.raises(ValueError, match=r"magic number|table|end"):
         read_compiled(tmp_path / "a.mo")
 
 
@@ -149,7 +149,7 @@ class TestGettext:
         assert len(load_gettext(package="carrier_of_catalogs", vocabulary=80).train) == 48
 
     def test_what_is_missing_is_said_with_what_would_do(self, tmp_path):
-        with pytest.raises(DataError, match="no installed package 'nosuchpackage'") as missing:
+        with pytest.raises(DataError, match="the package 'nosuchpackage' is not installed") as missing:
             load_gettext(package="nosuchpackage")
         assert "pip install nosuchpackage" in missing.value.hint
         catalog(tmp_path, language="pt_BR")

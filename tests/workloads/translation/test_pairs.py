@@ -69,7 +69,7 @@ class TestNames:
 
     @pytest.mark.parametrize("number", [-1, 1_000_000])
     def test_other_numbers_are_refused(self, number):
-        with pytest.raises(ValueError, match="has no name here"):
+        with pytest.raises(ValueError, match="is out of range"):
             name_of(number, "en")
 
     def test_half_of_the_numbers_drawn_first_have_three_digits_or_fewer_and_all_differ(self):
@@ -146,7 +146,7 @@ class TestBatches:
         left_out = sum(split.left_out for split in (short.train, short.val, short.test))
         assert short.describe().endswith(f", {left_out} too long")
         assert "too long" not in whole.describe()
-        with pytest.raises(DataError, match=r"every one of 320 pairs has more than dataset.max_tokens=1 tokens"):
+        with pytest.raises(DataError, match=r"all 320 pairs have more than dataset.max_tokens=1 tokens"):
             load_number_words(samples=400, max_tokens=1)
 
     def test_fewer_training_pairs_are_the_first_ones_and_more_than_there_are_is_refused(self, numbers):
@@ -232,7 +232,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "why"),
         [
-            (b"no tab", "1 column between tabs, but column 2 is asked for"),
+            (b"no tab", "1 column between tabs, but dataset.columns has 2"),
             (b"a source without a target\t", "column 2 is empty"),
             (b"\ta target without a source", "column 1 is empty"),
             (b"caf\xe9\tcoffee", "byte 4 is not UTF-8"),
@@ -252,9 +252,7 @@ class TestFiles:
     @pytest.mark.parametrize("on_error", ["stop", "skip"])
     def test_a_file_without_a_single_tab_is_said_to_be_that(self, tmp_path, on_error):
         path = written(tmp_path / "my.csv", ["", *[line.replace("\t", ";") for line in LINES]])
-        with pytest.raises(
-            DataError, match=r"my\.csv: no line has a tab: is it separated by something else\?"
-        ) as caught:
+        with pytest.raises(DataError, match=r"my\.csv: no line has a tab") as caught:
             load_pairs(path=path, vocabulary=100, on_error=on_error)
         assert "on_error" not in caught.value.hint
 

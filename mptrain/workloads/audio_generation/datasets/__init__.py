@@ -1,1 +1,1 @@
-"""Recordings, and synthetic sounds."""
+"""Recordings and synthetic sounds."""

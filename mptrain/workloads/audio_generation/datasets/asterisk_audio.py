@@ -1,4 +1,4 @@
-"""The prompts of the Asterisk telephone exchange as raw sound with the words said in them."""
+"""Prompts of the Asterisk telephone exchange as raw audio with their transcripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AsteriskAudioOptions(RecordingOptions):
 
     Attributes:
         sounds: Folder of the recordings.
-        transcripts: The list of what is said.
+        transcripts: File that lists the transcripts.
     """
 
     sounds: Path = SOUNDS
@@ -27,11 +27,11 @@ class AsteriskAudioOptions(RecordingOptions):
 
 @takes_fields_of(AsteriskAudioOptions)
 def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
-    """Read the prompts, some 24 minutes of one speaker at 8 kHz, into memory.
+    """Read the prompts into memory: about 24 minutes of one speaker at 8 kHz.
 
     Raises:
-        DataError: The prompts are not there, or one cannot be read and ``on_error`` is ``stop``.
-        ConfigError: Nothing is left to train on.
+        DataError: The prompts are missing, or one cannot be read and ``on_error`` is ``stop``.
+        ConfigError: No recording is left to train on.
     """
     faults, alphabet = Faults(options.on_error), Alphabet(ENGLISH)
     read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)

@@ -1,4 +1,4 @@
-"""Recordings of the user's own: any folder of sound files, by speaker and with texts where there are such."""
+"""Recordings from a folder of sound files, optionally with speakers and transcripts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RecordingFolderOptions(RecordingOptions):
 
     Attributes:
         root: The folder.
-        name: What to call the data set in records.
-        rate: Samples a second that all recordings are converted to, in hertz.
-        speakers: Tell the network who speaks, where there are several speakers.
-        alphabet: Letters of the texts; others are left out.
-        workers: Processes that read files.
+        name: Name of the data set in records.
+        rate: Sample rate that all recordings are converted to, in hertz.
+        speakers: Condition the network on the speaker, where there are several speakers.
+        alphabet: Letters of the texts; other letters are left out.
+        workers: Number of processes that read files.
     """
 
     root: Path = Path("data/recordings")
@@ -40,15 +40,15 @@ class RecordingFolderOptions(RecordingOptions):
 
 @takes_fields_of(RecordingFolderOptions)
 def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
-    """Find the recordings in a folder; they are read when a batch asks for them.
+    """Find the recordings in a folder; the loader reads each one when a batch needs it.
 
-    Files lie in the folder itself or below it. Where they lie in folders of it, each of these is a speaker. A text file
-    beside a recording, ``NAME.txt`` beside ``NAME.wav``, has what is said in it. Where texts are told to the network and one
-    recording has one, a recording without a text and a text without a recording cannot be used.
+    Files may be in the folder itself or in subfolders, in which case each direct subfolder is a speaker. The transcript
+    of ``NAME.wav`` is the text file ``NAME.txt`` next to it. If the network is conditioned on text and one recording
+    has a transcript, recordings without a transcript and transcripts without a recording are unusable.
 
     Raises:
-        DataError: There are no recordings, or one cannot be used and ``on_error`` is ``stop``.
-        ConfigError: Nothing is left to train on.
+        DataError: There are no recordings, or one is unusable and ``on_error`` is ``stop``.
+        ConfigError: No recording is left to train on.
     """
     name, root = options.name, options.root.expanduser()
     letters, faults = Alphabet(options.alphabet), Faults(options.on_error)
@@ -67,7 +67,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
                 Clip(str(file), samples, found.index(_speaker_of(file, root)) if options.speakers else 0, said)
             )
     if not clips:
-        raise DataError(f"{name}: no recording in {root} can be used", "mend or remove the files")
+        raise DataError(f"{name}: no recording in {root} can be used", "fix or remove the files")
     return clips_as_dataset(
         name,
         clips,
@@ -90,30 +90,30 @@ def _sound_files(root: Path, name: str) -> list[Path]:
 
 
 def _speaker_of(file: Path, root: Path) -> str:
-    """The folder of the root that a file lies in; empty in the root itself."""
+    """Return the direct subfolder of the root that contains a file, or an empty string for the root itself."""
     inside = file.relative_to(root).parts
     return inside[0] if len(inside) > 1 else ""
 
 
 def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
-    """The text file of each recording that has one; empty where none has.
+    """Return the text file of each recording that has one; empty if no recording has one.
 
     Raises:
-        DataError: Some have one; another recording has none, or another text no recording, and ``faults`` says stop.
+        DataError: Some recordings have a text, but a recording or a text has no counterpart, and ``faults`` stops.
     """
     found = {file: file.with_suffix(".txt") for file in files if file.with_suffix(".txt").is_file()}
     if found:
-        hint = "mend or remove it, set dataset.text=false"
+        hint = "fix or remove it, set dataset.text=false"
         alone = [file for file in files if file not in found]
-        faults.report({str(file): "has no text beside it, and other recordings have one" for file in alone}, hint)
+        faults.report({str(file): "has no text next to it, but other recordings have one" for file in alone}, hint)
         texts = sorted(text for folder in {file.parent for file in files} for text in folder.glob("[!.]*.txt"))
         known = set(found.values())
-        faults.report({str(text): "has no recording beside it" for text in texts if text not in known}, hint)
+        faults.report({str(text): "has no recording next to it" for text in texts if text not in known}, hint)
     return found
 
 
 def _read_text(path: Path) -> str:
-    """What is said in a recording.
+    """Return the transcript of a recording.
 
     Raises:
         RecordingError: The text cannot be read.
@@ -121,4 +121,4 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordingError(path, f"its text, {path.name}, cannot be read: {error}") from error
+        raise RecordingError(path, f"its text file {path.name} cannot be read: {error}") from error

@@ -1,6 +1,6 @@
-"""Sounds that nobody made: plucked strings, two vowels and bells, computed on the spot, for machines without recordings.
+"""Synthetic sounds for machines without recordings: plucked strings, two vowels and bells.
 
-What a network learns here says little of how well it would speak.
+Results on these sounds say little about the quality of a network on speech.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 
-#: Samples a second, in hertz.
+#: Sample rate in hertz.
 RATE = 8000
 
-#: Samples of a sound: half a second.
+#: Length of a sound in samples: half a second.
 LENGTH = 4000
 
-_FIXED = 19830601  # the same sounds in every run
-_LOUDEST = 0.7  # of the full range of 16 bits
+_FIXED = 19830601  # seed of the sounds, the same in every run
+_LOUDEST = 0.7  # largest amplitude, relative to the 16-bit range
 
 #: The first three formants of two vowels of a man, in hertz (Peterson and Barney 1952, table II).
 _FORMANTS = {"vowel ah": (730.0, 1090.0, 2440.0), "vowel ee": (270.0, 2290.0, 3010.0)}
 _BANDWIDTHS = (60.0, 90.0, 150.0)
 
-#: Partials of a bell as multiples of its strike note, and how fast each fades, in 1/s.
+#: Partials of a bell: multiple of its strike note and decay rate in 1/s.
 _PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 14.0))
 
 
@@ -40,9 +40,9 @@ class SyntheticSoundOptions(WindowOptions):
     """Options of `make_sounds`.
 
     Attributes:
-        train_samples: Sounds to train on; fewer are the first of more.
-        val_samples: Sounds to validate on; 0 for none.
-        test_samples: Sounds to test on; 0 for none.
+        train_samples: Number of training sounds; a smaller set is a prefix of a larger one.
+        val_samples: Number of validation sounds; 0 for none.
+        test_samples: Number of test sounds; 0 for none.
     """
 
     train_samples: PositiveInt = 160
@@ -52,7 +52,7 @@ class SyntheticSoundOptions(WindowOptions):
 
 @takes_fields_of(SyntheticSoundOptions)
 def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
-    """Make sounds of half a second at 8 kHz, the same in every run, of four kinds that the network is told as speakers."""
+    """Make half-second sounds of four kinds at 8 kHz, the same in every run; the kinds are the speakers."""
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SoundSplit] = {}
     for number, (part, count) in enumerate(counts.items()):
@@ -71,7 +71,10 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
 
 
 def sound(kind: int, part: int, index: int) -> Tensor:
-    """The samples of a sound, drawn from its place alone, int16 ``[LENGTH]``: pitch, loudness, onset and noise differ."""
+    """Return a sound that depends only on its arguments, int16 ``[LENGTH]``.
+
+    Pitch, loudness, onset and noise differ from sound to sound.
+    """
     pitch, loudness, onset, *draws = uniforms(_FIXED, part, [index], 3 + RATE)[0].tolist()
     begin = int(onset * LENGTH / 8)
     make = KINDS[list(KINDS)[kind]]
@@ -83,12 +86,11 @@ def sound(kind: int, part: int, index: int) -> Tensor:
 
 
 def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
-    """A plucked string: noise that goes round a loop and is smoothed each time (Karplus and Strong 1983)."""
+    """Return a plucked string: noise that passes through a smoothing loop repeatedly (Karplus and Strong 1983)."""
     loop = max(2, round(RATE / frequency - 0.5))
     rounds = [draws[:loop] * 2 - 1]
-    before = rounds[0][
-        -1:
-    ]  # the sample before the first one of the last round; before all rounds the noise is taken to repeat
+    # The sample before the first one of the last round. The first round is taken to follow a copy of itself.
+    before = rounds[0][-1:]
     for _ in range(length // loop + 1):
         last = rounds[-1]
         rounds.append((last + torch.cat([before, last[:-1]])) / 2 * 0.996)
@@ -97,11 +99,11 @@ def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
 
 
 def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor]:
-    """A voice: harmonics that fall by 6 dB an octave, the louder the nearer they are to a formant; swelling and fading."""
+    """Return a voice: harmonics that fall by 6 dB an octave, louder near a formant, with a fade-in and fade-out."""
 
     def make(frequency: float, length: int, draws: Tensor) -> Tensor:
         seconds = torch.arange(length, dtype=torch.float64) / RATE
-        # Pitch wavers by 1 % six times a second.
+        # Vibrato: the pitch varies by 1 % six times a second.
         phase = 2 * math.pi * frequency * (seconds - 0.01 / (12 * math.pi) * torch.cos(12 * math.pi * seconds))
         wave = torch.zeros(length, dtype=torch.float64)
         for harmonic in range(1, int(0.47 * RATE / frequency) + 1):
@@ -114,7 +116,7 @@ def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor
 
 
 def _bell(frequency: float, length: int, draws: Tensor) -> Tensor:
-    """A bell: partials that are no harmonics and fade at rates of their own."""
+    """Return a bell: inharmonic partials, each with its own decay rate."""
     seconds = torch.arange(length, dtype=torch.float64) / RATE
     wave = torch.zeros(length, dtype=torch.float64)
     for number, (ratio, fading) in enumerate(_PARTIALS):
@@ -123,7 +125,7 @@ def _bell(frequency: float, length: int, draws: Tensor) -> Tensor:
     return wave
 
 
-#: Kinds of sound in the order of their numbers: from pitch in hertz, samples and draws to a wave.
+#: Kinds of sound in the order of their numbers: function of pitch in hertz, number of samples and random draws.
 KINDS: dict[str, Callable[[float, int, Tensor], Tensor]] = {
     "string": _string,
     **{name: _vowel(formants) for name, formants in _FORMANTS.items()},

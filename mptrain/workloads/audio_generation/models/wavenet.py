@@ -1,11 +1,11 @@
-"""WaveNet: a network that says of each sample of a sound which level follows, given those before it.
+"""WaveNet: a network that predicts the next level of each sample of a sound from the samples before it.
 
-It sees samples through convolutions that look back only, at ever larger distances. Everything here may be half
-precision; the softmax over the levels is the task's, in FP32.
+Dilated causal convolutions look back over ever larger distances. All layers may run in half precision; the task
+computes the softmax over the levels in FP32.
 
-A sound is drawn sample by sample at the cost of one sample for each: every layer keeps the samples that it will look back at
-(Paine et al. 2016, *Fast Wavenet generation algorithm*), so a step costs as many products as there are layers, however far the
-network sees. It says what the whole network would, up to rounding.
+Generation costs one step per sample: every layer caches the past inputs that it needs (Paine et al. 2016, *Fast Wavenet
+generation algorithm*), so the cost of a step depends on the number of layers and not on the receptive field. The
+result is that of the whole network, up to rounding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mptrain.fields import NonNegativeInt, PositiveInt
 
 
 class GatedLayer(nn.Module):
-    """A dilated convolution whose result is the product of a tanh and a sigmoid (van den Oord et al. 2016, eq. 2).
+    """Dilated convolution with a tanh-sigmoid gate (van den Oord et al. 2016, eq. 2).
 
     Args:
-        residual: Channels that pass from layer to layer, R.
-        kernel_size: Samples that it sees.
-        dilation: Distance between these.
-        condition: Numbers of the condition; 0 for none.
-        last: Nothing comes behind it, so it has no residual output.
+        residual: Channels of the residual path, R.
+        kernel_size: Number of taps of the convolution.
+        dilation: Distance between taps in samples.
+        condition: Channels of the condition, E; 0 for none.
+        last: Whether this is the last layer, which has no residual output.
     """
 
     def __init__(self, residual: int, kernel_size: int, dilation: int, condition: int, *, last: bool) -> None:
@@ -38,19 +38,24 @@ class GatedLayer(nn.Module):
         self.residual = None if last else nn.Conv1d(residual, residual, 1)
 
     def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From ``[N, R, L]`` and a condition ``[N, E, L]`` or ``[N, E, 1]`` to what goes on, and the product, alike."""
+        """Return the residual output and the gated product, each ``[N, R, L]``.
+
+        Args:
+            given: Inputs ``[N, R, L]``.
+            condition: Condition ``[N, E, L]`` or ``[N, E, 1]``, or None.
+        """
         gates, added = self.gates(F.pad(given, (self.past, 0))), self.added(condition)
         return self.outputs(given, gates if added is None else gates + added)
 
     def added(self, condition: Tensor | None) -> Tensor | None:
-        """What a condition adds to the gates, for all samples at once."""
+        """Return the contribution of a condition to the gates, for all samples at once."""
         if self.condition is None or condition is None:
             return None
         added: Tensor = self.condition(condition)
         return added
 
     def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes on, and the product, from the sums ``[N, 2 R, L]`` before the two gates."""
+        """Return the residual output and the gated product from the pre-activations ``[N, 2 R, L]`` of both gates."""
         filtered, gate = gates.chunk(2, 1)
         product = torch.tanh(filtered) * torch.sigmoid(gate)
         onward = given if self.residual is None else given + self.residual(product)
@@ -58,11 +63,11 @@ class GatedLayer(nn.Module):
 
 
 class Queue:
-    """A gated layer with what it has seen.
+    """Gated layer with a cache of its past inputs.
 
     Args:
         layer: The layer.
-        seen: Its inputs so far, ``[N, R, L]``.
+        seen: Inputs of the layer so far, ``[N, R, L]``.
     """
 
     def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
@@ -75,7 +80,7 @@ class Queue:
         self._spacing = layer.gates.dilation[0]
 
     def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The layer's two outputs for the next sample, ``[N, R, 1]``; a condition is what it adds to the gates."""
+        """Return both outputs of the layer for the next sample, ``[N, R, 1]``; ``condition`` is added to the gates."""
         size = self._kept.shape[2]
         taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
         gates = F.linear(torch.cat([*taps, given[..., 0]], 1), self._weight, self.layer.gates.bias).unsqueeze(2)
@@ -88,22 +93,22 @@ class Queue:
 class WaveNet(nn.Module):
     """Stacks of gated layers with dilations 1, 2, 4 ... over an embedding of levels (van den Oord et al. 2016).
 
-    A speaker is an embedding that all samples are told (global conditioning, their section 2.5); text an embedding of its
-    letters and their neighbours, of which each sample is told the one that is being said (local conditioning).
+    The speaker is an embedding shared by all samples (global conditioning, their section 2.5). Text is an embedding of
+    letters, mixed with their neighbours; each sample gets that of the letter being spoken (local conditioning).
 
     Args:
-        levels: How many there are.
-        stacks: How often the dilations begin again at 1.
-        layers: Layers of a stack, the last with a dilation of ``2 ** (layers - 1)``.
-        residual: Channels that pass from layer to layer, and of the gates.
+        levels: Number of levels.
+        stacks: Number of stacks; dilations restart at 1 in each.
+        layers: Layers per stack, the last with a dilation of ``2 ** (layers - 1)``.
+        residual: Channels of the residual path and of the gates.
         skip: Channels of the sum over all layers.
-        kernel_size: Samples that each layer sees.
-        speakers: How many there are; 0 tells none.
-        vocabulary_size: How many letters there are, with the one for none; 0 tells none.
-        condition: Numbers of the embeddings of speakers and letters.
+        kernel_size: Number of taps of each layer.
+        speakers: Number of speakers; 0 for no conditioning on the speaker.
+        vocabulary_size: Number of letters, including that for "no letter"; 0 for no conditioning on text.
+        condition: Size of the embeddings of speakers and letters.
 
     Attributes:
-        receptive_field: How many samples an answer depends on:
+        receptive_field: Number of samples that an output depends on:
             ``1 + stacks (kernel_size - 1) (2 ** layers - 1)``.
     """
 
@@ -131,7 +136,7 @@ class WaveNet(nn.Module):
             GatedLayer(residual, kernel_size, dilation, told, last=number == len(dilations))
             for number, dilation in enumerate(dilations, start=1)
         )
-        # The skip connections of all layers in one product: their sum is rounded once, and not at every layer.
+        # One product over the skip connections of all layers: their sum is rounded once, not after every layer.
         self.skip = nn.Conv1d(len(dilations) * residual, skip, 1)
         self.hidden = nn.Conv1d(skip, skip, 1)
         self.output = nn.Conv1d(skip, levels, 1)
@@ -140,13 +145,13 @@ class WaveNet(nn.Module):
     def forward(
         self, given: Tensor, speaker: Tensor | None = None, text: Tensor | None = None, place: Tensor | None = None
     ) -> Tensor:
-        """Logits of the level that follows each level.
+        """Return logits of the next level at each position.
 
         Args:
             given: Levels, int64 ``[N, L]``.
-            speaker: Numbers, int64 ``[N]``.
-            text: Numbers of letters, int64 ``[N, M]``, 0 behind the last.
-            place: Which of these is being said, int64 ``[N, L]``.
+            speaker: Numbers of the speakers, int64 ``[N]``.
+            text: Numbers of the letters, int64 ``[N, M]``, zero-padded.
+            place: Index into ``text`` of the letter being spoken, int64 ``[N, L]``.
 
         Returns:
             ``[N, levels, L]``.
@@ -160,11 +165,11 @@ class WaveNet(nn.Module):
         return self.answer(products)
 
     def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
-        """The condition, ``[N, E, L]`` with text and ``[N, E, 1]`` with a speaker alone; None for none of them."""
+        """Return the condition: ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, None without either."""
         condition: Tensor | None = None
         if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
             letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
-            # Looked up as in an embedding, whose gradients are summed in FP32: hundreds of samples say the same letter.
+            # F.embedding sums gradients in FP32, which matters because hundreds of samples share a letter.
             rows = place + torch.arange(len(text), device=text.device)[:, None] * text.shape[1]
             condition = F.embedding(rows, letters.flatten(0, 1)).transpose(1, 2)
         if self.speakers is not None and speaker is not None:
@@ -173,7 +178,7 @@ class WaveNet(nn.Module):
         return condition
 
     def answer(self, products: list[Tensor]) -> Tensor:
-        """Logits from the products of all layers, each ``[N, R, L]``."""
+        """Return logits from the products of all layers, each ``[N, R, L]``."""
         logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
         return logits
 
@@ -186,15 +191,15 @@ class WaveNet(nn.Module):
         text: Tensor | None = None,
         place: Tensor | None = None,
     ) -> Tensor:
-        """Levels drawn one after the other, each from what follows those before it.
+        """Generate levels one after the other, each drawn from the prediction given all levels before it.
 
         Args:
-            given: Levels to go on from, int64 ``[N, L]``, L at least 1.
-            count: How many to draw.
-            source: What they are drawn from.
+            given: Levels to continue, int64 ``[N, L]``, L at least 1.
+            count: Number of levels to draw.
+            source: Random number generator for the draws.
             speaker: As in `forward`.
             text: As in `forward`.
-            place: As in `forward`, int64 ``[N, L - 1 + count]``: of each level that follows one of them.
+            place: As in `forward`, int64 ``[N, L - 1 + count]``: for each given and drawn level but the first.
 
         Returns:
             int64 ``[N, count]``.
@@ -206,7 +211,7 @@ class WaveNet(nn.Module):
         queues, value = [], self.embedding(given[:, :-1]).transpose(1, 2)
         for layer in layers:
             queues.append(Queue(layer, value))
-            if length > 1:  # convolutions of nothing are refused
+            if length > 1:  # torch rejects convolutions over zero samples
                 value, _ = layer(value, None if condition is None else condition[..., : length - 1])
         level, levels = given[:, -1], []
         for position in range(length - 1, length - 1 + count):
@@ -215,12 +220,12 @@ class WaveNet(nn.Module):
                 now = added if added is None or added.shape[2] == 1 else added[..., position, None]
                 value, product = queue.step(value, now)
                 products.append(product)
-            # NaN, which a run that went wrong has, has no probabilities.
+            # A diverged run has NaN logits, from which nothing can be drawn.
             probabilities = self.answer(products)[..., 0].float().nan_to_num(0.0).softmax(1)
             level = torch.multinomial(probabilities, 1, generator=source)[:, 0]
             levels.append(level)
         return torch.stack(levels, 1) if levels else given[:, :0]
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 wavenet = WaveNet

@@ -1,4 +1,4 @@
-"""Photographs to restore: those that installed packages bring along, or a folder of one's own."""
+"""Photographs to restore: those shipped with installed packages, or those in a folder of the user."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
 from mptrain.workloads.images.picture_files import EXTENSIONS
 
-#: Package to the distribution that has it, and to where it keeps pictures.
+#: Import name of a package to its distribution and its folder of pictures.
 _PACKAGES = {
     "sklearn": ("scikit-learn", "datasets/images"),
     "matplotlib": ("matplotlib", "mpl-data/sample_data"),
     "skimage": ("scikit-image", "data"),
 }
 
-#: Split to photos in the wheels of packages: those of every installation, and those of scikit-image. Which belong where
-#: must never change.
+#: Photos of each split in packages: those of every installation, and those of scikit-image. These lists must never
+#: change, because results would no longer be comparable.
 _ALWAYS = {"train": ("sklearn/china.jpg", "sklearn/flower.jpg"), "val": ("matplotlib/grace_hopper.jpg",)}
 _SKIMAGE = {
     "train": ("skimage/astronaut.png", "skimage/rocket.jpg"),
     "test": ("skimage/chelsea.png", "skimage/coffee.png"),
 }
 
-_FIXED = 20180430  # names the one permutation that divides a folder; changing it changes every split
+_FIXED = 20180430  # seed of the permutation that divides a folder; changing it changes every split
 
 
 @dataclass(kw_only=True, eq=False)
 class InstalledPhotos(PhotoDataset):
-    """Photos in packages: a temple, a flower, an astronaut and a rocket to train on, a portrait to validate on, a cat and coffee to test on.
+    """Photos shipped with installed packages.
 
-    Half of those to train on and all to test on are scikit-image's. The other options and the errors are those of `PhotoDataset`; all
-    photos are kept in memory.
+    Training uses a temple, a flower, an astronaut and a rocket, validation a portrait, the test a cat and a coffee cup.
+    Half of the training photos and all test photos are from scikit-image. For other options and errors see
+    `PhotoDataset`. All photos are kept in memory.
 
     Attributes:
-        skimage: False leaves out the photos of scikit-image; then there is no test split.
+        skimage: Whether to use the photos of scikit-image; without them there is no test split.
 
     Raises:
         DataError: A package or its files are missing.
@@ -50,7 +51,7 @@ class InstalledPhotos(PhotoDataset):
     name, cache_mb = "photos", 64
 
     def files(self) -> dict[str, list[str]]:
-        """Find the photos of the packages."""
+        """Return the photos found in the packages."""
         sources = (_ALWAYS, _SKIMAGE) if self.skimage else (_ALWAYS,)
         splits = dict.fromkeys(split for source in sources for split in source)
         return {split: [_photo(name) for source in sources for name in source.get(split, ())] for split in splits}
@@ -58,16 +59,17 @@ class InstalledPhotos(PhotoDataset):
 
 @dataclass(kw_only=True, eq=False)
 class PhotoFolder(PhotoDataset):
-    """Image files below ``root/train``, ``root/val`` and ``root/test``, or all below ``root``, divided by photo.
+    """Image files in ``root/train``, ``root/val`` and ``root/test``, or all in ``root``, divided by photo.
 
-    The other options and errors are those of `PhotoDataset`.
+    For other options and errors see `PhotoDataset`.
 
     Attributes:
         root: The folder.
-        name: What to call the data set in records.
-        val_photos: Hold so many photos out to validate on where there is no ``root/val``; None a tenth, at least one.
-        test_photos: Likewise to test on.
-        cache_mb: Megabytes of decoded photos to keep, in each process.
+        name: Name of the data set in records.
+        val_photos: Number of photos to hold out for validation if there is no ``root/val``; None holds out a tenth, at
+            least one.
+        test_photos: Number of photos to hold out for testing, likewise.
+        cache_mb: Megabytes of decoded photos to keep in each process.
 
     Raises:
         DataError: There are no images.
@@ -85,7 +87,7 @@ class PhotoFolder(PhotoDataset):
     workers: NonNegativeInt = 4
 
     def files(self) -> dict[str, list[str]]:
-        """Divide the photos of the folder by folders ``train``, ``val`` and ``test`` where there is a ``train``, else by a fixed permutation."""
+        """Return the photos by the folders ``train``, ``val`` and ``test``; without ``train``, by a permutation."""
         root = self.root.expanduser()
         train = root / "train"
         found = {"train": files_below(train if train.is_dir() else root)}
@@ -99,8 +101,8 @@ class PhotoFolder(PhotoDataset):
             count = max(1, len(everything) // 10) if asked is None else asked
             if count >= len(found["train"]):
                 raise ConfigError(
-                    f"{root} has {len(everything)} photos to divide: holding {count} out for {split} leaves none to train on",
-                    "add photos, or write dataset.val_photos=0 or dataset.test_photos=0",
+                    f"{root} has {len(everything)} photos: holding {count} out for {split} leaves none to train on",
+                    "add photos, or set dataset.val_photos=0 or dataset.test_photos=0",
                 )
             order = permutation(len(found["train"]), _FIXED).tolist()
             held = set(order[:count])
@@ -109,17 +111,17 @@ class PhotoFolder(PhotoDataset):
         return found
 
 
-#: Their names in configurations.
+#: Names in configurations.
 load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
 
 
 def files_below(folder: Path) -> list[str]:
-    """The image files in a folder and in the folders inside it, sorted; hidden ones are left out.
+    """Return the image files in a folder and its subfolders, sorted, without hidden ones.
 
     Raises:
-        DataError: There are none, or there is no such folder.
+        DataError: The folder does not exist or has no images.
     """
-    hint = f"set dataset.root=FOLDER; known endings: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no files of yours"
+    hint = f"set dataset.root=FOLDER; known suffixes: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no own files"
     if not folder.is_dir():
         raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
     found = []
@@ -133,10 +135,10 @@ def files_below(folder: Path) -> list[str]:
 
 
 def _photo(name: str) -> str:
-    """Return the path of a photo in an installed package, which is located, not imported.
+    """Return the path of a photo in an installed package, without importing the package.
 
     Raises:
-        DataError: It is not there.
+        DataError: The package or the photo is not installed.
     """
     package, _, file = name.partition("/")
     distribution, folder = _PACKAGES[package]
@@ -144,6 +146,6 @@ def _photo(name: str) -> str:
     places = [Path(place) / folder for place in (spec.submodule_search_locations or [])] if spec else []
     found = next((place for place in places if place.is_dir()), None)
     if found is None or not (found / file).is_file():
-        other = ", or write dataset.skimage=false" if package == "skimage" else ""
+        other = ", or set dataset.skimage=false" if package == "skimage" else ""
         raise DataError(f"{file} of {distribution} not found", f"pip install {distribution}{other}")
     return str(found / file)

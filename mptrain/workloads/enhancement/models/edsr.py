@@ -1,6 +1,6 @@
-"""EDSR (Lim et al. 2017): residual blocks without normalisation at low resolution, then pixels out of channels.
+"""EDSR (Lim et al. 2017): residual blocks without normalisation at low resolution, then sub-pixel upsampling.
 
-Only the network; what is low and what is high resolution, and how they are compared, is in the data and the task.
+This module has only the network; the data set degrades the pictures, and the task compares them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NEARLY_NOTHING = 1e-3
 class Enlarged(nn.Module):
     """Bicubic enlargement with the usual coefficient of -0.5, in at least FP32.
 
-    torch has this kernel in no half precision, and a picture rounded to it would differ from its target by up to 0.0002
-    whatever a network adds.
+    torch does not implement this kernel in half precision. A picture rounded to half precision would also differ from
+    its target by up to 0.0002 whatever the network adds.
 
     Args:
-        upscale: How many times larger; 1 leaves pictures as they are.
+        upscale: Enlargement factor; 1 leaves pictures as they are.
     """
 
     def __init__(self, upscale: int) -> None:
@@ -33,7 +33,7 @@ class Enlarged(nn.Module):
         self.upscale = upscale
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """From ``[N, C, H, W]`` to ``[N, C, upscale * H, upscale * W]``."""
+        """Return pictures ``[N, C, upscale * H, upscale * W]`` from ``[N, C, H, W]``."""
         wide = pictures if pictures.element_size() >= 4 else pictures.float()
         if self.upscale == 1:
             return wide
@@ -41,7 +41,7 @@ class Enlarged(nn.Module):
 
 
 class _Block(nn.Module):
-    """``x + scale * conv(relu(conv(x)))``."""
+    """Residual block ``x + scale * conv(relu(conv(x)))``."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
@@ -54,18 +54,20 @@ class _Block(nn.Module):
 
 
 class EDSR(nn.Module):
-    """From pictures ``[N, C, H, W]`` of 0 to 1 to pictures ``[N, C, upscale * H, upscale * W]``, not clamped.
+    """Super-resolution network from pictures ``[N, C, H, W]`` to ``[N, C, upscale * H, upscale * W]``.
 
-    The networks of Lim et al., section 3 and table 1: 16 blocks of 64, or 32 of 256 with a residual scale of 0.1.
+    Inputs are from 0 to 1; outputs are not clamped. The networks of Lim et al. (section 3 and table 1) have 16 blocks
+    of 64 channels, or 32 blocks of 256 channels with a residual scale of 0.1.
 
     Args:
-        in_channels: C.
-        upscale: How many times larger the output is; 1 restores at the same size.
-        blocks: Residual blocks.
-        width: Channels inside.
-        residual_scale: What each block's change is multiplied by; a small one keeps wide networks from diverging.
-        interpolated: Add the bicubic enlargement of the input to the output, so that only what that misses has to be learnt, as
-            VDSR does (Kim et al. 2016); not in the paper. A network that begins there shows in minutes what it learns.
+        in_channels: Number of channels, C.
+        upscale: Factor by which the output is larger; 1 restores at the same size.
+        blocks: Number of residual blocks.
+        width: Number of hidden channels.
+        residual_scale: Factor of each block's output; a small one keeps wide networks from diverging.
+        interpolated: Whether to add the bicubic enlargement of the input to the output, so that the network learns only
+            the difference, as in VDSR (Kim et al. 2016). This is not in the paper; it makes progress visible within
+            minutes.
     """
 
     def __init__(
@@ -84,20 +86,20 @@ class EDSR(nn.Module):
         residual = [_Block(width, residual_scale) for _ in range(blocks)]
         self.body = nn.Sequential(*residual, _convolution(width, width))
         last = _convolution(width, in_channels)
-        if interpolated:  # it begins as nearly the enlargement itself, but with gradients for all layers
+        if interpolated:  # the initial output is nearly the enlargement itself, with gradients for all layers
             nn.init.normal_(last.weight, std=_NEARLY_NOTHING)
             nn.init.zeros_(cast("Tensor", last.bias))
         self.tail = nn.Sequential(*_enlarging(width, upscale), last)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """The enlarged pictures."""
-        # A constant takes the place of the mean colour of one set of photographs, which the authors subtract.
+        """Return the enlarged pictures."""
+        # The authors subtract the mean colour of their training set; this network subtracts a constant.
         shallow = self.head(pictures - 0.5)
         output: Tensor = self.tail(shallow + self.body(shallow))
         return output + (0.5 if self.enlarged is None else self.enlarged(pictures))
 
 
-#: Its name in configurations.
+#: Name in configurations.
 edsr = EDSR
 
 
@@ -106,7 +108,7 @@ def _convolution(inward: int, outward: int) -> nn.Conv2d:
 
 
 def _enlarging(width: int, upscale: int) -> list[nn.Module]:
-    """Sub-pixel convolutions (Shi et al. 2016): one for 3, one for each doubling else."""
+    """Return sub-pixel convolutions (Shi et al. 2016): one for a factor of 3, otherwise one per doubling."""
     factors = [3] if upscale == 3 else [2] * round(math.log2(upscale))
     layers: list[nn.Module] = []
     for factor in factors:

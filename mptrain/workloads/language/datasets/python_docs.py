@@ -1,6 +1,6 @@
-"""Python's own reference, some 370,000 characters of English and code that every CPython carries for its ``help()``.
+"""Python's language reference: about 370,000 characters of English and code, shipped with CPython for ``help()``.
 
-It differs a little between versions of Python, and nowhere else.
+The text differs slightly between versions of Python and not between machines.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ def load_python_docs(options: TextOptions) -> TextDataset:
     """Read the topics in alphabetical order and divide them, the same in every run of one version of Python.
 
     Raises:
-        DataError: This Python came without its topics.
-        ConfigError: The text is too short for what is asked.
+        DataError: This Python has no topics.
+        ConfigError: The text is too short for the options.
     """
     parts = divide(read_topics(), options.val_share, options.test_share)
     return windows_of("python_docs", parts, options, faults={})
 
 
 def read_topics() -> list[str]:
-    """The topics in alphabetical order, each without the paragraphs that stood in one before it.
+    """Return the topics in alphabetical order, without paragraphs that an earlier topic contains.
 
-    A fifth of the topics' text is there twice, because large topics include small ones. Test text that was trained on
-    in another topic would say nothing.
+    A fifth of the text occurs twice, because large topics include small ones. A test on paragraphs that also occur in
+    the training text would measure nothing.
 
     Raises:
-        DataError: This Python came without them.
+        DataError: This Python has no topics.
     """
     try:
         topics: dict[str, str] = importlib.import_module(MODULE).topics
     except (ImportError, AttributeError) as error:
         raise DataError(
             f"this Python has no {MODULE}: {error}",
-            "install the whole standard library, or give text of your own with dataset=text dataset.path=FILE",
+            "install the complete standard library, or use your own text: dataset=text dataset.path=FILE",
         ) from error
     seen: set[str] = set()
     documents = []

@@ -1,4 +1,4 @@
-"""Text of the user's own: a file, several, or a folder, with or without files for validation and test."""
+"""Text from files of the user: one file, several, or a folder, optionally with files for validation and test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
 from mptrain.workloads.text.reading import by_part, read_file
 
-#: Names of text files in a folder end so; WikiText (Merity et al., 2016) has the second.
+#: Suffixes of text files in a folder; WikiText (Merity et al., 2016) has the second.
 SUFFIXES = (".txt", ".tokens")
 
 _HINT = "set dataset.path to a file, a list of files, a pattern or a folder; dataset=python_docs needs no files"
@@ -23,9 +23,9 @@ class TextFileOptions(TextOptions):
     """Options of `load_text`.
 
     Attributes:
-        path: A file, a pattern (``data/*.txt``), a folder, or a list of such.
-        name: What to call the data set in records.
-        on_error: What to do about lines that are not UTF-8.
+        path: A file, a pattern (``data/*.txt``), a folder, or a list of these.
+        name: Name of the data set in records.
+        on_error: ``stop`` or ``skip`` for lines that are not UTF-8.
     """
 
     path: Path | tuple[Path, ...] = Path("data/text")
@@ -37,14 +37,13 @@ class TextFileOptions(TextOptions):
 def load_text(options: TextFileOptions) -> TextDataset:
     """Read UTF-8 text.
 
-    In a folder, all files that end in `SUFFIXES` are read, in the order of their names. Where one of them says in its
-    name that it is for training, the others count only as what they say they are; where none does, all are divided.
-    A part that has no file of its own is cut off the end of the training text, and has the share of it that is asked
-    for.
+    In a folder, the files with `SUFFIXES` are read in the order of their names. If the name of a file marks it as
+    training text, each other file counts only for the part that its own name gives; otherwise all files are divided.
+    A part without a file of its own is cut off the end of the training text, with its share.
 
     Raises:
         DataError: A file is missing or cannot be read, or there is no text.
-        ConfigError: The text is too short for what is asked.
+        ConfigError: The text is too short for the options.
     """
     name = options.name
     found = find_files(name, (options.path,) if isinstance(options.path, Path) else options.path)
@@ -66,22 +65,29 @@ def load_text(options: TextFileOptions) -> TextDataset:
 
 
 def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """The files of ``train``, and of ``val`` and ``test`` where there are any.
+    """Return the files of ``train``, and of ``val`` and ``test`` if there are any.
 
     Raises:
-        DataError: A path leads to nothing.
+        DataError: A path matches no file.
     """
     files: list[Path] = []
     for path in paths:
         place = path.expanduser()
-        if place == Path():  # what an empty text becomes, such as that of a shell's variable without a value
-            raise DataError(f"{name} not found: dataset.path is empty, or the present folder", f"{_HINT}; ./ is $PWD")
+        if place == Path():  # the path of an empty string, such as an unset shell variable
+            raise DataError(
+                f"{name} not found: dataset.path is empty or the current folder",
+                f"{_HINT}; for the current folder use $PWD",
+            )
         if place.is_dir():
             inside = sorted(file for file in place.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         elif place.exists():
             inside = [place]
         else:
-            inside = [file for file in map(Path, sorted(glob.glob(str(place), recursive=True))) if file.is_file()]  # noqa: PTH207
+            inside = [
+                file
+                for file in map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
+                if file.is_file()
+            ]
         if not inside:
             what = f"no file in {place} ends in {' or '.join(SUFFIXES)}" if place.is_dir() else f"looked for {place}"
             raise DataError(f"{name} not found: {what}", _HINT)
@@ -92,6 +98,6 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
     if "" not in found:
         there = ", ".join(str(file) for files in found.values() for file in files[:1])
         raise DataError(
-            f"{name}: there is {there}, but no file to train on", "name it train.txt, or give it by its path"
+            f"{name}: found {there}, but no file to train on", "rename it to train.txt, or set dataset.path to it"
         )
     return {"train": [file for files in found.values() for file in files]}

@@ -1,4 +1,4 @@
-"""Language models of LSTM layers, which read on where they left off: the state is carried from batch to batch."""
+"""LSTM language models that carry their state from batch to batch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from mptrain.errors import ConfigError
 from mptrain.fields import AboveOne, BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.language.models.softmaxes import AdaptiveSoftmax, SampledSoftmax
 
-#: The last layer: over all tokens, with rare ones in clusters, or in training against some drawn at random.
+#: Kind of output layer: over all tokens, with rare tokens in clusters, or against random samples in training.
 Softmax = Literal["full", "adaptive", "sampled"]
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, LSTM layers, and a last layer that says which token comes next (Zaremba et al. 2014).
+    """Embedding, LSTM layers, and an output layer that predicts the next token (Zaremba et al. 2014).
 
-    With a projection, each layer's hidden state is multiplied by a matrix, which gives it fewer numbers before the next
-    time step and the next layer see it (Sak et al. 2014; Jozefowicz et al. 2016).
+    With a projection, a matrix reduces the size of each layer's hidden state before the next time step and the next
+    layer use it (Sak et al. 2014; Jozefowicz et al. 2016).
 
-    With lanes, the last hidden and cell state of each row of a batch is kept for the batch that continues it, without
-    its gradient: back-propagation through time is cut off at the batch. The state lies in buffers that are no part of
-    ``state_dict()``: it belongs to a place in a text, not to what was learned.
+    With lanes, the last hidden and cell state of each batch row is kept, detached, for the batch that continues it;
+    back-propagation through time is truncated at the batch. The state is in buffers outside ``state_dict()``, because
+    it belongs to a position in a text and not to what was learned.
 
-    Initial weights are PyTorch's default; a tied matrix is drawn as a linear layer's.
+    Initial weights are PyTorch's default; a tied matrix is initialised like a linear layer.
 
     Args:
-        vocabulary_size: How many tokens there are, V.
+        vocabulary_size: Number of tokens in the vocabulary, V.
         lanes: Rows of state carried from batch to batch; 0 carries none.
-        embedding_size: Numbers that stand for a token.
-        hidden_size: Numbers of a layer's cell state, H, and of its hidden state where there is no projection.
-        projection: Numbers of a layer's hidden state, P, fewer than ``hidden_size``; 0 projects nothing.
-        layers: How many LSTM layers.
-        dropout: Share of activations set to zero in training, before, between and after the layers.
-        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
-        softmax: ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al. 2017); ``sampled``: in
-            training against some tokens drawn at random (Jean et al. 2015).
-        samples: Tokens that a sampled softmax draws for a batch; of a smaller vocabulary one less than all.
-        cutoffs: Numbers of the tokens at which an adaptive softmax's clusters begin; those beyond the vocabulary are
-            left out.
-        shrink: By how much the rows of an adaptive softmax become shorter from cluster to cluster.
+        embedding_size: Size of the token embeddings.
+        hidden_size: Size of a layer's cell state, H, and of its hidden state without a projection.
+        projection: Size of a layer's projected hidden state, P, less than ``hidden_size``; 0 for no projection.
+        layers: Number of LSTM layers.
+        dropout: Dropout probability before, between and after the layers.
+        tied: Whether the output layer shares the matrix of the embedding (Press and Wolf 2017).
+        softmax: ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al. 2017); ``sampled``:
+            against randomly drawn tokens in training (Jean et al. 2015).
+        samples: Tokens that a sampled softmax draws per batch, at most one less than the vocabulary.
+        cutoffs: Token numbers at which the clusters of an adaptive softmax start; those beyond the vocabulary are
+            ignored.
+        shrink: Factor by which the feature size of an adaptive softmax shrinks from cluster to cluster.
 
     Raises:
-        ConfigError: A tied matrix would need two shapes, or is no matrix; a projection would enlarge; no cluster
-            begins within the vocabulary.
+        ConfigError: A tied matrix would need two shapes or does not exist, a projection would enlarge, or no cluster
+            starts within the vocabulary.
 
     Attributes:
         hidden: Hidden state carried, ``[layers, lanes, P]``; absent without lanes.
@@ -81,7 +81,7 @@ class LSTMLanguageModel(nn.Module):
             embedding_size,
             hidden_size,
             layers,
-            dropout=dropout if layers > 1 else 0.0,  # torch warns of dropout between the layers of one
+            dropout=dropout if layers > 1 else 0.0,  # with a single layer torch warns that dropout has no effect
             batch_first=True,
             proj_size=projection,
         )
@@ -95,7 +95,7 @@ class LSTMLanguageModel(nn.Module):
             self.decoder = nn.Linear(features, vocabulary_size)
         self.dropout = nn.Dropout(dropout)
         if tied and isinstance(self.decoder, nn.Linear):
-            bound = 1 / math.sqrt(features)  # the linear layer's: an embedding's would begin with huge logits
+            bound = 1 / math.sqrt(features)  # as in a linear layer: with an embedding's, initial logits would be huge
             nn.init.uniform_(self.embedding.weight, -bound, bound)
             self.decoder.weight = self.embedding.weight
         if lanes:
@@ -104,7 +104,7 @@ class LSTMLanguageModel(nn.Module):
 
     @property
     def takes_targets(self) -> bool:
-        """Whether it says by itself what targets cost; see `mptrain.workloads.language.task.Language`."""
+        """True if the model computes losses itself from targets; see `mptrain.workloads.language.task.Language`."""
         return not isinstance(self.decoder, nn.Linear)
 
     def forward(
@@ -114,17 +114,18 @@ class LSTMLanguageModel(nn.Module):
         fresh: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Logits of the token that follows each token, or what the tokens that do follow cost.
+        """Return logits of the next token at each position, or the losses of given targets.
 
         Args:
             tokens: Token numbers, int64 ``[N, T]``.
-            lane: The row of the state that each sample goes on from, all different, int64 ``[N]``; None begins with
-                zeros and keeps nothing.
-            fresh: Which samples begin with zeros all the same, bool ``[N]``.
-            targets: The tokens that follow, int64 ``[N, T]``, where the last layer takes them.
+            lane: Row of the state that each sample continues, all different, int64 ``[N]``; None starts from zeros and
+                keeps no state.
+            fresh: Whether a sample starts from zeros nevertheless, bool ``[N]``.
+            targets: Next tokens, int64 ``[N, T]``, if the output layer takes them.
 
         Returns:
-            ``[N, T, V]``; with targets their losses, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]`` or None.
+            Logits ``[N, T, V]``; with targets their losses, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``
+            or None.
         """
         state = None if lane is None else self._carried(lane, fresh)
         with warnings.catch_warnings():
@@ -141,11 +142,11 @@ class LSTMLanguageModel(nn.Module):
         hidden, cell = (buffer.index_select(1, lane) for buffer in (self.hidden, self.cell))
         if fresh is None:
             return hidden, cell
-        # Not a product with zero: what an overflow left behind stays NaN in one.
+        # Not a product with zero, in which NaN from an overflow would stay NaN.
         return hidden.masked_fill(fresh[:, None], 0), cell.masked_fill(fresh[:, None], 0)
 
     def _keep(self, lane: Tensor, after: tuple[Tensor, Tensor]) -> None:
-        with torch.no_grad():  # and in place, so that whoever guards the buffers can put them back
+        with torch.no_grad():  # and in place, so that the caller can restore the buffers
             for buffer, value in zip((self.hidden, self.cell), after, strict=True):
                 buffer.index_copy_(1, lane, value.to(buffer.dtype))
 
@@ -153,20 +154,20 @@ class LSTMLanguageModel(nn.Module):
 def _refuse(embedding_size: int, hidden_size: int, projection: int, tied: bool, softmax: Softmax) -> None:
     if projection >= hidden_size:
         raise ConfigError(
-            f"model.projection={projection} with model.hidden_size={hidden_size}: a projection has fewer numbers",
-            f"write model.projection={hidden_size // 2}, or 0 for none",
+            f"model.projection={projection} with model.hidden_size={hidden_size}: a projection must be smaller",
+            f"set model.projection={hidden_size // 2}, or 0 for none",
         )
     width, key = (projection, "projection") if projection else (hidden_size, "hidden_size")
     if tied and embedding_size != width:
         raise ConfigError(
             f"model.tied=true with model.embedding_size={embedding_size} and model.{key}={width}: "
-            "one matrix cannot have both widths",
-            f"write model.embedding_size={width}, or model.tied=false",
+            "one matrix cannot have both sizes",
+            f"set model.embedding_size={width}, or model.tied=false",
         )
     if tied and softmax != "full":
         raise ConfigError(
             f"model.tied=true with model.softmax={softmax}: only a full softmax shares the embedding's matrix",
-            "write model.softmax=full, or model.tied=false",
+            "set model.softmax=full, or model.tied=false",
         )
 
 
@@ -174,11 +175,11 @@ def _cutoffs(cutoffs: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
     within = tuple(cutoff for cutoff in cutoffs if cutoff < vocabulary_size)
     if not within or list(within) != sorted(set(within)):
         raise ConfigError(
-            f"model.cutoffs={list(cutoffs)} with a vocabulary of {vocabulary_size}: they must rise, and one lie below it",
-            f"write model.cutoffs=[{max(1, vocabulary_size // 5)}], or model.softmax=full",
+            f"model.cutoffs={list(cutoffs)} with a vocabulary of {vocabulary_size}: must rise and start below it",
+            f"set model.cutoffs=[{max(1, vocabulary_size // 5)}], or model.softmax=full",
         )
     return within
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 lstm_language_model = LSTMLanguageModel

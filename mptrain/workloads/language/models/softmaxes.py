@@ -1,7 +1,7 @@
-"""Last layers for large vocabularies: one with rare tokens in clusters, one that compares with some tokens alone in training.
+"""Output layers for large vocabularies: an adaptive softmax, and a softmax sampled in training.
 
-Logarithms of probabilities, scores, corrections and the softmax are FP32 whatever the layer's dtype; so is everything that
-decides what is drawn, which is therefore the same in every precision. Nothing is known of what lies below.
+Log-probabilities, scores, corrections and the softmax are in FP32 whatever the layer's dtype. So are the random draws,
+which are therefore the same in every precision. This module knows nothing of the layers before it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Scores that are held at a time in evaluation: 256 MiB of them in FP32.
+#: Number of scores held at a time in evaluation: 256 MiB in FP32.
 SCORES_AT_A_TIME = 2**26
 
 
 class AdaptiveSoftmax(nn.Module):
-    """A softmax over the frequent tokens and clusters of rare ones, and one within each cluster (Grave et al. 2017).
+    """Softmax over frequent tokens and clusters of rare ones, and a softmax within each cluster (Grave et al. 2017).
 
-    Cluster i, counted from 1, has rows of F / shrink^i numbers, so rare tokens cost little memory and, since only those
-    places of a batch are looked at whose token stands in the cluster, little time. The vocabulary must be sorted by
-    frequency. The same function as `torch.nn.AdaptiveLogSoftmaxWithLoss` with ``div_value=shrink``,
-    but that one keeps logarithms in the dtype of its input, where FP16 says of a token with a probability of 1/e^16 no more
-    than to the nearest hundredth, and sums up in half. Training waits for the device once a step, to learn how many tokens of
-    the batch stand in each cluster.
+    Rows of cluster i, counted from 1, have F / shrink^i numbers, so rare tokens need little memory. They also need
+    little time, because a cluster is computed only at positions whose target is in it. The vocabulary must be sorted by
+    frequency. The function is that of `torch.nn.AdaptiveLogSoftmaxWithLoss` with ``div_value=shrink``. That module
+    keeps logarithms in the dtype of its input and sums in half precision; in FP16 the log-probability of a token with
+    probability e^-16 is only accurate to a hundredth. Training synchronises with the device once a step, to count the
+    tokens of the batch in each cluster.
 
     Args:
-        features: Numbers of a place, F.
-        vocabulary_size: How many tokens there are, V.
-        cutoffs: Where clusters begin, rising, above 0 and below V.
-        shrink: By how much rows become shorter from cluster to cluster.
+        features: Size of the input features, F.
+        vocabulary_size: Number of tokens in the vocabulary, V.
+        cutoffs: Starts of the clusters, rising, above 0 and below V.
+        shrink: Factor by which the feature size shrinks from cluster to cluster.
 
     Attributes:
-        bounds: Where clusters begin and end: ``cutoffs`` and V.
+        bounds: Boundaries of the clusters: ``cutoffs`` and V.
     """
 
     def __init__(self, features: int, vocabulary_size: int, cutoffs: tuple[int, ...], shrink: float) -> None:
@@ -49,15 +49,15 @@ class AdaptiveSoftmax(nn.Module):
             self.tails.append(nn.Sequential(narrow, wide))
 
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Logarithms of the probabilities of all tokens, or what targets cost.
+        """Return log-probabilities of all tokens, or the losses of given targets.
 
         Args:
             given: ``[N, T, F]``.
             targets: Token numbers, int64 ``[N, T]``.
 
         Returns:
-            Without targets: float32 ``[N, T, V]``. With them: the losses of the targets, float32 ``[N, T]``, and the best
-            guesses, int64 ``[N, T]``, which there are none of in training: None.
+            Without targets: float32 ``[N, T, V]``. With targets: their losses, float32 ``[N, T]``, and the best
+            guesses, int64 ``[N, T]``, None in training.
         """
         if targets is None:
             return self._logarithms(given)
@@ -77,57 +77,57 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, -1)
 
     def _losses(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Losses float32 ``[R]``: each place asks the head, and its own cluster alone."""
+        """Return losses, float32 ``[R]``; each row is evaluated on the head and only on its own cluster."""
         frequent = self.bounds[0]
         cluster = torch.stack([right >= begin for begin in self.bounds[:-1]]).sum(0)
         entry = torch.where(cluster == 0, right, frequent - 1 + cluster)
         losses = F.cross_entropy(self.head(rows).float(), entry, reduction="none")
         order = torch.argsort(cluster, stable=True)
-        counts = torch.bincount(cluster, minlength=len(self.bounds)).tolist()  # the one wait of a step
+        counts = torch.bincount(cluster, minlength=len(self.bounds)).tolist()  # the only synchronisation of a step
         pieces = [torch.zeros(counts[0], device=rows.device)]
         for places, begin, tail in zip(order.split(counts)[1:], self.bounds, self.tails, strict=False):
-            # Of no places the layers are asked all the same: every parameter has a gradient in every step.
+            # Empty clusters are evaluated too, so that every parameter has a gradient in every step.
             scores = tail(rows.index_select(0, places)).float()
             pieces.append(F.cross_entropy(scores, right[places] - begin, reduction="none"))
         return losses.index_add(0, order, torch.cat(pieces))
 
 
 class SampledSoftmax(nn.Module):
-    """A linear layer over a vocabulary with a sampled softmax for a loss (Jean et al. 2015; Jozefowicz et al. 2016, 3.1).
+    """Linear layer over a vocabulary with a sampled softmax loss (Jean et al. 2015; Jozefowicz et al. 2016, 3.1).
 
-    The right token is told from tokens drawn for the whole batch. Each score is lowered by the logarithm of how often its
-    token is expected among those drawn; so the scores that this loss wants are those of the whole softmax, up to a
-    constant of each place. A drawn token that happens to be the right one is left out where it is (an accidental hit).
+    The loss compares the target with tokens drawn once per batch. The logarithm of each token's expected count is
+    subtracted from its score, so the scores that minimise this loss are those of the full softmax, up to a constant per
+    position. A drawn token that equals the target of a position is left out there (accidental hit).
 
     Tokens are drawn without replacement from `log_uniform`, so the vocabulary should be sorted by frequency. Each token
-    has a clock that rings after a time drawn from the exponential distribution with its probability as the rate; the
-    first ``samples`` to ring are taken. They are distributed as those of a draw that is repeated until so many different
-    ones are found, which is how TensorFlow's sampler does it with the host deciding when to stop. Given the time t of the
-    next ring, token k is there with probability ``1 - exp(-p(k) t)`` (Kool et al. 2019, section 4.1).
+    gets a random time from the exponential distribution whose rate is its probability, and the ``samples`` tokens with
+    the smallest times are taken. This has the distribution of repeated draws until enough distinct tokens are found,
+    which is how TensorFlow's sampler works, with the host deciding when to stop. Given the next smallest time t, token
+    k is included with probability ``1 - exp(-p(k) t)`` (Kool et al. 2019, section 4.1).
 
     Args:
-        features: Numbers of a place, F.
-        vocabulary_size: How many tokens there are, V.
-        samples: How many are drawn, less than V.
+        features: Size of the input features, F.
+        vocabulary_size: Number of tokens in the vocabulary, V.
+        samples: Number of tokens drawn, less than V.
     """
 
     def __init__(self, features: int, vocabulary_size: int, samples: int) -> None:
         super().__init__()
         self.samples = samples
-        bound = 1 / math.sqrt(features)  # torch's own of a linear layer
+        bound = 1 / math.sqrt(features)  # torch's default for a linear layer
         self.weight = nn.Parameter(torch.empty(vocabulary_size, features).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(vocabulary_size).uniform_(-bound, bound))
 
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Scores of all tokens, or what targets cost.
+        """Return scores of all tokens, or the losses of given targets.
 
         Args:
             given: ``[N, T, F]``.
             targets: Token numbers, int64 ``[N, T]``.
 
         Returns:
-            Without targets: scores ``[N, T, V]``. With them: the losses of the targets, float32 ``[N, T]``, and the best
-            guesses, int64 ``[N, T]``. In training the losses are sampled and there are no guesses: None.
+            Without targets: scores ``[N, T, V]``. With targets: their losses, float32 ``[N, T]``, and the best guesses,
+            int64 ``[N, T]``. In training the losses are sampled and the guesses None.
         """
         if targets is None:
             scores: Tensor = F.linear(given, self.weight, self.bias)
@@ -139,12 +139,12 @@ class SampledSoftmax(nn.Module):
         return losses.view_as(targets), best.view_as(targets)
 
     def _sampled(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Losses float32 ``[R]`` of the right tokens ``[R]`` at rows ``[R, F]``."""
+        """Return the losses, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
         probabilities = log_uniform(len(self.bias), rows.device)
         drawn, time = draw(probabilities, self.samples)
-        tokens = torch.cat([right, drawn])  # looked up together: one gradient of the size of the matrix, not two
+        tokens = torch.cat([right, drawn])  # one lookup: one gradient of the size of the matrix instead of two
         vectors = F.embedding(tokens, self.weight)
-        # As an embedding, whose gradients are summed in FP32: an index's are summed in the dtype of the bias.
+        # F.embedding sums gradients in FP32; indexing would sum them in the dtype of the bias.
         biases = F.embedding(tokens, self.bias.unsqueeze(1)).squeeze(1).float()
         count = len(right)
         of_right = torch.bmm(rows.unsqueeze(1), vectors[:count].unsqueeze(2)).view(count).float() + biases[:count]
@@ -153,15 +153,15 @@ class SampledSoftmax(nn.Module):
         of_drawn = of_drawn - expected[count:]
         of_drawn = of_drawn.masked_fill(right.unsqueeze(1) == drawn, -math.inf)
         of_right = of_right - expected[:count]
-        # The right one is always there, so no row consists of -inf alone.
+        # The target is always included, so no row consists of -inf only.
         return torch.cat([of_right.unsqueeze(1), of_drawn], 1).logsumexp(1) - of_right
 
 
 def log_uniform(vocabulary_size: int, device: torch.device) -> Tensor:
-    """Zipf's law: token k has the probability ``log((k + 2) / (k + 1)) / log(V + 1)``, which falls like 1 / k.
+    """Return Zipf's law: token k has probability ``log((k + 2) / (k + 1)) / log(V + 1)``, which falls like 1 / k.
 
-    That of TensorFlow's ``log_uniform_candidate_sampler``, which Jozefowicz et al. trained with. Computed each time: in a
-    buffer it would be rounded with the rest of the model.
+    It is the distribution of TensorFlow's ``log_uniform_candidate_sampler``, used by Jozefowicz et al. It is recomputed
+    on every call, because a buffer would be cast to the model's dtype.
 
     Returns:
         float32 ``[V]``.
@@ -171,14 +171,14 @@ def log_uniform(vocabulary_size: int, device: torch.device) -> Tensor:
 
 
 def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Draw different tokens, from torch's default generator.
+    """Draw distinct tokens with torch's default generator.
 
     Args:
         probabilities: float32 ``[V]``, all above 0.
-        samples: How many, less than V.
+        samples: Number of tokens, less than V.
 
     Returns:
-        Tokens, int64 ``[samples]``, and when the next one would have rung, float32 scalar.
+        Tokens, int64 ``[samples]``, and the time of the first token not drawn, float32 scalar.
     """
     times = torch.empty_like(probabilities).exponential_() / probabilities
     first = torch.topk(times, samples + 1, largest=False)
@@ -186,19 +186,19 @@ def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
 
 
 def inclusion(probabilities: Tensor, time: Tensor) -> Tensor:
-    """The probability of having rung by a time, at least the smallest normal number, so that it has a logarithm."""
+    """Return the probability of being drawn by a time, at least the smallest normal number, for a finite log."""
     return (-torch.expm1(-probabilities * time)).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def exact(
     rows: Tensor, right: Tensor, scores: Callable[[Tensor], Tensor], vocabulary_size: int
 ) -> tuple[Tensor, Tensor]:
-    """What the right tokens cost, and which would have been best, by the whole softmax in parts that fit into memory.
+    """Return losses and best guesses of the full softmax, computed in parts that fit into memory.
 
     Args:
-        rows: What the last layer is given, ``[R, F]``.
-        right: Token numbers, int64 ``[R]``.
-        scores: From rows to the scores of all tokens, ``[r, V]``; logarithms of probabilities will do.
+        rows: Inputs of the output layer, ``[R, F]``.
+        right: Targets, int64 ``[R]``.
+        scores: Function from rows to scores of all tokens, ``[r, V]``; log-probabilities are scores as well.
         vocabulary_size: V.
 
     Returns:

@@ -1,6 +1,6 @@
-"""A small Transformer that predicts the next token. Its mask is torch's own causal one: no large number is added.
+"""Small Transformer language model. It uses torch's own causal masking and adds no large negative number.
 
-A mask of -1e9 is -inf in FP16, and a row of such alone gives NaN; one of -65504 leaves nothing for the logits.
+In FP16 a mask of -1e9 is -inf, and a row of -inf only gives NaN. A mask of -65504 leaves no range for the logits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DEVIATION = 0.02
 
 
 class CausalAttention(nn.Module):
-    """Each position looks at itself and at those before it (Vaswani et al. 2017), with several heads.
+    """Causal multi-head attention (Vaswani et al. 2017): each position attends to itself and to earlier ones.
 
     Args:
-        width: Numbers of a position, a multiple of ``heads``.
-        heads: How many heads.
+        width: Size of a position's vector, a multiple of ``heads``.
+        heads: Number of heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -33,22 +33,22 @@ class CausalAttention(nn.Module):
         self.outward = nn.Linear(width, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """From ``[N, T, width]`` to ``[N, T, width]``."""
+        """Return ``[N, T, width]`` from ``[N, T, width]``."""
         heads = self.inward(given).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
-        # Without dropout of its weights: torch's kernels for a CPU, and so their dtypes, would be others with it.
+        # No dropout of attention weights: with it, torch would use other CPU kernels, with other dtypes.
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         answer: Tensor = self.outward(seen.transpose(1, 2).flatten(2))
         return answer
 
 
 class Block(nn.Module):
-    """Attention and a layer of four times the width, each added to what came in and normalised before.
+    """Pre-norm residual block: attention, and an MLP with four times the width.
 
     Args:
-        width: Numbers of a position.
-        heads: Heads of the attention.
-        dropout: Share of what is added set to zero in training.
+        width: Size of a position's vector.
+        heads: Number of attention heads.
+        dropout: Dropout probability of the residual branches.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -61,29 +61,29 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor) -> Tensor:
-        """From ``[N, T, width]`` to ``[N, T, width]``."""
+        """Return ``[N, T, width]`` from ``[N, T, width]``."""
         given = given + self.dropout(self.attention(self.attention_norm(given)))
         answer: Tensor = given + self.dropout(self.narrow(F.gelu(self.wide(self.wide_norm(given)))))
         return answer
 
 
 class TransformerLanguageModel(nn.Module):
-    """Embeddings of tokens and positions, blocks, a last norm and a linear layer (Radford et al. 2018 and 2019).
+    """Embeddings of tokens and positions, blocks, a final norm and a linear layer (Radford et al. 2018 and 2019).
 
     Initial weights are those of GPT-2 (Radford et al. 2019).
 
     Args:
-        vocabulary_size: How many tokens there are, V.
-        sequence_length: Positions it knows: tokens of a sample.
-        lanes: Must be 0; it carries no state.
-        width: Numbers that stand for a position, a multiple of ``heads``.
-        layers: How many blocks of attention and two linear layers.
-        heads: Heads of each attention.
-        dropout: Share of activations set to zero in training, after the embedding and before each addition.
-        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
+        vocabulary_size: Number of tokens in the vocabulary, V.
+        sequence_length: Number of positions: tokens of a sample.
+        lanes: Must be 0, because the model carries no state.
+        width: Size of a position's vector, a multiple of ``heads``.
+        layers: Number of blocks.
+        heads: Number of heads of each attention.
+        dropout: Dropout probability after the embedding and in the residual branches.
+        tied: Whether the output layer shares the matrix of the embedding (Press and Wolf 2017).
 
     Raises:
-        ConfigError: The heads do not divide the width, or state was to be carried.
+        ConfigError: ``width`` is not a multiple of ``heads``, or ``lanes`` is not 0.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class TransformerLanguageModel(nn.Module):
     ) -> None:
         if lanes:
             raise ConfigError(
-                "dataset.stream=true: a Transformer carries no state from batch to batch", "write dataset.stream=false"
+                "dataset.stream=true: a Transformer carries no state from batch to batch", "set dataset.stream=false"
             )
         if width % heads:
             raise ConfigError(
                 f"model.width={width} is not a multiple of model.heads={heads}",
-                f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+                f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
             )
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, width)
@@ -116,13 +116,13 @@ class TransformerLanguageModel(nn.Module):
         self.decoder = nn.Linear(width, vocabulary_size, bias=False)
         self.apply(_draw_weights)
         for name, parameter in self.named_parameters():
-            if name.endswith(("outward.weight", "narrow.weight")):  # what 2 * layers of them add up to stays in range
+            if name.endswith(("outward.weight", "narrow.weight")):  # keeps the sum of 2 * layers branches in range
                 nn.init.normal_(parameter, std=DEVIATION / math.sqrt(2 * layers))
         if tied:
             self.decoder.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each token, given it and those before it.
+        """Return logits of the next token at each position.
 
         Args:
             tokens: Token numbers, int64 ``[N, T]``, T at most ``sequence_length``.
@@ -137,12 +137,12 @@ class TransformerLanguageModel(nn.Module):
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Normal weights around 0 and no biases; norms keep torch's ones and zeros."""
+    """Initialise with normal weights around 0 and zero biases; norms keep torch's ones and zeros."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=DEVIATION)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 transformer_language_model = TransformerLanguageModel

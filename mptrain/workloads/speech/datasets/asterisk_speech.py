@@ -1,4 +1,4 @@
-"""The prompts of the Asterisk telephone exchange as utterances with transcripts (see `mptrain.workloads.sound.asterisk`)."""
+"""Prompts of the Asterisk telephone exchange as utterances with transcripts; see `mptrain.workloads.sound.asterisk`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AsteriskOptions(SpeechOptions):
 
     Attributes:
         sounds: Folder of the recordings.
-        transcripts: The list of what is said.
+        transcripts: File that lists the transcripts.
     """
 
     sounds: Path = SOUNDS
@@ -31,11 +31,11 @@ class AsteriskOptions(SpeechOptions):
 def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
     """Read the prompts, about 24 minutes of one speaker at 8 kHz, and divide them, the same in every run.
 
-    Prompts with numbers of several digits are left out: the list says ``500``, and not which words that was.
+    Prompts with numbers of several digits are left out, because the list has ``500`` and not the spoken words.
 
     Raises:
-        DataError: The prompts are not there, or one cannot be used and ``on_error`` is ``stop``.
-        ConfigError: The features cannot be made, or nothing is left to train on.
+        DataError: The prompts are missing, or one is unusable and ``on_error`` is ``stop``.
+        ConfigError: The features are invalid, or no utterance is left to train on.
     """
     form, faults = options.input_format(options.alphabet, RATE), Faults(options.on_error)
     prompts = [

@@ -1,7 +1,7 @@
-"""Words that are not spoken but dialled: each letter is a pair of tones. Made up on the spot, for machines without speech.
+"""Synthetic words in which each letter is a pair of tones, for machines without recorded speech.
 
-The sixteen letters are the sixteen tone pairs of push-button telephones (ITU-T Q.23), said in differing tempo, pitch and
-loudness, with pauses and noise. What a network learns here says nothing of how well it would understand people.
+The sixteen letters are the sixteen tone pairs of push-button telephones (ITU-T Q.23), with varying tempo, pitch and
+loudness, with pauses and noise. Results on these words say nothing about the quality of a network on speech.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, 
 
 LETTERS = "abcdefghijklmnop"
 
-#: Rows and columns of the telephone's keys, in hertz.
+#: Frequencies of the rows and columns of telephone keys, in hertz.
 LOW, HIGH = (697.0, 770.0, 852.0, 941.0), (1209.0, 1336.0, 1477.0, 1633.0)
 
-#: Samples a second, in hertz.
+#: Sample rate in hertz.
 RATE = 4000
 
-_FIXED = 19631118  # the same utterances in every run
-_WORDS, _LETTERS = 3, 4  # at most so many words, of at most so many letters
-_AMPLITUDE = 6000.0  # of a tone at its loudest, in 16-bit steps
+_FIXED = 19631118  # seed of the utterances, the same in every run
+_WORDS, _LETTERS = 3, 4  # largest number of words, and of letters in a word
+_AMPLITUDE = 6000.0  # amplitude of the loudest tone, in 16-bit steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class ToneWordsOptions(FrameOptions):
     """Options of `make_tone_words`.
 
     Attributes:
-        train_samples: Utterances to train on; fewer are the first of more.
-        val_samples: Utterances to validate on; 0 for none.
-        test_samples: Utterances to test on; 0 for none.
-        noise: Standard deviation of white noise, as a multiple of that of a tone pair of middling loudness.
+        train_samples: Number of training utterances; a smaller set is a prefix of a larger one.
+        val_samples: Number of validation utterances; 0 for none.
+        test_samples: Number of test utterances; 0 for none.
+        noise: Standard deviation of white noise, relative to that of a tone pair of medium loudness.
     """
 
     train_samples: PositiveInt = 1200
@@ -55,17 +55,17 @@ class ToneWordsOptions(FrameOptions):
 def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
     """Make utterances of one to three words of one to four letters, the same in every run.
 
-    Transcripts are drawn with repetition, so short ones come again: of the shipped numbers of utterances, 10.5 % of the
-    validation and 12 % of the test transcripts also occur in training, spoken differently.
+    Transcripts are drawn with replacement, so short ones repeat. With the default numbers of utterances, 10.5 % of the
+    validation transcripts and 12 % of the test transcripts also occur in training, with other audio.
 
     Raises:
-        ConfigError: The features cannot be made.
+        ConfigError: The features are invalid.
     """
     form = options.input_format(LETTERS + " ", RATE)
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SpeechSplit] = {}
     for number, (part, count) in enumerate(counts.items()):
-        faults = Faults("skip")  # a long hop leaves too few frames for some
+        faults = Faults("skip")  # with a long hop some utterances have too few frames
         waves, utterances = {}, []
         for index in range(count):
             text = text_of(number, index)
@@ -81,7 +81,7 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
 
 
 def text_of(part: int, index: int) -> str:
-    """The transcript of an utterance, drawn from its place alone: ``fa ocb``."""
+    """Return the transcript of an utterance, which depends only on the arguments: ``fa ocb``."""
     draws = uniforms(_FIXED, part, [index], 1 + _WORDS * (1 + _LETTERS))[0].tolist()
     words = []
     for word in range(1 + int(draws[0] * _WORDS)):
@@ -91,10 +91,10 @@ def text_of(part: int, index: int) -> str:
 
 
 def wave_of(text: str, part: int, index: int, noise: float) -> Tensor:
-    """The samples of an utterance, drawn from its place alone, int16 ``[T]``.
+    """Return the samples of an utterance, int16 ``[T]``, which depend only on the arguments.
 
-    A letter takes 60 to 140 ms, of which the last eighth to quarter is silent, and a space as long a pause; tempo varies by a
-    fifth either way, pitch by 2 % for an utterance and 1 % for a letter, loudness by a factor of 3.
+    A letter takes 60 to 140 ms, of which the last eighth to quarter is silent; a space is a pause of that length. Tempo
+    varies by a fifth in both directions, pitch by 2 % per utterance and 1 % per letter, loudness by a factor of 3.
     """
     tempo, pitch, loudness, *draws = uniforms(mix(_FIXED, 1), part, [index], 3 + 4 * len(text))[0].tolist()
     pieces = []
@@ -113,5 +113,5 @@ def wave_of(text: str, part: int, index: int, noise: float) -> Tensor:
         pieces[-1][:sounding] *= torch.hann_window(sounding, dtype=torch.float64).sqrt()
     wave: Tensor = _AMPLITUDE * 3.0 ** (loudness - 1.0) * torch.cat(pieces)
     white = uniforms(mix(_FIXED, 2), part, [index], len(wave))[0] - 0.5
-    wave += white * 12**0.5 * noise * _AMPLITUDE * 3.0**-0.5 * 0.7  # a pair of sines under such a window: 0.7
+    wave += white * 12**0.5 * noise * _AMPLITUDE * 3.0**-0.5 * 0.7  # 0.7: RMS of two windowed sines
     return wave.clamp(-32768, 32767).round().to(torch.int16)

@@ -1,4 +1,4 @@
-"""Speech of the user's own: a manifest of recordings with transcripts, or folders as LibriSpeech has them."""
+"""Speech of the user: a manifest of recordings with transcripts, or folders in the layout of LibriSpeech."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mptrain.workloads.speech.spectrograms import InputFormat
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 from mptrain.workloads.text.reading import read_file
 
-#: Names of LibriSpeech's lists of transcripts end so (Panayotov et al. 2015).
+#: Suffix of LibriSpeech's lists of transcripts (Panayotov et al. 2015).
 LIBRISPEECH = ".trans.txt"
 
-#: What a line of JSON may call the recording, the transcript and its length in seconds.
+#: Accepted JSON keys of the recording, the transcript and the duration in seconds.
 _KEYS = {"path": ("audio_filepath", "audio", "path"), "text": ("text",), "seconds": ("duration", "seconds")}
 
 _HINT = (
     "set dataset.path to a .tsv of PATH, tab, TRANSCRIPT; to a .jsonl with audio_filepath and text; or to a folder of "
-    "recordings beside .trans.txt or .txt files; dataset=tone_words needs no files"
+    "recordings with .trans.txt or .txt files; dataset=tone_words needs no files"
 )
 
 _EMPTY = "its transcript is empty"
@@ -38,12 +38,12 @@ class SpeechFolderOptions(SpeechOptions):
     """Options of `load_speech`.
 
     Attributes:
-        path: A manifest or a folder (see `entries_of`), to train on.
-        val_path: Likewise, to validate on; None holds out ``val_share`` of ``path``.
-        test_path: Likewise, to test on; None holds out ``test_share`` of ``path``.
-        name: What to call the data set in records.
-        sample_rate: What recordings are resampled to, in hertz.
-        workers: Processes that read recordings, at most as many as there are cores to use.
+        path: A manifest or a folder (see `entries_of`) for training.
+        val_path: Likewise for validation; None holds out ``val_share`` of ``path``.
+        test_path: Likewise for testing; None holds out ``test_share`` of ``path``.
+        name: Name of the data set in records.
+        sample_rate: Sample rate that recordings are converted to, in hertz.
+        workers: Number of processes that read recordings, at most the number of available cores.
     """
 
     path: Path = Path("data/speech")
@@ -57,14 +57,14 @@ class SpeechFolderOptions(SpeechOptions):
 
 @takes_fields_of(SpeechFolderOptions)
 def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
-    """Find recordings and their transcripts; a recording is read when a batch asks for it.
+    """Find recordings and their transcripts; the loader reads each recording when a batch needs it.
 
-    A length that a manifest does not say is read from a header.
+    Durations that the manifest does not give are read from the headers.
 
     Raises:
-        DataError: There is nothing there, or an utterance cannot be used and ``on_error`` is ``stop``.
+        DataError: No recordings are found, or an utterance is unusable and ``on_error`` is ``stop``.
         EnvironmentRefused: The recordings need the extra ``speech``, which is not installed.
-        ConfigError: The features cannot be made, or nothing is left to train on.
+        ConfigError: The features are invalid, or no utterance is left to train on.
     """
     form = options.input_format(options.alphabet, options.sample_rate)
     places = {"val": options.val_path, "test": options.test_path, "train": options.path}
@@ -76,16 +76,16 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
 
 
 def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
-    """The utterances of a manifest or folder in the order of their paths, and what was wrong with others."""
+    """Return the utterances of a manifest or folder in the order of their paths, and the faults of the others."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
         utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
         try:
             samples = round(_seconds(entry) * form.features.rate)
         except RecordingError as error:
-            # The first line of a table, of something that looks like no file: it may be a header.
+            # A first line of a table whose path does not look like a file may be a header.
             header = entry.where.endswith(" line 1") and not Path(entry.path).suffix
-            hint = "mend or remove it"
+            hint = "fix or remove it"
             faults.report({utterance.title: error.reason}, f"{hint} (a table has no header line)" if header else hint)
         else:
             found.append(replace(utterance, samples=samples))
@@ -93,22 +93,22 @@ def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Ut
 
 
 def _seconds(entry: Entry) -> float:
-    # Before an epoch has begun, not in the middle of it; and whether there is a library for such files or not.
+    # Checks before the first epoch rather than during it, and even if no library can read such files.
     is_file = os.path.isfile(entry.path)  # noqa: PTH113 (Path.is_file raises for names that no file can have)
     if not (is_file and os.access(entry.path, os.R_OK)):
-        raise RecordingError(entry.path, "there is no such file, or none that may be read")
+        raise RecordingError(entry.path, "there is no such file, or it is not readable")
     return recording_seconds(entry.path) if entry.seconds is None else entry.seconds
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A recording and what is said in it.
+    """Recording and its transcript.
 
     Attributes:
-        path: Of the recording.
-        text: As written; empty where nothing is said.
-        seconds: How long it is, where the manifest says so.
-        where: The line that says so, for messages: ``mine.tsv line 3``; empty where the transcript has a file of its own.
+        path: Path of the recording.
+        text: Transcript as written; empty if there is no speech.
+        seconds: Duration, if the manifest gives it.
+        where: Line of the list, for messages: ``mine.tsv line 3``; empty if the transcript has a file of its own.
     """
 
     path: str
@@ -118,24 +118,24 @@ class Entry:
 
 
 def entries_of(place: Path, faults: Faults) -> list[Entry]:
-    """The recordings of a manifest or below a folder.
+    """Return the recordings of a manifest or a folder.
 
-    A manifest is a file of UTF-8. If its first line begins with a brace it has a JSON object in each line: ``audio_filepath``,
-    ``text`` and, if known, ``duration`` in seconds. Else it is a table: path, tab, transcript, and no header. Paths are
-    relative to the manifest. An empty transcript is a fault, since it is mostly a forgotten one; a recording in which nothing
-    is said has ``"text": ""`` in JSON.
+    A manifest is a UTF-8 file. If its first line starts with a brace, each line is a JSON object with
+    ``audio_filepath``, ``text`` and optionally ``duration`` in seconds. Otherwise it is a table of path, tab and
+    transcript, without a header. Paths are relative to the manifest. An empty transcript in a table is a fault, because
+    it has usually been forgotten; in JSON ``"text": ""`` marks a recording without speech.
 
-    A folder has, anywhere below it, lists ``*.trans.txt`` with a line ``NAME TRANSCRIPT`` for each recording ``NAME.flac``
-    beside it (LibriSpeech), or for each recording a file of the same name that ends in ``.txt``. Texts in folders without a
-    recording, such as a README, are none of these.
+    A folder has, in itself or in subfolders, lists ``*.trans.txt`` with a line ``NAME TRANSCRIPT`` for each recording
+    ``NAME.flac`` next to it (LibriSpeech), or for each recording a file of the same name with the suffix ``.txt``. Text
+    files in folders without recordings, such as a README, are ignored.
 
     Args:
         place: The file or folder.
-        faults: Takes lines that cannot be understood and empty transcripts, and in folders transcripts without a recording
-            and recordings without a transcript.
+        faults: Record of malformed lines and empty transcripts, and in folders of transcripts without a recording and
+            recordings without a transcript.
 
     Raises:
-        DataError: There is nothing there, or something cannot be used and ``faults`` says stop.
+        DataError: No recordings are found, or one is unusable and ``faults`` stops.
     """
     if place.is_dir():
         found = _in_folder(place, faults)
@@ -175,15 +175,15 @@ def _from_json(line: str) -> Entry:
     try:
         given = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON: {error.msg}") from error
+        raise ValueError(f"is not JSON: {error.msg}") from error
     except RecursionError as error:
-        raise ValueError("is no JSON of a recording: too deep") from error
+        raise ValueError("is not the JSON of a recording: too deep") from error
     values = {name: _first(given, keys) for name, keys in _KEYS.items()} if isinstance(given, dict) else {}
     path, text, seconds = (values.get(name) for name in _KEYS)
     if not isinstance(path, str) or not isinstance(text, str):
         raise ValueError("has no audio_filepath and text")
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
-        raise ValueError(f"says a duration of {seconds!r} seconds")
+        raise ValueError(f"has an invalid duration of {seconds!r} seconds")
     return Entry(path, text, seconds)
 
 
@@ -192,11 +192,11 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
-    """The recordings with transcripts; where there is one such, what lacks the one or the other, or words, is a fault."""
+    """Return the recordings with transcripts; once there is one, incomplete pairs and empty transcripts are faults."""
     recordings = _recordings(folder)
     found: list[Entry] = []
     used: set[Path] = set()
-    alone: dict[str, str] = {}  # and what lacks its words
+    alone: dict[str, str] = {}  # texts without a recording, and empty transcripts
     for table in sorted(folder.rglob(f"*{LIBRISPEECH}")):
         for number, line in enumerate(read_file(table, faults).splitlines(), start=1):
             name, _, text = line.strip().partition(" ")
@@ -208,7 +208,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
                 else:
                     alone[where] = f"{recordings[stem]}: {_EMPTY}"
             elif name:
-                alone[where] = f"there is no recording {name} beside it"
+                alone[where] = f"there is no recording {name} next to it"
     folders = {path.parent for path in recordings}
     for note in sorted(folder.rglob("*.txt")):
         stem = note.with_suffix("")
@@ -219,19 +219,19 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
             if text := " ".join(read_file(note, faults).split()):
                 found.append(Entry(str(recordings[stem]), text))
             else:
-                alone[str(note)] = "is empty, and so is the transcript of the recording beside it"
+                alone[str(note)] = "is empty, so the recording next to it has no transcript"
         else:
-            alone[str(note)] = "there is no recording of this name beside it"
+            alone[str(note)] = "there is no recording of this name next to it"
     if found:
         faults.report(alone)
         faults.report(
-            {str(path): "has no transcript beside it" for stem, path in recordings.items() if stem not in used}
+            {str(path): "has no transcript next to it" for stem, path in recordings.items() if stem not in used}
         )
     return found
 
 
 def _recordings(folder: Path) -> dict[Path, Path]:
-    """The recordings below a folder by their paths without an ending; of several endings the first of `SUFFIXES`."""
+    """Return the recordings in a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
     found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
     return {path.with_suffix(""): path for path in found if path.is_file()}

@@ -1,8 +1,8 @@
-"""Deep Speech 2 (Amodei et al. 2016): convolutions over time and frequency, recurrent layers, and letters for each frame.
+"""Deep Speech 2 (Amodei et al. 2016): convolutions over time and frequency, recurrent layers, and logits of letters.
 
-Padding changes nothing: convolutions see zeros behind the end of an utterance, BatchNorm leaves them out, and the layers
-that read backwards begin at each utterance's own end. The last is done by turning utterances round within their lengths,
-on the device, so that nothing needs the lengths on the host, as packed sequences would.
+Padding has no effect: convolutions see zeros after the end of an utterance, BatchNorm excludes them, and backward
+layers start at the end of each utterance. For backward layers utterances are reversed within their lengths on the
+device, so that the host needs no lengths; packed sequences would need them there.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from torch import Tensor, nn
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.text.reversal import reverse_padded
 
-#: Frames that become one: the stride of the first convolution along time.
+#: Reduction of the number of frames: the stride of the first convolution along time.
 STRIDE = 2
 
-#: Kernel and stride of each convolution, in bins of frequency and frames of time (Amodei et al., table 5 and its text).
+#: Kernel and stride of each convolution, in frequency bins and time frames (Amodei et al., table 5 and its text).
 _CONVOLUTIONS = (((41, 11), (2, STRIDE)), ((21, 11), (2, 1)))
 
-#: Where rectifiers are cut off (Amodei et al., section 3.1); in FP16 as good as anywhere below 65504.
+#: Upper limit of the clipped ReLU (Amodei et al., section 3.1); FP16 would allow any limit below 65504.
 _CEILING = 20.0
 
-#: What each recurrent layer is made of: gated units, or plain ones with a rectifier or a hyperbolic tangent.
+#: Kind of recurrent layer: gated units, or plain units with ReLU or tanh.
 Cell = Literal["gru", "relu", "tanh"]
 
 
 class DeepSpeech2(nn.Module):
-    """From features to the logits of letters.
+    """Network from spectral features to logits of letters.
 
-    As in deepspeech.pytorch, all recurrent layers but the first normalise what they are given, the two directions of one
-    are added up, and the last layer has no bias. So are the defaults: 41,187,968 parameters for 161 bins of frequency and 29
-    letters, in PyTorch's default initialisation.
+    As in deepspeech.pytorch, all recurrent layers but the first normalise their inputs, the outputs of both directions
+    are added, and the output layer has no bias. The defaults are also from there: 41,187,968 parameters for 161
+    frequency bins and 29 letters, with PyTorch's default initialisation.
 
     Args:
-        vocabulary_size: Letters and the blank, V.
-        feature_size: Numbers of a frame, F.
-        channels: Of each convolution.
-        cell: What the recurrent layers are made of.
-        hidden_size: Numbers of a recurrent layer's state in each direction, H.
-        layers: Recurrent layers.
-        bidirectional: They read backwards, too; False needs no more of an utterance than what was said so far.
-        lookahead: Frames ahead that a row convolution behind the recurrent layers sees (Amodei et al., section 3.7,
-            for layers that do not read backwards); 0 leaves it out.
-        dropout: Share of activations set to zero in training, before each recurrent layer and the last.
+        vocabulary_size: Number of letters including the blank, V.
+        feature_size: Number of features per frame, F.
+        channels: Channels of each convolution.
+        cell: Kind of recurrent layers.
+        hidden_size: Size of a recurrent layer's state in each direction, H.
+        layers: Number of recurrent layers.
+        bidirectional: Whether layers also run backwards; False needs only the utterance so far.
+        lookahead: Frames ahead that a row convolution after the recurrent layers sees (Amodei et al., section 3.7,
+            for unidirectional layers); 0 for no row convolution.
+        dropout: Dropout probability before each recurrent layer and the output layer.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class DeepSpeech2(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the letter, or blank, of each second frame.
+        """Return logits of the letter, or blank, of every second frame.
 
         Args:
-            features: ``[N, T, F]``, 0 where an utterance has ended.
+            features: ``[N, T, F]``, zero-padded.
             lengths: Frames of each utterance, int64 ``[N]`` from 1 to T.
 
         Returns:
-            Logits ``[N, ceil(T / 2), V]``, and how many of them belong to each utterance, int64 ``[N]``.
+            Logits ``[N, ceil(T / 2), V]``, and the number of valid ones of each utterance, int64 ``[N]``.
         """
         sound = features.transpose(1, 2).unsqueeze(1)  # one channel of F x T
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            # Not the convolution's own padding: oneDNN crashes on gradients of kernels of which a row sees nothing else.
+            # Explicit padding, because oneDNN crashes on gradients of a kernel whose row sees only padding.
             (height, length), _ = _CONVOLUTIONS[number]
             sound = convolution(F.pad(sound, (length // 2, length // 2, height // 2, height // 2)))
             if number == 0:
                 lengths = (lengths + STRIDE - 1) // STRIDE
                 mask = torch.arange(sound.shape[-1], device=lengths.device) < lengths[:, None]
-            # No padding is left for the next convolution to see: BatchNorm makes it zero.
+            # BatchNorm sets padding to zero, so the next convolution sees none.
             sound = F.hardtanh(norm(sound, mask), 0.0, _CEILING)
         sequence = sound.flatten(1, 2).transpose(1, 2)
         for layer in self.recurrent:
@@ -109,14 +109,14 @@ class DeepSpeech2(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over sequences of different lengths, in one direction or the sum of two.
+    """Recurrent layer over padded sequences, in one direction or with the outputs of both directions added.
 
     Args:
-        input_size: Numbers of a frame that comes in.
-        hidden_size: Numbers of one that goes out, and of the state.
+        input_size: Features of an input frame.
+        hidden_size: Features of an output frame, and size of the state.
         cell: See `Cell`.
-        bidirectional: Read backwards as well.
-        normalised: Normalise each number over the frames of the batch before (sequence-wise BatchNorm).
+        bidirectional: Whether to run backwards as well.
+        normalised: Whether to normalise each input feature over the frames of the batch (sequence-wise BatchNorm).
     """
 
     def __init__(self, input_size: int, hidden_size: int, cell: Cell, *, bidirectional: bool, normalised: bool) -> None:
@@ -126,14 +126,15 @@ class Recurrent(nn.Module):
         self.backward_ = _recurrent(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(self, sequence: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-        """What comes out at each frame; padding gets numbers that mean nothing.
+        """Return the output of each frame; the output of padding is meaningless.
 
         Args:
             sequence: ``[N, T, C]``.
-            mask: Which frames are no padding, bool ``[N, T]``.
-            lengths: How many those are, int64 ``[N]``.
+            mask: Whether a frame is valid, bool ``[N, T]``.
+            lengths: Number of valid frames, int64 ``[N]``.
 
         Returns:
+            ``[N, T, H]``.
             ``[N, T, H]``.
         """
         if self.norm is not None:
@@ -146,11 +147,11 @@ class Recurrent(nn.Module):
 
 
 class RowConvolution(nn.Module):
-    """Each number of a frame becomes a weighted sum of itself and the same number some frames ahead.
+    """Row convolution: each feature becomes a weighted sum of itself and its values in some frames ahead.
 
     Args:
-        channels: Numbers of a frame.
-        ahead: How many frames ahead it sees.
+        channels: Features of a frame.
+        ahead: Number of frames ahead.
     """
 
     def __init__(self, channels: int, ahead: int) -> None:
@@ -159,7 +160,7 @@ class RowConvolution(nn.Module):
         self.rows = nn.Conv1d(channels, channels, ahead + 1, groups=channels, bias=False)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """From ``[N, T, C]``, 0 in padding, to the same shape."""
+        """Return ``[N, T, C]`` from ``[N, T, C]`` with zeros in padding."""
         rows: Tensor = self.rows(F.pad(sequence.transpose(1, 2), (0, self.ahead)))
         return rows.transpose(1, 2)
 
@@ -171,21 +172,22 @@ def _recurrent(cell: Cell, input_size: int, hidden_size: int) -> nn.RNNBase:
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of each channel over all places of all sequences in a batch, padding left out.
+    """Batch normalisation of each channel over all valid positions of all sequences in a batch, without padding.
 
-    So a sequence changes nothing by being padded. It computes in float32 whatever comes in, and answers in the dtype it
-    was given; padding comes out as 0. A class of torch's own name for it, so that ``keep_fp32: [norms]`` means it too.
+    Padding a sequence therefore has no effect. Computation is in float32 for inputs of any dtype, and outputs have the
+    dtype of the inputs; padding becomes 0. The class is derived from torch's BatchNorm, so that ``keep_fp32: [norms]``
+    applies to it.
     """
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # noqa: A002 (torch's name)
-        """Normalise.
+        """Normalise the valid positions.
 
         Args:
             input: ``[N, C, ..., T]``.
-            mask: Which places are no padding, bool ``[N, T]``, at least one in the batch.
+            mask: Whether a position is valid, bool ``[N, T]``, at least one in the batch.
 
         Returns:
-            Of the same shape and dtype.
+            Tensor of the same shape and dtype.
         """
         shape = [1, -1] + [1] * (input.ndim - 2)
         valid = mask.view(len(mask), *[1] * (input.ndim - 2), -1)
@@ -200,13 +202,13 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return normal.masked_fill(~valid, 0.0).to(input.dtype)
 
     def _moments(self, wide: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each channel, which the running ones move towards as in torch's own BatchNorm."""
+        """Return mean and variance of each channel, and update the running ones as torch's BatchNorm does."""
         others = [axis for axis in range(wide.ndim) if axis != 1]
         places = valid.sum() * (wide[0, 0].numel() // wide.shape[-1])
         mean = wide.masked_fill(~valid, 0.0).sum(others) / places
         deviation = (wide - mean.view([1, -1] + [1] * (wide.ndim - 2))).masked_fill(~valid, 0.0)
         variance = deviation.square().sum(others) / places
-        with torch.no_grad():  # in place, so that whoever guards the buffers can put them back
+        with torch.no_grad():  # in place, so that the caller can restore the buffers
             unbiased = variance * (places / (places - 1).clamp(min=1))
             for running, present in ((self.running_mean, mean), (self.running_var, unbiased)):
                 running.lerp_(present.to(running.dtype), self.momentum)  # type: ignore[union-attr, arg-type]
@@ -214,5 +216,5 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return mean, variance
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 deepspeech2 = DeepSpeech2

@@ -1,7 +1,7 @@
-"""Messages of programs and their translations, from the catalogs of GNU gettext that installed packages carry.
+"""Messages of programs and their translations, from GNU gettext catalogs in installed packages.
 
-Catalogs are text (.po) or compiled (.mo). The standard library's ``gettext`` reads compiled ones only, and does not say which
-messages they hold.
+Catalogs are text (.po) or compiled (.mo). The standard library's ``gettext`` reads only compiled ones and does not list
+their messages.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class GettextOptions(PairOptions):
     """Options of `load_gettext`.
 
     Attributes:
-        package: The name of an installed package; its wheel carries the catalogs.
-        path: A folder to look in instead, such as /usr/share/locale; None looks in the package.
-        language: As the folders are called: fr, de, pt_BR.
-        name: What to call the data set in records.
-        on_error: What to do about damaged catalogs.
+        package: Name of an installed package with catalogs.
+        path: Folder to search instead, such as /usr/share/locale; None searches the package.
+        language: Language code as in the folder names: fr, de, pt_BR.
+        name: Name of the data set in records.
+        on_error: ``stop`` or ``skip`` for damaged catalogs.
     """
 
     package: str | None = "django"
@@ -48,15 +48,15 @@ class GettextOptions(PairOptions):
 
 @takes_fields_of(GettextOptions)
 def load_gettext(options: GettextOptions) -> PairDataset:
-    """Read every catalog ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` below a package's folder, or below another one.
+    """Read all catalogs ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` in the folder of a package, or in another folder.
 
-    Messages with a context or plural forms are left out, and those that nobody translated. The package is located, and not
-    imported.
+    Messages with a context or plural forms and untranslated messages are left out. The package is located without
+    importing it.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: There is no such package or no catalog of the language, or a catalog is damaged.
-        ConfigError: There are too few messages for what is asked.
+        ConfigError: There are too few messages for the options.
     """
     name, path, language = options.name, options.path, options.language
     folders = [path.expanduser()] if path is not None else package_folders(name, options.package or "")
@@ -69,28 +69,28 @@ def load_gettext(options: GettextOptions) -> PairDataset:
     faults = Faults(options.on_error)
     pairs = [pair for file in files for pair in _pairs_in(file, faults)]
     if not pairs:
-        raise DataError(f"{name}: no message is translated in {files[0]}", "choose another language or package")
+        raise DataError(f"{name}: {files[0]} has no translated message", "choose another language or package")
     return pairs_as_dataset(name, {"train": pairs}, options, {"train": faults}, {"train": files})
 
 
 def package_folders(name: str, package: str) -> list[Path]:
-    """Where an installed package lies.
+    """Return the folders of an installed package.
 
     Raises:
-        DataError: There is none of that name.
+        DataError: The package is not installed.
     """
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     if not folders:
         raise DataError(
-            f"{name}: there is no installed package {package!r}",
+            f"{name}: the package {package!r} is not installed",
             f"pip install {package or 'django'}, or set dataset.path to a folder of catalogs",
         )
     return [Path(folder) for folder in folders]
 
 
 def find_catalogs(folder: Path, language: str) -> list[Path]:
-    """The catalogs of a language below a folder; of two that differ in the suffix only the compiled one."""
+    """Return the catalogs of a language in a folder; if both formats exist, only the compiled one."""
     found = [file for file in folder.rglob(f"{language}/LC_MESSAGES/*") if file.suffix in _READERS and file.is_file()]
     return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
 
@@ -116,19 +116,20 @@ def _pairs_in(file: Path, faults: Faults) -> list[Pair]:
 
 
 def read_compiled(file: Path) -> dict[str, str]:
-    """Messages of a .mo file, by what they translate.
+    """Return the messages of a .mo file: translations by source text.
 
-    The format: magic number, revision, number of messages, places of two tables; each table has length and place of every text
-    (GNU gettext manual, *The Format of GNU MO Files*). Messages with a context or plural forms are left out.
+    The format is: magic number, revision, number of messages, offsets of two tables; each table has length and offset
+    of every text (GNU gettext manual, *The Format of GNU MO Files*). Messages with a context or plural forms are left
+    out.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     content = file.read_bytes()
     order = _MAGIC.get(content[:4])
     if order is None:
-        raise ValueError("it does not begin as a compiled catalog does")
+        raise ValueError("it does not start with the magic number of a compiled catalog")
     try:
         count, sources, targets = struct.unpack_from(f"{order}3I", content, 8)
         pairs = []
@@ -137,7 +138,7 @@ def read_compiled(file: Path) -> dict[str, str]:
             for table in (sources, targets):
                 length, place = struct.unpack_from(f"{order}2I", content, table + 8 * number)
                 if place + length > len(content):
-                    raise ValueError(f"message {number + 1} lies beyond its end")
+                    raise ValueError(f"message {number + 1} lies beyond the end of the file")
                 texts.append(content[place : place + length])
             pairs.append((texts[0], texts[1]))
     except struct.error as error:
@@ -149,13 +150,13 @@ def read_compiled(file: Path) -> dict[str, str]:
 
 
 def read_text(file: Path) -> dict[str, str]:
-    """Messages of a .po file, by what they translate.
+    """Return the messages of a .po file: translations by source text.
 
-    Left out are messages with a context or plural forms, untranslated, doubtful (``fuzzy``) and obsolete ones.
+    Messages with a context or plural forms are left out, and so are untranslated, ``fuzzy`` and obsolete messages.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     content = file.read_bytes()
     text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
@@ -168,7 +169,7 @@ def read_text(file: Path) -> dict[str, str]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The flags of each message, and its texts by keyword. Blank lines between messages are usual, not needed."""
+    """Yield the flags of each message, and its texts by keyword. Blank lines between messages are optional."""
     flags, last = "", ""
     parts: dict[str, str] = {}
     for line in [*text.split("\n"), ""]:
@@ -177,7 +178,7 @@ def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         if over and any(keyword.startswith("msgstr") for keyword in parts):
             yield flags, parts
             flags, last, parts = "", "", {}
-        if not line.strip() or line.startswith("#~"):  # what stands before is of no message, or of an obsolete one
+        if not line.strip() or line.startswith("#~"):  # discards what precedes a blank line or an obsolete message
             flags, last, parts = "", "", {}
         if line.startswith("#"):
             flags += line if line.startswith("#,") else ""

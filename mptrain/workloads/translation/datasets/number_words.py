@@ -1,7 +1,7 @@
-"""The names of numbers in two languages: exact pairs on every machine, for a translation task that needs no files.
+"""Names of numbers in two languages: exact pairs without files, for testing translation.
 
-German says units before tens and writes one word, French counts in twenties here and there, so a translator has to learn
-order, spelling and where words end; and whether a translation is right is beyond doubt.
+German puts units before tens in one word, and French partly counts in twenties, so a model has to learn order, spelling
+and word boundaries. Every translation is either right or wrong.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOp
 
 Language = Literal["en", "de", "fr"]
 
-_SIZE = 1_000_000  # one more than the largest number that has a name here
-_FIXED = 20180430  # names the one draw in use; changing it changes the data
+_SIZE = 1_000_000  # one more than the largest number with a name
+_FIXED = 20180430  # seed of the numbers; changing it changes the data
 
-#: Names of 0 to 19, and of the tens from 20 on, behind two that are never used.
+#: Names of 0 to 19, and of the tens from 20 on, after two unused entries.
 _EN, _DE, _FR = (
     words.split()
     for words in (
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen",
-        "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
-        "achtzehn neunzehn",
-        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize dix-sept dix-huit "
-        "dix-neuf",
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen",
+        "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+        "siebzehn achtzehn neunzehn",
+        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize dix-sept "
+        "dix-huit dix-neuf",
     )
 )
 _EN_TENS, _DE_TENS, _FR_TENS = (
@@ -51,9 +51,9 @@ class NumberWordsOptions(PairOptions):
     """Options of `load_number_words`.
 
     Attributes:
-        source: Language to translate from.
-        target: Language to translate into.
-        samples: How many different numbers.
+        source: Source language.
+        target: Target language.
+        samples: Number of distinct numbers.
     """
 
     source: Language = "de"
@@ -64,7 +64,7 @@ class NumberWordsOptions(PairOptions):
 
 @takes_fields_of(NumberWordsOptions)
 def load_number_words(options: NumberWordsOptions) -> PairDataset:
-    """Name numbers below a million, of all lengths: half of the draws have three digits or fewer. Test numbers are new.
+    """Make pairs of names of distinct numbers below a million; half of the draws have at most three digits.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -78,7 +78,7 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
 
 
 def draw_numbers(count: int) -> list[int]:
-    """Different numbers below a million whose logarithms are drawn evenly; the same in every run."""
+    """Return distinct numbers below a million with uniformly drawn logarithms, the same in every run."""
     found: dict[int, None] = {}
     chunk = 0
     while len(found) < count:
@@ -89,19 +89,19 @@ def draw_numbers(count: int) -> list[int]:
 
 
 def name_of(number: int, language: Language) -> str:
-    """The name of a number in words.
+    """Return the name of a number in words.
 
     Args:
         number: 0 to 999,999.
-        language: ``en`` as in *twenty-one thousand three hundred four*, ``de`` as in *einundzwanzigtausenddreihundertvier*
-            (units before tens, one word), ``fr`` as in *vingt et un mille trois cent quatre* (of France: seventy is
-            *soixante-dix*).
+        language: ``en`` as in *twenty-one thousand three hundred four*, ``de`` as in
+            *einundzwanzigtausenddreihundertvier* (units before tens, one word), ``fr`` as in *vingt et un mille trois
+            cent quatre* (as in France: seventy is *soixante-dix*).
 
     Raises:
         ValueError: The number is out of range.
     """
     if not 0 <= number < _SIZE:
-        raise ValueError(f"{number} has no name here: 0 to {_SIZE - 1:,} have")
+        raise ValueError(f"{number} is out of range: only 0 to {_SIZE - 1:,} have names")
     return {"en": _english, "de": _german, "fr": _french}[language](number)
 
 
@@ -121,7 +121,7 @@ def _german(number: int) -> str:
 
 
 def _german_before(number: int) -> str:
-    """As a part of a longer word: *ein*, where the number itself is *eins*."""
+    """Return the name as part of a longer word: *ein* instead of *eins*."""
     if number >= 1000:
         return f"{_german_before(number // 1000)}tausend" + (_german_before(number % 1000) if number % 1000 else "")
     if number >= 100:
@@ -135,7 +135,7 @@ def _german_before(number: int) -> str:
 def _french(number: int) -> str:
     if number >= 1000:
         thousands = number // 1000
-        # No plural before mille: quatre-vingt mille, deux cent mille; and it is not un mille.
+        # mille takes no plural before it (quatre-vingt mille, deux cent mille) and no un.
         before = "" if thousands == 1 else f"{_french_below_1000(thousands)} "
         return _joined(f"{before}mille", number % 1000, _french)
     plural = "s" if number == 80 or number % 100 == 80 or (number >= 200 and number % 100 == 0) else ""

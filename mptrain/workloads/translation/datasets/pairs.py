@@ -1,4 +1,4 @@
-"""Sentence pairs of the user's own: lines of tab-separated columns, in a file or a folder."""
+"""Sentence pairs of the user: lines of tab-separated columns, in a file or a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOp
 
 SUFFIXES = (".tsv", ".txt")
 
-_HINT = "set dataset.path to a file of tab-separated lines, or to a folder of such; dataset=number_words needs no files"
+_HINT = "set dataset.path to a tab-separated file, or to a folder of such files; dataset=number_words needs no files"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class PairFileOptions(PairOptions):
 
     Attributes:
         path: A file or a folder.
-        name: What to call the data set in records.
-        columns: Which column is translated from and which into, from 1.
-        on_error: What to do about lines that are not UTF-8 or lack a side.
+        name: Name of the data set in records.
+        columns: Columns of the source and the target language, counted from 1.
+        on_error: ``stop`` or ``skip`` for lines that are not UTF-8 or lack a column.
     """
 
     path: Path = Path("data/pairs.tsv")
@@ -36,20 +36,20 @@ class PairFileOptions(PairOptions):
 
 @takes_fields_of(PairFileOptions)
 def load_pairs(options: PairFileOptions) -> PairDataset:
-    """Read UTF-8 lines of columns with a tab between them; nothing is quoted, and empty lines count for nothing.
+    """Read UTF-8 lines of tab-separated columns, without quoting; empty lines are ignored.
 
-    In a folder, files that end in `SUFFIXES` and say in their names that they are for training, validation or test are
-    those parts, as they are; where none says so, all are divided. A part without a file gets a share of the training pairs.
-    A pair that a part has several times is taken once, and its repetitions are counted.
+    In a folder, files with `SUFFIXES` whose names mark them as training, validation or test files are those parts; if
+    no name does, all files are divided. A part without a file gets a share of the training pairs. Repeated pairs of a
+    part are left out and counted.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: A file is missing or cannot be read, or a line cannot be used.
-        ConfigError: There are too few pairs for what is asked, or the columns are the same.
+        DataError: A file is missing or cannot be read, or a line is unusable.
+        ConfigError: There are too few pairs for the options, or the columns are the same.
     """
     name, columns = options.name, options.columns
     if columns[0] == columns[1]:
-        raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "write dataset.columns=[1,2]")
+        raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "set dataset.columns=[1,2]")
     found = _find(name, options.path)
     faults = {part: Faults(options.on_error) for part in found}
     read = {
@@ -63,10 +63,13 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
 
 
 def _find(name: str, path: Path) -> dict[str, list[Path]]:
-    """The files of ``train``, and of ``val`` and ``test`` where there are any."""
+    """Return the files of ``train``, and of ``val`` and ``test`` if there are any."""
     place = path.expanduser()
     if place == Path():
-        raise DataError(f"{name} not found: dataset.path is empty, or the present folder", f"{_HINT}; ./ is $PWD")
+        raise DataError(
+            f"{name} not found: dataset.path is empty or the current folder",
+            f"{_HINT}; for the current folder use $PWD",
+        )
     if not place.exists():
         raise DataError(f"{name} not found: looked for {place}", _HINT)
     if place.is_file():
@@ -79,19 +82,19 @@ def _find(name: str, path: Path) -> dict[str, list[Path]]:
         return found
     if "" in found:
         return {"train": files}
-    raise DataError(f"{name}: there is {files[0]}, but no file to train on", "name it train.tsv")
+    raise DataError(f"{name}: found {files[0]}, but no file to train on", "rename it to train.tsv")
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
-    """The pairs of one file, in its order.
+    """Return the pairs of one file, in its order.
 
     Args:
-        file: Where.
-        columns: Which are the two sides, from 1.
-        faults: Takes the lines that cannot be used; they are left out.
+        file: Path of the file.
+        columns: Columns of the two sides, counted from 1.
+        faults: Record of unusable lines; they are left out.
 
     Raises:
-        DataError: The file cannot be read or has no tab at all, or a line of it cannot be used and ``faults`` says stop.
+        DataError: The file cannot be read or has no tab at all, or a line is unusable and ``faults`` stops.
     """
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -102,8 +105,8 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
     filled = [line for line in lines if line.strip(b" \r")]
     if filled and not any(b"\t" in line for line in filled):
         raise DataError(
-            f"{file}: no line has a tab: is it separated by something else?",
-            "write a tab between the columns of each line; a file without pairs belongs elsewhere",
+            f"{file}: no line has a tab",
+            "separate the columns of each line by a tab; move files without pairs elsewhere",
         )
     for number, text in decoded(file, lines, problems):
         if not text.strip(" \r"):
@@ -118,11 +121,11 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
 
 
 def _pair_in(line: str, columns: tuple[int, int]) -> Pair | str:
-    """The pair of a line, or what is wrong with it."""
+    """Return the pair of a line, or a description of what is wrong with the line."""
     cells = line.split("\t")
     if len(cells) < max(columns):
         return (
-            f"{len(cells)} column{'s' if len(cells) > 1 else ''} between tabs, but column {max(columns)} is asked for"
+            f"{len(cells)} column{'s' if len(cells) > 1 else ''} between tabs, but dataset.columns has {max(columns)}"
         )
     source, target = (tidied(cells[column - 1]) for column in columns)
     if not source or not target:

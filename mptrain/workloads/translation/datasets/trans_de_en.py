@@ -1,6 +1,6 @@
-"""Sentences of the German-English dictionary that Debian's package ``trans-de-en`` installs.
+"""Sentences of the German-English dictionary in Debian's package ``trans-de-en``.
 
-The dictionary (Frank Richter, TU Chemnitz) is under the GPL: it is read where it lies, and never copied.
+The dictionary (Frank Richter, TU Chemnitz) is under the GPL. It is read from its installed file and never copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mptrain.workloads.text.reading import decoded
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _ANNOTATION = re.compile(r"\[[^\]]*\]|\{[^}]*\}|<[^>]*>")
-_SENTENCE = re.compile("[.!?][\"')\u201c\u201d\u2019\u00ab\u00bb]*$")  # quotation marks may stand behind it
+_SENTENCE = re.compile("[.!?][\"')\u201c\u201d\u2019\u00ab\u00bb]*$")  # may be followed by quotation marks
 _VARIANT = re.compile(r"[/()|\[\]{}<>…]|\.\.\.|\b(?:etw|jdm|jdn|jds|jd|sth|sb)\.")
 _BEFORE_SPACE = re.compile(r"\s+([.,!?])")
 
@@ -29,9 +29,9 @@ class DictionaryOptions(PairOptions):
     """Options of `load_trans_de_en`.
 
     Attributes:
-        path: The dictionary.
-        source: Language to translate from; the other is translated into.
-        on_error: What to do about lines that are not UTF-8.
+        path: The dictionary file.
+        source: Source language; the other one is the target language.
+        on_error: ``stop`` or ``skip`` for lines that are not UTF-8.
     """
 
     path: Path = Path("/usr/share/trans/de-en")
@@ -44,26 +44,28 @@ class DictionaryOptions(PairOptions):
 
 @takes_fields_of(DictionaryOptions)
 def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
-    """Read the examples of the dictionary that are whole sentences in both languages.
+    """Read the examples of the dictionary that are complete sentences in both languages.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: The dictionary is not there or has no sentences.
+        DataError: The dictionary is missing or has no sentences.
     """
     path, faults = options.path, Faults(options.on_error)
     pairs = read_sentences(path.expanduser(), faults)
     if not pairs:
-        raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
+        raise DataError(
+            f"{path} has no line 'German | sentence :: English | sentence'", "set dataset.path to the dictionary"
+        )
     if options.source == "en":
         pairs = [Pair(pair.target, pair.source) for pair in pairs]
     return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
-    """German sentences and their English translations, in the order of the file.
+    """Return German sentences and their English translations, in the order of the file.
 
     Raises:
-        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` says stop.
+        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` stops.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -79,11 +81,11 @@ def read_sentences(path: Path, faults: Faults) -> list[Pair]:
 
 
 def sentences_in(line: str) -> Iterator[Pair]:
-    """The sentence pairs of an entry ``German | example :: English | example``.
+    """Yield the sentence pairs of an entry ``German | example :: English | example``.
 
-    Examples stand in the same order on both sides; ``;`` separates alternatives, of which the first is taken. What is in
-    brackets and braces is about a word and no part of it. An example with optional words, variants or placeholders (``/``,
-    parentheses, *etw.*, *sb.*) is no sentence that anybody would say, and is left out; and so is what does not end as one.
+    Examples are in the same order on both sides; ``;`` separates alternatives, of which the first is taken. Text in
+    brackets and braces is an annotation and is removed. An example with optional words, variants or placeholders
+    (``/``, parentheses, *etw.*, *sb.*) is left out, and so is one without a final punctuation mark.
     """
     german, separator, english = line.partition(" :: ")
     if line.startswith("#") or not separator:
@@ -98,8 +100,8 @@ def sentences_in(line: str) -> Iterator[Pair]:
 
 
 def _sentence(example: str) -> str:
-    """The first alternative of an example, cleaned; empty where it is no sentence."""
-    if not any(mark in example for mark in ".!?"):  # most of them, and quickly said
+    """Return the first alternative of an example without annotations; empty if it is not a sentence."""
+    if not any(mark in example for mark in ".!?"):  # shortcut for most examples
         return ""
     text = _BEFORE_SPACE.sub(r"\1", tidied(_ANNOTATION.sub(" ", example)))
     first = text.partition(";")[0].strip()

@@ -1,1 +1,1 @@
-"""Translators."""
+"""Translation models."""

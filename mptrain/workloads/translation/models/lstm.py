@@ -1,8 +1,8 @@
-"""Translation by LSTM layers with attention. Padding never changes a result, and no length is read on the host.
+"""LSTM translation model with attention. Padding never changes a result, and the host reads no lengths.
 
-torch's packed sequences want the lengths on the host, which waits for the device in every step. So padding stands behind
-the sentences, where a forward layer comes to it last; a backward layer reads each sentence turned round in its own length;
-and the attention never sees padding.
+Packed sequences of torch need the lengths on the host, which would synchronise with the device in every step. Instead,
+padding is at the end, after everything a forward layer depends on; a backward layer reads each sentence reversed within
+its length; and attention masks padding.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from mptrain.workloads.translation.models.masked_attention import attend, length
 
 
 class LSTMTranslator(nn.Module):
-    """An encoder and a decoder of LSTM layers (Sutskever et al. 2014) laid out as in GNMT (Wu et al. 2016, section 3).
+    """Encoder and decoder of LSTM layers (Sutskever et al. 2014) with the layout of GNMT (Wu et al. 2016, section 3).
 
-    The encoder's first layer reads in both directions. From the third layer on, what goes into a layer is added to what comes
-    out. The decoder's first layer asks the attention, and the answer goes into all layers above and, with what the last of
-    them says, into the one before the logits (Luong et al. 2015, equation 5). No layer waits for the answer to the token
-    before: so those of a known translation run one after the other over all its tokens, as in NVIDIA's implementation.
-    The attention is the "general" one of Luong et al. (section 3.1), divided by the root of the width. The decoder begins
-    with what the backward layer knows at the first word (Bahdanau et al. 2015, appendix A.2.2), made hidden and cell state
-    of each layer: from zeros, small networks took longer to find their attention.
+    The encoder's first layer is bidirectional, and layers from the third on have residual connections. The decoder's
+    first layer queries the attention; the context goes into all layers above and, with the output of the last layer,
+    into the layer before the logits (Luong et al. 2015, equation 5). No layer depends on the context of the previous
+    token, so in training each layer runs over all tokens at once, as in NVIDIA's implementation. The attention is the
+    "general" one of Luong et al. (section 3.1), divided by the square root of the width. The initial hidden and cell
+    states of the decoder are computed from the backward layer's output at the first word (Bahdanau et al. 2015,
+    appendix A.2.2); with zeros, small networks needed longer to learn attention.
 
     Args:
-        source_vocabulary_size: Tokens of the language to translate from.
-        target_vocabulary_size: Tokens of the language to translate into, V.
-        width: Numbers that stand for a token, and those of each layer's hidden state, H.
-        layers: LSTM layers of the encoder, and of the decoder; at least 2.
-        dropout: Share of each layer's input set to zero in training.
+        source_vocabulary_size: Number of tokens of the source language.
+        target_vocabulary_size: Number of tokens of the target language, V.
+        width: Size of the embeddings and of each layer's hidden state, H.
+        layers: Number of LSTM layers of the encoder, and of the decoder; at least 2.
+        dropout: Dropout probability of each layer's input.
 
     Raises:
-        ConfigError: There is one layer only.
+        ConfigError: There is only one layer.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class LSTMTranslator(nn.Module):
     ) -> None:
         if layers < 2:
             raise ConfigError(
-                "model.layers=1: the first layer reads in both directions, and a second has to make one of both",
-                "write model.layers=2",
+                "model.layers=1: a second layer must combine both directions of the first one",
+                "set model.layers=2",
             )
         super().__init__()
         self.source_embedding = nn.Embedding(source_vocabulary_size, width)
@@ -66,12 +66,12 @@ class LSTMTranslator(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
-        """Logits of the token that follows each given one.
+        """Return logits of the token after each given one.
 
         Args:
-            source: Token numbers, int64 ``[N, S]``, padded behind with any.
-            source_lengths: Tokens of each sentence, int64 ``[N]``.
-            given: The beginning token and the translation but for its end, int64 ``[N, T]``.
+            source: Token numbers, int64 ``[N, S]``, padded at the end with any token.
+            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
+            given: Start token and the translation without its end token, int64 ``[N, T]``.
 
         Returns:
             ``[N, T, V]``.
@@ -80,11 +80,11 @@ class LSTMTranslator(nn.Module):
         return logits
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> dict[str, Tensor]:
-        """What `step` needs to begin a translation: tensors by name, the samples first.
+        """Return the initial state of `step`: tensors by name, samples first.
 
         Args:
-            source: As `forward` takes it.
-            source_lengths: Likewise.
+            source: As in `forward`.
+            source_lengths: As in `forward`.
         """
         embedded = self.dropout(self.source_embedding(source))
         onward, _ = self.forward_layer(embedded)
@@ -99,17 +99,17 @@ class LSTMTranslator(nn.Module):
         return {"memory": memory, "keep": lengths_mask(source_lengths, source.shape[1]), "hidden": hidden, "cell": cell}
 
     def step(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits ``[N, V]`` of what follows one token of each sample, and the state behind it.
+        """Return logits ``[N, V]`` of the token after one token of each sample, and the next state.
 
         Args:
-            tokens: The last token of each translation so far, int64 ``[N]``.
-            state: From `encode` or the step before.
+            tokens: Last token of each translation so far, int64 ``[N]``.
+            state: State from `encode` or the previous step.
         """
         logits, after = self._decode(tokens[:, None], state)
         return logits[:, 0], after
 
     def _decode(self, given: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits ``[N, T, V]``, and the state behind the last token."""
+        """Return logits ``[N, T, V]``, and the state after the last token."""
         before = [_of_one_layer(*pair) for pair in zip(state["hidden"].unbind(1), state["cell"].unbind(1), strict=True)]
         answer, end = self.asking(self.dropout(self.target_embedding(given)), before[0])
         ends = [end]
@@ -130,9 +130,9 @@ def _layers(first: int, others: int, width: int, count: int) -> nn.ModuleList:
 
 
 def _of_one_layer(hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden and cell state ``[N, H]`` as torch's LSTM takes those of one layer, ``[1, N, H]``."""
+    """Return hidden and cell state ``[N, H]`` in the shape of a one-layer LSTM, ``[1, N, H]``."""
     return hidden[None].contiguous(), cell[None].contiguous()
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 lstm_translator = LSTMTranslator

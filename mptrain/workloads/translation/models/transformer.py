@@ -1,4 +1,4 @@
-"""The Transformer that translates (Vaswani et al. 2017): norms behind each addition, sines for positions."""
+"""Transformer for translation (Vaswani et al. 2017): post-norm residual blocks and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ State = dict[str, Tensor]
 
 
 class MultiHead(nn.Module):
-    """Attention with several heads, whose four matrices have no biases (section 3.2.2).
+    """Multi-head attention whose four matrices have no biases (section 3.2.2).
 
     Args:
-        width: Numbers of a position, a multiple of ``heads``.
-        heads: How many heads.
+        width: Size of a position's vector, a multiple of ``heads``.
+        heads: Number of heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -29,11 +29,11 @@ class MultiHead(nn.Module):
         self.query, self.key, self.value, self.outward = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def project(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of what is looked at, ``[N, S, width]`` each."""
+        """Return keys and values of the attended sequence, ``[N, S, width]`` each."""
         return self.key(seen), self.value(seen)
 
     def forward(self, asking: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-        """From ``[N, T, width]`` to the same; ``keep`` is broadcast to ``[N, heads, T, S]``."""
+        """Return ``[N, T, width]`` from ``[N, T, width]``; ``keep`` is broadcastable to ``[N, heads, T, S]``."""
         query, key, value = (
             tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.query(asking), key, value)
         )
@@ -42,20 +42,20 @@ class MultiHead(nn.Module):
 
 
 class Feed(nn.Module):
-    """Two linear layers with ReLU in between (section 3.3)."""
+    """Feed-forward network: two linear layers with ReLU in between (section 3.3)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """From ``[N, T, width]`` to the same."""
+        """Return ``[N, T, width]`` from ``[N, T, width]``."""
         answer: Tensor = self.narrow(F.relu(self.wide(given)))
         return answer
 
 
 class EncoderLayer(nn.Module):
-    """Looks at the whole sentence, then at each position by itself; each is added, and normalised behind."""
+    """Post-norm encoder layer: self-attention over the sentence, then a feed-forward network."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, keep: Tensor) -> Tensor:
-        """From ``[N, S, width]`` to the same."""
+        """Return ``[N, S, width]`` from ``[N, S, width]``."""
         seen = self.attention(given, *self.attention.project(given), keep)
         given = self.attention_norm(given + self.dropout(seen))
         answer: Tensor = self.feed_norm(given + self.dropout(self.feed(given)))
@@ -72,7 +72,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Looks at the translation so far, at the sentence, then at each position by itself."""
+    """Post-norm decoder layer: self-attention, attention to the sentence, then a feed-forward network."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        """From ``[N, T, width]`` to the same.
+        """Return ``[N, T, width]`` from ``[N, T, width]``.
 
         Args:
-            given: The translation so far.
-            visible: Which of its positions each may see.
-            memory: The sentence, ``[N, S, width]``.
-            keep: Which of its places are no padding.
+            given: Translation so far.
+            visible: Whether each position may attend to another one.
+            memory: Encoded sentence, ``[N, S, width]``.
+            keep: Whether a position of the sentence is valid.
         """
         return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
 
@@ -99,14 +99,14 @@ class DecoderLayer(nn.Module):
         memory: tuple[Tensor, Tensor],
         keep: Tensor,
     ) -> Tensor:
-        """From ``[N, T, width]`` to the same, with keys and values that are there already.
+        """Return ``[N, T, width]`` from ``[N, T, width]``, with keys and values already computed.
 
         Args:
-            given: The positions that ask.
-            own: Keys and values of the translation up to the last of them.
-            visible: Which of those each may see; None for all.
+            given: Positions to compute.
+            own: Keys and values of the translation up to the last of these positions.
+            visible: Whether each position may attend to each of these keys; None masks nothing.
             memory: Keys and values of the sentence.
-            keep: Which of its places are no padding.
+            keep: Whether a position of the sentence is valid.
         """
         given = self.own_norm(given + self.dropout(self.own(given, *own, visible)))
         given = self.cross_norm(given + self.dropout(self.cross(given, *memory, keep)))
@@ -115,25 +115,25 @@ class DecoderLayer(nn.Module):
 
 
 class TransformerTranslator(nn.Module):
-    """Encoder and decoder of equally many layers; the defaults are the paper's base model.
+    """Transformer with equally many encoder and decoder layers; the defaults are the paper's base model.
 
-    Embeddings are drawn with the deviation width^-0.5 and multiplied by width^0.5, all other matrices as Glorot and Bengio
-    (2010) draw them, evenly, as in the authors' tensor2tensor. With one matrix for both embeddings and the last
-    layer, logits then begin with a deviation of 1, and the loss at ln V + 1/2.
+    Embeddings are initialised with standard deviation width^-0.5 and multiplied by width^0.5; all other matrices have
+    the uniform initialisation of Glorot and Bengio (2010), as in the authors' tensor2tensor. With tied matrices,
+    initial logits have a standard deviation of 1, and the initial loss is ln V + 1/2.
 
     Args:
-        source_vocabulary_size: Tokens of the language to translate from.
-        target_vocabulary_size: Tokens of the language to translate into, V.
-        shared_vocabulary: Both languages have one vocabulary; the data say so.
-        width: Numbers of a position.
-        layers: Layers of the encoder, and of the decoder.
-        heads: Heads of each attention; they divide the width.
-        inner: Numbers of a position between the two linear layers.
-        dropout: Share set to zero in training: of the embeddings, and of what is added.
-        tied: One matrix for both embeddings and the last layer (section 3.4).
+        source_vocabulary_size: Number of tokens of the source language.
+        target_vocabulary_size: Number of tokens of the target language, V.
+        shared_vocabulary: Whether both languages share one vocabulary, from the data set.
+        width: Size of a position's vector.
+        layers: Number of layers of the encoder, and of the decoder.
+        heads: Number of heads of each attention; must divide the width.
+        inner: Size of the hidden layer of the feed-forward networks.
+        dropout: Dropout probability of the embeddings and of the residual branches.
+        tied: Whether both embeddings and the output layer share one matrix (section 3.4).
 
     Raises:
-        ConfigError: The heads do not divide the width, or there are two vocabularies to be tied.
+        ConfigError: ``heads`` does not divide ``width``, or two vocabularies would be tied.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class TransformerTranslator(nn.Module):
             problems.append(
                 Problem(
                     f"model.width={width} is not a multiple of model.heads={heads}",
-                    f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+                    f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
                 )
             )
         if tied and not shared_vocabulary:
             problems.append(
                 Problem(
-                    "model.tied=true: one matrix cannot stand for two vocabularies",
-                    "write dataset.shared=true, or model.tied=false",
+                    "model.tied=true: one matrix cannot be shared by two vocabularies",
+                    "set dataset.shared=true, or model.tied=false",
                 )
             )
         if problems:
@@ -184,12 +184,12 @@ class TransformerTranslator(nn.Module):
             self.output.weight = self.target_embedding.weight
 
     def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
-        """Logits of the token that follows each given one.
+        """Return logits of the token after each given one.
 
         Args:
-            source: Token numbers, int64 ``[N, S]``, padded behind with any.
-            source_lengths: Tokens of each sentence, int64 ``[N]``.
-            given: The beginning token and the translation but for its end, int64 ``[N, T]``.
+            source: Token numbers, int64 ``[N, S]``, padded at the end with any token.
+            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
+            given: Start token and the translation without its end token, int64 ``[N, T]``.
 
         Returns:
             ``[N, T, V]``.
@@ -203,13 +203,13 @@ class TransformerTranslator(nn.Module):
         return logits
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """What `step` needs to begin a translation: tensors by name, the samples first.
+        """Return the initial state of `step`: tensors by name, samples first.
 
-        Keys and values of the sentence are computed once, those of the translation grow by a place with each step.
+        Keys and values of the sentence are computed once; those of the translation grow by one position per step.
 
         Args:
-            source: As `forward` takes it.
-            source_lengths: Likewise.
+            source: As in `forward`.
+            source_lengths: As in `forward`.
         """
         memory, keep = self._encode(source, source_lengths)
         state = {"keep": keep[:, 0, 0]}
@@ -219,11 +219,11 @@ class TransformerTranslator(nn.Module):
         return state
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits ``[N, V]`` of what follows one token of each sample, and the state behind it.
+        """Return logits ``[N, V]`` of the token after one token of each sample, and the next state.
 
         Args:
-            tokens: The last token of each translation so far, int64 ``[N]``.
-            state: From `encode` or the step before.
+            tokens: Last token of each translation so far, int64 ``[N]``.
+            state: State from `encode` or the previous step.
         """
         after = dict(state)
         at = self._embedded(self.target_embedding, tokens[:, None], state["keys_0"].shape[1])
@@ -237,7 +237,7 @@ class TransformerTranslator(nn.Module):
         return logits[:, 0], after
 
     def _encode(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory ``[N, S, width]``, and which of its places are no padding, bool ``[N, 1, 1, S]``."""
+        """Return the memory ``[N, S, width]``, and whether its positions are valid, bool ``[N, 1, 1, S]``."""
         keep = lengths_mask(source_lengths, source.shape[1])[:, None, None]
         at = self._embedded(self.source_embedding, source, 0)
         for layer in self.encoder:
@@ -255,9 +255,9 @@ class TransformerTranslator(nn.Module):
 
 
 def positions(first: int, count: int, width: int, device: torch.device) -> Tensor:
-    """Sines and cosines of wavelengths from 2 pi to 10000 * 2 pi (section 3.5), float32 ``[count, width]``.
+    """Return sinusoidal positions with wavelengths from 2 pi to 10000 * 2 pi (section 3.5), float32 ``[count, width]``.
 
-    All sines stand before all cosines, as in tensor2tensor.
+    All sines precede all cosines, as in tensor2tensor.
     """
     places = torch.arange(first, first + count, device=device, dtype=torch.float32)
     half = width // 2
@@ -266,5 +266,5 @@ def positions(first: int, count: int, width: int, device: torch.device) -> Tenso
     return F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
 
 
-#: Configurations name the class so.
+#: Name in configurations.
 transformer_translator = TransformerTranslator
