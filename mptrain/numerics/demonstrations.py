@@ -112,8 +112,8 @@ def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = 
     """Add a small update to a weight in FP16 and in FP32 (section 3.1: the reason for FP32 master weights).
 
     The FP16 neighbours of 1 are 2^-10 above and 2^-11 below. An update of 2^-11 is half-way to the next number, and
-    rounding to even drops it. The smallest FP16 number is 2^-24, and half of it rounds to zero: a smaller update is lost
-    before it is added to the weight.
+    rounding to even drops it. The smallest FP16 number is 2^-24, and half of it rounds to zero: a smaller update is
+    lost before it is added to the weight.
 
     Args:
         weight: The weight.

@@ -221,9 +221,9 @@ class HistogramSample:
 def gradients_of(record: HistogramRecord) -> Fp16Gradients:
     """Return the gradients of a sampled step that FP16 limits.
 
-    In an FP16 step these are the tensors stored in FP16 and the FP32 tensors that passed through FP16: gradients of FP32
-    parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has no value below
-    FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow.
+    In an FP16 step these are the tensors stored in FP16 and the FP32 tensors that passed through FP16: gradients of
+    FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has no value
+    below FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())

@@ -15,8 +15,8 @@ lost):
   headroom or rule out every scale. Record: an FP16 step without overflow does not overflow at any lower scale either. A
   scale is proven if the Clopper-Pearson bound on the share of the remaining steps is below 1 % (299 steps if none
   remain).
-- *Lower edge.* The number of lost values is a poor criterion: half of a tensor can be lost and contribute nothing. So is
-  the size of the rounding error: a word LSTM that fell behind at scale 1 had an error of 1 % (root of squares).
+- *Lower edge.* The number of lost values is a poor criterion: half of a tensor can be lost and contribute nothing. So
+  is the size of the rounding error: a word LSTM that fell behind at scale 1 had an error of 1 % (root of squares).
   Underflow is a bias: every lost value moves towards zero, so the error does not average out over a batch as other
   rounding errors do. The criterion is therefore the magnitude, the sum of |x|, that a module's gradient loses. The
   lower edge is the smallest power of two at which no module loses more than `MOST_TAKEN` at any sampled step.

@@ -26,8 +26,8 @@ class Measure(Protocol):
         """Measure gradients.
 
         Args:
-            grads: Tensors of any float dtypes and shapes on one device: the gradients of the overflow check, summed over
-                the micro-batches, scaled and possibly not finite.
+            grads: Tensors of any float dtypes and shapes on one device: the gradients of the overflow check, summed
+                over the micro-batches, scaled and possibly not finite.
 
         Returns:
             float64, or float32 on a device without FP64, shape (1,); 0 without elements; on the CPU without tensors.

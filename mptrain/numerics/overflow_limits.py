@@ -261,8 +261,8 @@ def limit_factor() -> float:
 def largest_share(found: int, samples: int) -> float:
     """Return the upper confidence bound on a share, given ``found`` cases in ``samples`` (Clopper and Pearson, 1934).
 
-    Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299 samples
-    without a case, or 473 with one.
+    Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299
+    samples without a case, or 473 with one.
     """
     from scipy import special
 
