@@ -22,9 +22,13 @@ TORCH = {
 @pytest.mark.parametrize(
     ("optimizer", "width", "words"),
     [
-        (torch.optim.Adam, 3, "momentum_buffer of weight, and Adam needs exp_avg and exp_avg_sq"),
-        (torch.optim.SGD, 3, "momentum_buffer of weight, and SGD needs no state"),
-        (lambda params: torch.optim.SGD(params, momentum=0.9), 4, r"is \(2, 3\), and the parameter \(2, 4\)"),
+        (torch.optim.Adam, 3, "momentum_buffer of weight, but Adam needs exp_avg and exp_avg_sq"),
+        (torch.optim.SGD, 3, "momentum_buffer of weight, but SGD needs no state"),
+        (
+            lambda params: torch.optim.SGD(params, momentum=0.9),
+            4,
+            r"has shape \(2, 3\), but the parameter has \(2, 4\)",
+        ),
     ],
     ids=["other kind", "other constants", "other shape"],
 )
