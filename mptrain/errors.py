@@ -96,17 +96,17 @@ class ConfigError(MptrainError):
 
 
 class FirstBatchError(ConfigError):
-    """Failure of model or task on the first batch; the original exception is its cause."""
+    """Error raised if model or task fails on the first batch; the original exception is its cause."""
 
 
 class EnvironmentRefused(MptrainError):
-    """Request that the device, the installation or the operating system does not support."""
+    """Error raised if the device, the installation or the operating system does not support a request."""
 
     exit_code = EXIT_ENVIRONMENT
 
 
 class NumericsError(MptrainError):
-    """Numerical failure that stops training: every recent step overflowed, or the loss diverged."""
+    """Error raised if training cannot continue: every recent step overflowed, or the loss diverged."""
 
     exit_code = EXIT_NUMERICS
 
@@ -148,7 +148,7 @@ class OlderLayout(StorageError):
 
 
 class Preempted(MptrainError):
-    """Stop of a run by a signal or the loss of another rank; the run can be resumed.
+    """Error raised if a signal or the loss of another rank stops a run; the run can be resumed.
 
     Args:
         message: The signal and the step.

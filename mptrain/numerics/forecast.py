@@ -25,8 +25,8 @@ lost):
   because the ratio of largest element to norm varies, one because another seed or sample order has another largest
   gradient. Too small a scale loses the smallest values first, too large a scale loses whole updates; so the
   recommendation is high in the range, and never below it. One sample is not enough, because it does not show how much
-  gradients vary. Several samples are not enough if no scale is both sure and above the lower edge while more samples
-  could still move the sure limit by more than one doubling. Fewer than 299 recorded steps are not enough either, even
+  gradients vary. Several samples are not enough if no proven scale is above the lower edge while more samples
+  could still move the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either, even
   without overflow: the gradients of `plain16` grow 16 times between steps 40 and 80. A recommended scale is valid for
   runs like the recorded one and of the same length.
 
@@ -276,7 +276,7 @@ class GradientHistory:
 
 
 def _is_settled(found: Forecast) -> bool:
-    """Return whether more samples with the same spread would move the sure limit by at most one doubling."""
+    """Return whether more samples with the same spread would move the proven limit by at most one doubling."""
     sure, most = found.evidence.sure, found.evidence.with_more
     if most is None or found.highest is None:
         return False

@@ -89,7 +89,7 @@ class Rule(Protocol):
 
     @property
     def decay_norms_and_biases(self) -> bool:
-        """Whether weight decay also acts on parameters with at most one dimension."""
+        """True if weight decay also applies to parameters with at most one dimension."""
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
         """Return the initial state of a weight, with its shape and dtype."""

@@ -105,7 +105,7 @@ class Policy:
 
     @property
     def half(self) -> bool:
-        """Whether matrix products run in FP16 or BF16."""
+        """True if matrix products run in FP16 or BF16."""
         return self.compute != "float32"
 
     @property
