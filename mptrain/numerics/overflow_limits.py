@@ -63,7 +63,7 @@ class SampledStep:
     taken: tuple[WorstTensor, ...]
 
     def overflows(self, exponent: int) -> bool:
-        """Return whether the step overflows at 2^exponent; if it did in the run, it does at all scales from there on."""
+        """Return whether the step overflows at 2^exponent; if it did in the run, it also does at all larger scales."""
         if math.isinf(self.largest):
             return 2.0**exponent >= self.loss_scale
         return self.largest * 2.0**exponent >= INFINITE_FROM
@@ -112,7 +112,7 @@ class RecordedSteps:
         self._held: Counter[int] = Counter()
 
     def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Yield the steps unchanged and count them; a non-finite loss does not depend on the scale and is not counted."""
+        """Yield the steps unchanged and count them, except those whose non-finite loss no scale could avoid."""
         for step in steps:
             self.epochs = max(self.epochs, step.epoch + 1)
             if math.isfinite(step.loss):
