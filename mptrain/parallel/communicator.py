@@ -128,7 +128,7 @@ class Communicator:
         return "another rank has exited or does not respond"
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the random generators before a step, with different seeds for each rank and no saved state."""
+        """Seed the random generators before a step: differently on each rank, without state that dies with a rank."""
 
     def describe(self) -> str:
         """Return the number of ranks for display; empty for one."""
@@ -333,7 +333,8 @@ class DistributedCommunicator(Communicator):
         """Raise the error of the lowest failed rank on every rank; do nothing if no rank has failed.
 
         Raises:
-            MptrainError: The error of that rank, with the rank in its message on ranks without an error of their own.
+            MptrainError: The error of that rank, prefixed with the rank on other ranks. If all ranks have failed, each
+                raises its own error.
             RankFailed: The error of that rank is not an `MptrainError`.
         """
         said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
