@@ -1,3 +1,3 @@
-"""Mixed precision training from the command line: every step's loss scale and overflow on record."""
+"""Mixed precision training from the command line, with a record of every step's loss scale and overflow."""
 
 __version__ = "0.2.0"

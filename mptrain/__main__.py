@@ -1,4 +1,4 @@
-"""``python -m mptrain``, and the console script."""
+"""Entry point of ``python -m mptrain`` and of the console script."""
 
 from mptrain.interpreter import forget_current_folder
 
@@ -10,12 +10,12 @@ from mptrain.cli.main import main as run_words  # noqa: E402
 
 
 def main() -> int:
-    """Runs the words after the program's name; returns the exit code."""
+    """Run the command line and return the exit code."""
     return run_words(at_end=_deaf)
 
 
 def _deaf() -> None:
-    """Nothing is left to be ended: a signal while the interpreter goes would only replace the exit code by its own."""
+    """Ignore signals while the interpreter shuts down, so that they do not replace the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

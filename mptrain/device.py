@@ -1,8 +1,9 @@
-"""Capabilities of devices, and the calls that differ between them; the rest of mptrain asks here.
+"""Device abstraction: capabilities of devices, and the calls that differ between them.
 
-torch.accelerator is asked for what all accelerators have, the device's own module of torch (`torch.get_device_module`) for what
-they have under the same names, and `Capabilities` say what a device lacks. Only a CPU has been trained on; CUDA was
-written against, and what is said of ROCm (which torch calls ``cuda``), XPU and MPS was read in torch's sources.
+Functions that all accelerators share come from torch.accelerator, others from the device's module
+(`torch.get_device_module`). `Capabilities` lists the features that a device lacks. Only CPUs have been used for
+training. CUDA support follows its documentation; support of ROCm (which torch calls ``cuda``), XPU and MPS follows
+torch's sources.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: What accelerators are called by those who make or sell them.
+#: Display names of accelerators.
 NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The capabilities of a device.
+    """Capabilities of a device.
 
     Attributes:
-        host: Its memory is the host's, which waits for nothing when it reads a value there.
-        fp64: Tensors of FP64.
-        fp16: Products of FP16, fast enough to be worth it, or on a CPU replaced by others (`mptrain.precision.upcast`).
-        bf16: The same for BF16.
-        tf32: Products of FP32 in TF32.
-        graphs: What was launched can be recorded, and launched again as a whole.
-        pinned: Copies between it and page-locked memory that the host does not wait for.
-        streams: Streams beside each other, and events in them.
-        fused: torch's fused optimizers, which skip an update on the device.
-        triton: Kernels of Triton that were written for it.
+        host: Its memory is host memory, which the host reads without synchronising.
+        fp64: Supports FP64 tensors.
+        fp16: Supports fast FP16 products, or on a CPU upcast ones (`mptrain.precision.upcast`).
+        bf16: Supports BF16 products likewise.
+        tf32: Supports TF32 in FP32 products.
+        graphs: Launched work can be captured in a graph and replayed.
+        pinned: Supports asynchronous copies from and to pinned memory.
+        streams: Supports concurrent streams and events.
+        fused: Has torch's fused optimizers, which skip an update on the device.
+        triton: Has Triton kernels in mptrain.
     """
 
     host: bool = False
@@ -52,7 +53,7 @@ class Capabilities:
 
 @functools.cache
 def capabilities(device: torch.device) -> Capabilities:
-    """Return the capabilities of a device; they are asked for once in a process."""
+    """Return the capabilities of a device, cached for the process."""
     return _ask(device)
 
 
@@ -62,111 +63,109 @@ def _ask(device: torch.device) -> Capabilities:
             return Capabilities(graphs=True, pinned=True, streams=True)
         level = compute_capability(device)
         volta, ampere = level >= (7, 0), level >= (8, 0)
-        return Capabilities(
-            fp16=volta, bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True, triton=volta
-        )  # tensor cores take FP16 from Volta on, BF16 and TF32 from Ampere on
+        # Tensor cores support FP16 from Volta on, BF16 and TF32 from Ampere on.
+        return Capabilities(fp16=volta, bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True, triton=volta)
     if device.type == "xpu":
         properties: Any = torch.get_device_module(device).get_device_properties(device)
-        return Capabilities(
-            fp64=properties.has_fp64, fp16=properties.has_fp16, pinned=True, streams=True, fused=False
-        )  # some of Intel have no FP64
+        # Some Intel devices have no FP64.
+        return Capabilities(fp64=properties.has_fp64, fp16=properties.has_fp16, pinned=True, streams=True, fused=False)
     if device.type == "mps":
         return Capabilities(fp64=False, bf16=torch.backends.mps.is_macos_or_newer(14, 0), fused=False)
     return Capabilities(host=device.type == "cpu")
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Return the widest float that a device computes in: float64, or float32."""
+    """Return the widest floating-point dtype of a device: float64 or float32."""
     return torch.float64 if capabilities(device).fp64 else torch.float32
 
 
 def in_widest(tensor: Tensor) -> Tensor:
-    """Return a tensor in the widest float of its device."""
+    """Return a tensor in the widest floating-point dtype of its device."""
     return tensor.to(widest(tensor.device))
 
 
 def beside_fp64(tensor: Tensor) -> Tensor:
-    """Return a tensor where FP64 can be computed: on its own device, or in host memory, which is waited for."""
+    """Return a tensor on a device with FP64: its own device, or the CPU, which synchronises."""
     return tensor if capabilities(tensor.device).fp64 else tensor.cpu()
 
 
 def count_of(kind: str) -> int:
-    """Count the devices of a kind (``cuda``, ``xpu`` or ``mps``) that torch sees; it knows one kind of accelerator at a time."""
+    """Return the number of devices of a kind (``cuda``, ``xpu``, ``mps``); torch supports one kind at a time."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.device_count() if found is not None and found.type == kind else 0
 
 
 def other_accelerator() -> str | None:
-    """Return the kind of an accelerator other than CUDA that is here; None where there is none."""
+    """Return the kind of this machine's accelerator if it is not CUDA; otherwise None."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None and found.type != "cuda" else None
 
 
 def use(device: torch.device) -> None:
-    """Make a device the current one: page-locked memory, streams and compiled kernels belong to that."""
+    """Make a device the current device, which pinned memory, streams and compiled kernels use."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 
 
 def current(kind: str) -> torch.device:
-    """Return the device of a kind that is the current one."""
+    """Return the current device of a kind."""
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a region in which a device is the current one."""
+    """Return a context in which a device is the current device."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was given."""
+    """Wait until a device has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the stream that a device is given work on; it has `Capabilities.streams`."""
+    """Return the current stream of a device with `Capabilities.streams`."""
     return torch.get_device_module(device).current_stream(device)
 
 
 def new_stream(device: torch.device) -> Any:
-    """Make another stream of a device that has `Capabilities.streams`."""
+    """Create a new stream on a device with `Capabilities.streams`."""
     return torch.get_device_module(device).Stream(device)
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-    """Return a region in which a device is given work on a stream of its own."""
+    """Return a context in which a stream is the current stream of a device."""
     region: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
     return region
 
 
 def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
-    """Record an event behind everything that a device's current stream has been given; it has `Capabilities.streams`.
+    """Record an event on the current stream of a device with `Capabilities.streams`.
 
     Args:
         device: The device.
-        sleeping: Who waits for it sleeps, on CUDA, whose own events let one choose.
+        sleeping: Whether a thread that waits for the event sleeps instead of spinning; only CUDA supports the choice.
     """
     make = torch.get_device_module(device).Event
     event = make(blocking=sleeping) if device.type == "cuda" else make()
-    event.record(current_stream(device))  # which need not be that of the current device
+    event.record(current_stream(device))  # explicit, because the device need not be the current one
     return event
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether what is launched there now goes into a graph."""
+    """Return whether a graph capture is in progress on a device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes of an accelerator that tensors take now."""
+    """Return the bytes of accelerator memory currently allocated for tensors."""
     module = torch.get_device_module(device)
     used: int = module.current_allocated_memory() if device.type == "mps" else module.memory_allocated(device)
     return used
 
 
 def memory_peak(device: torch.device) -> int:
-    """Return the most bytes of an accelerator that tensors have taken; on MPS, which does not count that, those they take now."""
+    """Return the peak bytes of accelerator memory allocated for tensors; on MPS, the current bytes."""
     if device.type == "mps":
         return memory_in_use(device)
     peak: int = torch.get_device_module(device).max_memory_allocated(device)
@@ -174,24 +173,24 @@ def memory_peak(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin `memory_peak` anew."""
+    """Reset the peak of `memory_peak`."""
     if device.type != "mps":
         torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return the state of an accelerator's generator."""
+    """Return the state of an accelerator's random number generator."""
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set the state of an accelerator's generator."""
+    """Set the state of an accelerator's random number generator."""
     torch.get_device_module(device).set_rng_state(state, device)
 
 
 def name_of(device: torch.device) -> str:
-    """Return the name that an accelerator goes by in shops."""
+    """Return the product name of an accelerator."""
     if device.type == "mps":
         return "Apple GPU"
     name: str = torch.get_device_module(device).get_device_name(device)
@@ -199,30 +198,30 @@ def name_of(device: torch.device) -> str:
 
 
 def properties_of(device: torch.device) -> Any:
-    """Return the properties of a CUDA or XPU device as torch tells them."""
+    """Return torch's properties of a CUDA or XPU device."""
     return torch.get_device_module(device).get_device_properties(device)
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory that an accelerator has, or on MPS those that Metal advises to use."""
+    """Return the bytes of accelerator memory; on MPS, the maximum that Metal recommends."""
     module = torch.get_device_module(device)
     size: int = module.recommended_max_memory() if device.type == "mps" else properties_of(device).total_memory
     return size
 
 
 def is_rocm() -> bool:
-    """Return whether what torch calls ``cuda`` is an AMD GPU."""
+    """Return whether torch's ``cuda`` is ROCm, so that devices are AMD GPUs."""
     return torch.version.hip is not None
 
 
 def untried(device: torch.device) -> str:
-    """Return a warning about a device that nobody has trained on; empty for others."""
+    """Return a warning for a kind of device on which mptrain is untested; otherwise empty."""
     if device.type == "cuda":
-        return "ROCm/HIP is untried: nobody has trained on an AMD GPU with mptrain" if is_rocm() else ""
+        return "ROCm/HIP is untested: mptrain has never been run on an AMD GPU" if is_rocm() else ""
     if device.type not in NAMES:
         return ""
     lacks = "" if capabilities(device).fp64 else "; without FP64, norms and scalers compute in FP32"
-    return f"device={device.type} is untried: nobody has trained on {NAMES[device.type]} with mptrain{lacks}"
+    return f"device={device.type} is untested: mptrain has never been run on {NAMES[device.type]}{lacks}"
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
@@ -231,19 +230,19 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 
 
 def built_for() -> tuple[str, ...]:
-    """Return the architectures that this torch has CUDA kernels for: ``sm_80`` and the like."""
+    """Return the architectures of this torch build's CUDA kernels, such as ``sm_80``."""
     return tuple(torch.cuda.get_arch_list())
 
 
 def has_kernels(level: tuple[int, int], built: tuple[str, ...]) -> bool:
-    """Return whether an NVIDIA device can run the kernels of a build of torch.
+    """Return whether an NVIDIA device can run the kernels of a torch build.
 
-    Machine code (``sm_80``) runs on devices of its major version that are as late or later, with an ``a`` behind it on that very one.
-    PTX (``compute_80``) is compiled by the driver for all that are as late or later.
+    Machine code (``sm_80``) runs on devices of the same major version and an equal or later minor version; with the
+    suffix ``a``, only on that exact version. The driver compiles PTX (``compute_80``) for that and all later versions.
 
     Args:
         level: Compute capability.
-        built: What the build has kernels for (`built_for`); entries that are not understood count nothing.
+        built: Architectures of the build (`built_for`); unknown entries are ignored.
     """
     for entry in built:
         if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", entry):

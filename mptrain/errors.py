@@ -1,19 +1,19 @@
-"""The exception tree: every failure that a user can meet, and the exit code it ends the process with.
+"""Exceptions of mptrain, with the exit code of each.
 
     MptrainError (1)
     ├── UsageError (2)          the command line is wrong: unknown command, malformed override
     ├── ConfigError (2)         the configuration is wrong; carries *all* problems found
-    │   └── FirstBatchError (2) model and task do not get through their first batch
-    ├── EnvironmentRefused (3)  this machine cannot do what was asked for
-    ├── NumericsError (4)       training cannot go on: only overflows, a diverged loss
+    │   └── FirstBatchError (2) model or task fails on the first batch
+    ├── EnvironmentRefused (3)  this machine does not support the request
+    ├── NumericsError (4)       training cannot continue: only overflows, or a diverged loss
     ├── DataError (6)           data missing, damaged or inconsistent with the model
     ├── StorageError (6)        run directory, records or disk
     │   ├── CheckpointError (6) no usable checkpoint
-    │   └── OlderLayout (6)     an older mptrain wrote it, and this one does not read that
-    └── Preempted (75 / 130)    a signal, or a lost rank, ended the run; it can go on
+    │   └── OlderLayout (6)     written by an older mptrain in a format that is no longer read
+    └── Preempted (75 / 130)    a signal or a lost rank stopped the run, which can be resumed
 
-Messages are written for the person at the terminal: ``str(error)`` says what and where, ``hint`` says what to do.
-Nothing here imports anything heavier than the standard library.
+Messages are for the user at the terminal: ``str(error)`` says what and where, ``hint`` says what to do. This module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ EXIT_INTERRUPTED = 130
 
 
 class MptrainError(Exception):
-    """Base of all errors that end a command with a message instead of a traceback.
+    """Base class of all errors that are reported with a message instead of a traceback.
 
     Args:
-        message: What went wrong and where, one sentence, no trailing full stop.
-        hint: What the user can do about it; empty when there is nothing to say.
+        message: What went wrong and where: one sentence without a full stop.
+        hint: What the user can do; may be empty.
     """
 
     exit_code: ClassVar[int] = EXIT_BUG
@@ -56,19 +56,19 @@ class MptrainError(Exception):
 
 
 class UsageError(MptrainError):
-    """The command line itself is wrong."""
+    """Error in the command line."""
 
     exit_code = EXIT_CONFIG
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration: ``what`` and where, and a ``hint`` how to mend it.
+    """One problem of a configuration, with a hint how to fix it.
 
     Attributes:
         what: What is wrong, and where.
-        hint: What the user can do about it; empty when there is nothing to say.
-        key: The dotted key whose value does not fit; empty where the problem is another one.
+        hint: What the user can do; may be empty.
+        key: The dotted key whose value is invalid; empty if the problem concerns no single value.
     """
 
     what: str
@@ -77,10 +77,11 @@ class Problem:
 
 
 class ConfigError(MptrainError):
-    """The configuration is wrong. All problems found are reported together.
+    """Error in the configuration; all problems are reported together.
 
     Args:
-        problems: At least one problem; a plain string stands for a problem without a hint.
+        problems: At least one problem; a string is the ``what`` of a single problem.
+        hint: The hint of a problem given as a string.
     """
 
     exit_code = EXIT_CONFIG
@@ -95,42 +96,42 @@ class ConfigError(MptrainError):
 
 
 class FirstBatchError(ConfigError):
-    """Model and task do not get through their first batch; the exception that they raised is its cause."""
+    """Error raised if model or task fails on the first batch; the original exception is its cause."""
 
 
 class EnvironmentRefused(MptrainError):
-    """The device, the installation or the operating system cannot do what was asked for."""
+    """Error raised if the device, the installation or the operating system does not support a request."""
 
     exit_code = EXIT_ENVIRONMENT
 
 
 class NumericsError(MptrainError):
-    """Training cannot go on: every recent step overflowed, or the loss diverged."""
+    """Error raised if training cannot continue: every recent step overflowed, or the loss diverged."""
 
     exit_code = EXIT_NUMERICS
 
 
 class DataError(MptrainError):
-    """Data is missing, damaged, or does not fit the model."""
+    """Error in the data: missing, damaged, or inconsistent with the model."""
 
     exit_code = EXIT_DATA
 
 
 class StorageError(MptrainError):
-    """The run directory cannot be made, written, locked or understood."""
+    """Error of the run directory: it cannot be created, written, locked or parsed."""
 
     exit_code = EXIT_DATA
 
 
 class CheckpointError(StorageError):
-    """No checkpoint of a run can be used."""
+    """Error raised if a run has no usable checkpoint."""
 
 
 class OlderLayout(StorageError):
-    """Folders that an older mptrain wrote, which this one does not read.
+    """Error for directories of an older mptrain whose format is no longer read.
 
     Args:
-        writers: Each folder with the version that wrote it.
+        writers: The version that wrote each directory.
     """
 
     def __init__(self, writers: Mapping[Path, str]) -> None:
@@ -147,14 +148,15 @@ class OlderLayout(StorageError):
 
 
 class Preempted(MptrainError):
-    """A signal asked the run to stop, or another rank of it has gone; it can go on.
+    """Error raised if a signal or the loss of another rank stops a run; the run can be resumed.
 
     Args:
-        message: Which signal, at which step.
+        message: The signal and the step.
         hint: The command that resumes the run.
-        exit_code: 130 after Ctrl-C, 75 (run me again) after SIGTERM and SIGUSR1.
-        saved: Whether it finished its step and saved itself; else the steps after the last checkpoint are repeated.
-        asked: Whether a signal asked for the end, which then is no error; else another rank was lost.
+        exit_code: 130 after Ctrl-C, 75 (run again) after SIGTERM and SIGUSR1.
+        saved: Whether the run has finished its step and saved a checkpoint. Otherwise the steps after the last
+            checkpoint are repeated.
+        asked: Whether a signal requested the stop, which is not an error. Otherwise another rank was lost.
     """
 
     def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True, asked: bool = True) -> None:
@@ -164,7 +166,7 @@ class Preempted(MptrainError):
         self.asked = asked
 
 
-#: Messages of torch, C++ and the loader of libraries where memory runs out; not all of them come with a MemoryError.
+#: Out-of-memory messages of torch, C++ and the dynamic loader, which do not always raise a MemoryError.
 _NO_MEMORY = (
     "DefaultCPUAllocator",
     "bad_alloc",
@@ -176,36 +178,36 @@ _NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused | None:
-    """Return what to tell the user about an exception that means no memory, of the device or the machine; None for any other.
+    """Convert an out-of-memory exception of the device or the host to an error with a hint; None for any other.
 
     Args:
         error: The exception.
-        doing: What needed the memory, as in "building the model"; may be empty.
+        doing: The activity that needed the memory, such as "building the model"; may be empty.
     """
     said, where = str(error), f" while {doing}" if doing else ""
     lines = said.splitlines() or [type(error).__name__]
     smaller = "use a smaller train.batch_size, the same one with train.accumulate=2, or a smaller model"
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+    if type(error).__name__ == "OutOfMemoryError":  # by name, to avoid importing torch
         return EnvironmentRefused(f"the device is out of memory{where}: {lines[0]}", smaller)
     by_words = isinstance(error, (RuntimeError, ImportError)) and any(words in said for words in _NO_MEMORY)
     by_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if not (isinstance(error, MemoryError) or by_words or by_number):
         return None
     asked = re.search(r"allocate (\d+) bytes", said)
-    what = f"{int(asked[1]):,} bytes cannot be had" if asked else lines[0]
+    what = f"cannot allocate {int(asked[1]):,} bytes" if asked else lines[0]
     limit = _address_space()
     if limit is None:
         return EnvironmentRefused(f"this machine is out of memory{where}: {what}", smaller)
     return EnvironmentRefused(
-        f"out of memory{where}: {what}; this process is limited to {limit / 2**30:.3g} GiB of addresses",
+        f"out of memory{where}: {what}; this process is limited to {limit / 2**30:.3g} GiB of address space",
         f"raise the limit (ulimit -v), or {smaller}",
     )
 
 
 def _address_space() -> int | None:
-    """Bytes of addresses that this process may have; None where that is not limited."""
+    """Return the address space limit of this process in bytes; None if unlimited."""
     try:
-        import resource  # not on every system
+        import resource  # not available on every system
     except ImportError:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -219,11 +221,11 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def near_names(word: str, candidates: Iterable[str]) -> list[str]:
-    """Return the candidates that a word may stand for, in their order, by the first of these rules that finds any.
+    """Return the candidates that a mistyped word may mean, in their order, by the first of these rules with a match.
 
-    1. Equal but for capitals and separators: ``AdamW`` for ``adamw``.
+    1. Equal except for case and separators: ``AdamW`` for ``adamw``.
     2. The same parts in another order: ``bf16_amp`` for ``amp_bf16``.
-    3. Each part of the word is, or begins, a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
+    3. Each part of the word is a prefix of a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
     4. The closest spelling, one name.
     """
     names = list(candidates)
@@ -243,11 +245,11 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
 
 
 def either(words: Sequence[str]) -> str:
-    """Return ``a, b or c``; of more than seven words the first six, and how many more there are."""
+    """Join words as ``a, b or c``; of more than seven words, the first six and the number of others."""
     shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
     return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 
 
 def _parts(name: str) -> list[str]:
-    """Return the words that a name is made of, in small letters."""
+    """Split a name into its parts, in lower case."""
     return re.findall(r"[^\W_]+", name.lower())

@@ -1,4 +1,4 @@
-"""Libraries that only some workloads need: imported where they are used, with one line that says how to get a missing one."""
+"""Import of optional libraries, with an error that says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mptrain.errors import EnvironmentRefused
 
 
 def load_extra(module: str, extra: str, purpose: str) -> Any:
-    """The module of a library that an extra of mptrain installs.
+    """Import a module of an optional library.
 
     Args:
         module: Dotted name of the module, such as ``pycocotools.cocoeval``.
-        extra: The extra that has it, as in ``pip install 'mptrain[detection]'``.
-        purpose: What it is for, as the beginning of a sentence: ``task=detect``.
+        extra: The extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``.
+        purpose: The feature that needs it, as the beginning of a sentence: ``task=detect``.
 
     Raises:
-        EnvironmentRefused: It is not installed, or cannot be imported.
+        EnvironmentRefused: The module is not installed or cannot be imported.
     """
     package = module.partition(".")[0]
     try:
@@ -28,16 +28,16 @@ def load_extra(module: str, extra: str, purpose: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             what = f"{package}, which needs {error.name}"
         raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
-    except (ImportError, OSError) as error:  # a library of C that does not fit the machine
+    except (ImportError, OSError) as error:  # e.g. an incompatible C library
         what = f"{package}, which cannot be imported: {error}"
         raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
 
 
 def require_extra(module: str, extra: str, purpose: str) -> None:
-    """Refuse what needs a library that is not installed; it is looked for, not imported. For arguments see `load_extra`.
+    """Raise an error if an optional library is not installed, without importing it; for arguments see `load_extra`.
 
     Raises:
-        EnvironmentRefused: It is not installed.
+        EnvironmentRefused: The library is not installed.
     """
     if importlib.util.find_spec(module) is None:
         raise EnvironmentRefused(f"{purpose} needs the package {module}, which is not installed", _command(extra))

@@ -1,7 +1,7 @@
-"""Types of configuration fields together with their allowed ranges.
+"""Types of configuration fields with their allowed ranges.
 
-A dataclass anywhere in the package annotates its fields with these; `mptrain.config` reads the ranges and reports
-violations. Nothing here imports the library that checks them.
+Dataclasses of the package annotate their fields with these types; `mptrain.config` checks the ranges and reports
+violations. Nothing here imports the validation library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens files of runs that somebody else may have made: regular files only, and for writing in place only files of the run's own."""
+"""Safe opening of files in untrusted run directories: regular files only, and no hard links when writing in place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Open a regular file. Anything else is refused at once: to open a named pipe would wait for its writer for ever.
+    """Open a regular file for reading; fail at once for any other kind, because opening a named pipe would block.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
 
@@ -26,32 +26,32 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: As `open_to_read`.
+        OSError: See `open_to_read`.
     """
     with open_to_read(path) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a regular file of UTF-8.
+    """Return the content of a regular file as UTF-8 text.
 
     Raises:
-        OSError: As `open_to_read`.
-        UnicodeDecodeError: It is no UTF-8.
+        OSError: See `open_to_read`.
+        UnicodeDecodeError: The content is not UTF-8.
     """
     return read_bytes(path).decode("utf-8")
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file that is appended to or cut in place, made if missing, and return its descriptor.
+    """Open a file for appending or truncating in place, create it if missing, and return its descriptor.
 
     Args:
         path: The file.
-        flags: ``os.O_WRONLY | os.O_APPEND`` and the like.
+        flags: Flags such as ``os.O_WRONLY | os.O_APPEND``.
 
     Raises:
-        StorageError: It is the same file as another one (a hard link), which would change as well.
-        OSError: It cannot be opened, or is no regular file.
+        StorageError: The file has other hard links, which would change too.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     descriptor = _open_regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
     links = os.fstat(descriptor).st_nlink
@@ -59,8 +59,9 @@ def open_in_place(path: Path, flags: int) -> int:
         os.close(descriptor)
         folder = path.parent
         raise StorageError(
-            f"{path} is the same file as {'another one' if links == 2 else f'{links - 1} others'} (a hard link), which would change too",
-            f"write into a copy with files of its own: cp -r {folder} {folder}-copy",
+            f"{path} has {'another hard link' if links == 2 else f'{links - 1} other hard links'}"
+            ", which would change too",
+            f"work on a copy: cp -r {folder} {folder}-copy",
         )
     return descriptor
 

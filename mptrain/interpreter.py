@@ -1,12 +1,13 @@
-"""Starts Python interpreters that find modules where this process does, and never in the current folder.
+"""Start of Python helper processes with this process's ``sys.path`` and without the current directory.
 
-``python -c`` and ``python -m`` put the current folder before the standard library, so a `random.py` that lies there by chance, or was put
-there, would run in every helper process. ``-P`` exists from Python 3.11 on; ``-I`` also drops ``PYTHONPATH``, which users need for modules
-of their own; and Python 3.13 imports `linecache` before the first word of ``-c``, so a prefix to the code comes too late. A script
-is given by its path instead: `mptrain/interpreter_entry.py` sets ``sys.path`` to that of this process before it imports anything.
+``python -c`` and ``python -m`` put the current directory before the standard library, so a `random.py` there would run
+in every helper process. ``-P`` requires Python 3.11. ``-I`` also drops ``PYTHONPATH``, which users need for their own
+modules. A prefix to the code of ``-c`` is too late, because Python 3.13 imports `linecache` before it. Helper processes
+therefore run the script `mptrain/interpreter_entry.py`, which sets ``sys.path`` before it imports anything.
 
-The current folder is not searched last either: what a library looks for and this machine lacks (`msvcrt`, an optional package) would be
-found there. ``PYTHONPATH`` can name it. Imports only modules that every interpreter has loaded when it starts, so not even `__future__`.
+The current directory is not searched last either: a library could find a missing module (`msvcrt`, an optional package)
+there. Users can add it to ``PYTHONPATH``. This module imports only modules that every interpreter loads at startup, so
+not even `__future__`.
 """
 
 import os
@@ -21,29 +22,32 @@ _ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_e
 
 
 def forget_current_folder() -> None:
-    """Keep this process from searching the current folder, which ``python -m`` has put first.
+    """Remove the current directory, which ``python -m`` puts first, from this process's ``sys.path``.
 
-    A checkout from which mptrain itself is run stays where it is: its modules must not be mixed with those of an installation.
+    The directory stays if mptrain itself is run from a checkout there, because its modules must not be mixed with those
+    of an installation.
     """
-    chosen = not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated)  # the first folder, by Python itself
+    chosen = not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated)  # Python has added the first entry
     if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != os.path.dirname(os.path.dirname(_ENTRY)):  # noqa: PTH120
         del sys.path[0]
 
 
 def command(*words: str) -> list[str]:
-    """Return the command that runs Python with these words, ``-c CODE`` or ``-m MODULE`` and what follows, as a helper.
+    """Return the command of a helper process for ``-c CODE`` or ``-m MODULE`` and its arguments.
 
     Args:
-        words: Options of the interpreter may stand before ``-c`` or ``-m``. Without either, the command awaits them.
+        words: Arguments of Python; interpreter options may precede ``-c`` or ``-m``. Without either, append them to
+            the returned command.
     """
     place = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
     return [sys.executable, *words[:place], _ENTRY, repr(_search_path()), *words[place:]]
 
 
 def guard_multiprocessing() -> None:
-    """Let `multiprocessing` start its fork server, its resource tracker and its fresh processes by `command`.
+    """Patch `multiprocessing` to start its fork server, resource tracker and spawned processes with `command`.
 
-    It has one function that starts all of them, and no public way to say how. A helper calls this too, for what it starts itself.
+    All of them are started by one private function; there is no public hook. Helper processes call this function too,
+    for processes that they start themselves.
     """
     from importlib import import_module
 
@@ -62,12 +66,12 @@ def guard_multiprocessing() -> None:
 
 
 def _search_path() -> list[str]:
-    """Return ``sys.path`` of this process without the nameless current folder of ``python -c``."""
+    """Return ``sys.path`` of this process without the empty entry of ``python -c``, the current directory."""
     return [folder for folder in sys.path if isinstance(folder, str) and folder]
 
 
 def _current_folder() -> str:
     try:
         return os.getcwd()  # noqa: PTH109
-    except OSError:  # it was removed
+    except OSError:  # the directory was removed
         return ""

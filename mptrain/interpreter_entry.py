@@ -1,9 +1,9 @@
 """Entry script of the interpreters that `mptrain.interpreter` starts; never imported.
 
-``python interpreter_entry.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` runs the code or the module with this ``sys.path``.
+``python interpreter_entry.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` sets ``sys.path`` and runs the code or module.
 """
 
-import sys  # is always there; nothing else may be imported before the next line
+import sys  # built in; nothing else may be imported before the next line
 
 sys.path[:] = eval(sys.argv.pop(1))
 

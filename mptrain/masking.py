@@ -1,7 +1,7 @@
-"""Keeps secrets out of records: the value of an environment variable whose name looks like a secret is written as its name.
+"""Masking of secrets in records: values of environment variables whose names look like secrets.
 
-``${oc.env:NAME}`` stands where the value was. A configuration and a line of a sweep that hold it mean the same as before, so a
-run goes on wherever that variable is set, and whoever is given its folder is given no secret.
+A value is replaced by ``${oc.env:NAME}``, which Hydra resolves again. So a masked configuration or sweep can be resumed
+wherever the variable is set, and a run directory can be shared without the secret.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-#: Letters that a value needs to count: shorter ones stand in many texts by chance.
+#: Minimum length of a secret: shorter values occur in many texts by chance.
 SHORTEST: Final = 8
 
 _NAMES: Final = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
 
 def masker() -> Callable[[Any], Any]:
-    """A function that replaces every secret that the environment holds now.
+    """Return a function that masks the secrets that are currently in the environment.
 
-    It takes text, or lists, tuples and dicts of whatever; numbers stay what they are.
+    The function takes text, or lists, tuples and dicts of any values; numbers are returned unchanged.
     """
     secrets: dict[str, str] = {}
     for name, value in os.environ.items():
@@ -48,7 +48,7 @@ def masker() -> Callable[[Any], Any]:
 
 
 def _forms(secret: str) -> tuple[str, ...]:
-    """A secret as it stands in text, in JSON, in a message, and in pages (by Python's escaping, and by Jinja's)."""
+    """Return the forms of a secret in text, JSON, messages and HTML pages (escaped by Python and by Jinja)."""
     page = html.escape(secret)
     return (
         secret,
@@ -61,13 +61,13 @@ def _forms(secret: str) -> tuple[str, ...]:
 
 
 class MaskedText(io.TextIOWrapper):
-    """A stream of text without the secrets of the environment, as far as each is written at once."""
+    """Text stream that masks the secrets of the environment; a secret split over two writes is not masked."""
 
     def write(self, text: str) -> int:
-        """Writes it without them."""
+        """Write text with its secrets masked."""
         return super().write(masked(text))
 
 
 def masked(value: Any) -> Any:
-    """The value without the secrets of the environment; see `masker`."""
+    """Return a value with the secrets of the environment masked; see `masker`."""
     return masker()(value)

@@ -1,4 +1,4 @@
-"""The states of the random number generators that training draws from."""
+"""States of the random number generators used in training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mptrain import device as devices
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of Python and torch, on every device."""
+    """Seed the random generators of Python and torch on every device."""
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of Python's and torch's generators, of the kinds that a safe load accepts."""
+    """Return the states of Python's and torch's generators, in types that a weights-only load accepts."""
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {
         "python": {"version": version, "internal": list(internal), "gauss": gauss},
@@ -31,7 +31,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `random_state` gave; a device without a saved state keeps its own."""
+    """Restore states returned by `random_state`; a device without a saved state keeps its own."""
     python = states["python"]
     random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
     torch.set_rng_state(states["torch"])
@@ -41,7 +41,7 @@ def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def other_random_numbers(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """Whatever is drawn inside comes from generators seeded with ``seed``, and leaves no trace outside."""
+    """Seed the random generators with ``seed`` in a context, and restore their states afterwards."""
     states = random_state(device)
     seed_everything(seed)
     try:

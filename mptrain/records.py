@@ -1,7 +1,7 @@
-"""Records that a run writes down: frozen values of plain Python types, no tensors.
+"""Records of a run: frozen dataclasses of plain Python types, without tensors.
 
-Every later command reads these back and nothing else. Numbers that can be non-finite are `float` here and become
-``null`` plus an entry under ``nonfinite`` in JSON (see `as_json`).
+Later commands read only these records. Numbers that can be non-finite are `float` here and become ``null`` with an
+entry under ``nonfinite`` in JSON (see `as_json`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class StepRecord:
     """One attempted step of one learner; a line of ``steps.jsonl``.
 
     Attributes:
-        learner: Which of the task's learners (``main`` where there is only one).
-        step: Attempts so far, this one included; common to all learners, from 1.
+        learner: Name of the learner (``main`` if there is only one).
+        step: Number of this step from 1, counting skipped steps; common to all learners.
         updates: Updates applied so far, this one included.
-        epoch: Passes over the training data that were completed before this step, from 0.
+        epoch: Passes over the training data completed before this step, from 0.
         loss: The unscaled loss of the whole update, mean over its loss terms, FP32.
-        loss_scale: The scale that multiplied this loss and unscaled these gradients.
-        overflow: A gradient held inf or NaN.
-        skipped: The weights did not move.
+        loss_scale: The loss scale of this step.
+        overflow: Whether a gradient had inf or NaN.
+        skipped: Whether the update was skipped.
         grad_norm: Global L2 norm of the unscaled gradients before clipping.
         lr: Learning rate of this step.
     """
@@ -49,19 +49,19 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class OverflowRecord:
-    """An overflow and what was known about it without waiting for the device.
+    """An overflow, with the details that are known without synchronising.
 
     Attributes:
-        learner: Which learner.
-        step: The attempt at which it happened.
-        loss_scale: The scale in force.
-        phase: ``calibrating`` (the scale descends from its first value), ``growth probe`` (the scale had just grown),
+        learner: Name of the learner.
+        step: The step that overflowed.
+        loss_scale: The loss scale of the step.
+        phase: ``calibrating`` (the scale descends from its initial value), ``growth probe`` (the scale had just grown),
             ``unexpected`` (neither); the rule is in `mptrain.probe.overflow_attribution`.
-        loss: ``finite`` or the kind of non-finite value the loss itself was.
+        loss: ``finite``, or the kind of the non-finite loss.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
-        count: How many parameters had non-finite gradients.
-        skipped: Whether the update was refused.
-        restored: How many module buffers were put back.
+        count: Number of parameters with non-finite gradients.
+        skipped: Whether the update was skipped.
+        restored: Number of module buffers restored.
     """
 
     learner: str
@@ -82,16 +82,16 @@ TensorKind = Literal["activations", "activation_gradients", "weight_gradients", 
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Counts of the values of a tensor, or of several, by exponent; see `mptrain.numerics.exponents`.
+    """Exponent histogram of one or several tensors; see `mptrain.numerics.exponents`.
 
     Attributes:
-        dtype: What the values were kept in: ``float16``, ``float32`` ...
-        zeros: How many were zero.
-        inf: How many were infinite.
-        nan: How many were no numbers.
-        largest: Largest finite magnitude; 0 where there was none.
-        lowest: Exponent that ``counts`` begins with.
-        counts: How many nonzero finite values x had floor(log2 |x|) = ``lowest``, ``lowest`` + 1 ...
+        dtype: Dtype of the values, such as ``float16``.
+        zeros: Number of zeros.
+        inf: Number of infinities.
+        nan: Number of NaN.
+        largest: Largest finite magnitude; 0 if there is none.
+        lowest: Exponent of the first entry of ``counts``.
+        counts: Numbers of nonzero finite values x with floor(log2 |x|) = ``lowest``, ``lowest`` + 1 ...
     """
 
     dtype: str
@@ -105,17 +105,17 @@ class ExponentCounts:
 
 @dataclass(frozen=True, slots=True)
 class HistogramRecord:
-    """The exponents of one learner's tensors at one step; a line of ``histograms.jsonl``.
+    """Exponent histograms of one learner's tensors at one step; a line of ``histograms.jsonl``.
 
     Attributes:
-        learner: Which learner.
-        step: The attempt that was looked at.
-        loss_scale: The scale in force. Gradients carry it, as on the device.
-        overflow: A gradient of a parameter held inf or NaN.
-        tensors: By kind and name. Names of activations and of their gradients are those of modules (the empty name is the
-            whole model), all others those of parameters.
-        unchanged: By parameter: how many elements had an update that was not zero, and of how many of those the weight,
-            kept in FP16 without a master copy, would have stayed what it was. Empty where the update was refused.
+        learner: Name of the learner.
+        step: The sampled step.
+        loss_scale: The loss scale of the step; the gradients in the histograms are scaled by it.
+        overflow: Whether a parameter's gradient had inf or NaN.
+        tensors: Histograms by kind and name. Activations and their gradients have module names (the empty name is the
+            whole model), all others parameter names.
+        unchanged: For each parameter, the number of elements with a nonzero update, and how many of those would not
+            have changed as FP16 weights without master weights. Empty if the update was skipped.
     """
 
     learner: str
@@ -128,9 +128,9 @@ class HistogramRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRecord:
-    """The scale changed after a step: from, to, and why.
+    """A change of the loss scale after a step.
 
-    ``why`` is ``overflow``, ``growth``, or ``measured`` where it fell by what was measured of finite gradients.
+    ``why`` is ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
     """
 
     learner: str
@@ -142,16 +142,16 @@ class ScaleRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """The outcome of one evaluation.
+    """The result of one evaluation.
 
     Attributes:
         split: ``val`` or ``test``.
-        step: Attempts at that moment.
-        epoch: Completed epochs at that moment.
-        samples: How many samples were evaluated.
-        metrics: Name to value.
-        intervals: Name to the ends of a 95 % interval over the choice of the samples, where it was asked for.
-        data: Digest of what was evaluated (see `mptrain.engine.fingerprints.sample_digests`); empty where it is not known.
+        step: Steps completed at the evaluation.
+        epoch: Epochs completed at the evaluation.
+        samples: Number of samples evaluated.
+        metrics: Values by metric name.
+        intervals: Bounds of the 95 % CI over the choice of samples, by metric name, if requested.
+        data: Digest of the evaluated samples (see `mptrain.engine.fingerprints.sample_digests`); empty if unknown.
     """
 
     split: str
@@ -165,18 +165,18 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """A row of ``epochs.csv``: one learner's side of one epoch and the evaluation that followed it.
+    """A row of ``epochs.csv``: one epoch of one learner, with the evaluation after it.
 
     Attributes:
-        learner: Which learner; what belongs to the epoch as a whole stands in the row of each.
+        learner: Name of the learner; values of the whole epoch are repeated in the row of each learner.
         epoch: Completed epochs, from 1.
-        step: Attempts so far.
+        step: Steps so far.
         updates: Applied updates so far.
-        skipped: Refused updates in this epoch.
+        skipped: Skipped updates in this epoch.
         train_loss: Mean of the finite losses of this epoch's steps.
         loss_scale: The scale at the end of the epoch.
         lr: Learning rate of the last step.
-        val: Validation metrics, name to value; empty where there is no validation data.
+        val: Validation metrics by name; empty without validation data.
         seconds: Wall time of this epoch's training steps.
         terms_per_second: Training throughput of this epoch, in loss terms (samples, tokens).
     """
@@ -196,12 +196,13 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Anything else worth keeping: a line of ``events.jsonl``.
+    """Any other event; a line of ``events.jsonl``.
 
     Attributes:
-        kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (the disk refused something), ``stalled``, ``signal``, ``warning``, ``failure``, ``data`` ...
-        step: Attempts at that moment.
-        fields: What is known, JSON values only.
+        kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (a disk operation failed), ``stalled``, ``signal``,
+            ``warning``, ``failure``, ``data`` ...
+        step: Steps completed at the event.
+        fields: Details, JSON values only.
     """
 
     kind: str
@@ -211,15 +212,15 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Progress of the run right now; shown, never written, because it depends on the clock.
+    """Current progress of the run; displayed but never written, because it depends on the clock.
 
     Attributes:
-        step: Attempts so far.
-        steps: Attempts planned.
+        step: Steps so far.
+        steps: Planned steps.
         epoch: Completed epochs.
         epochs: Planned epochs.
         terms_per_second: Recent training throughput, in loss terms.
-        term: What one of them is, in the plural: ``samples``, ``tokens``.
+        term: Plural name of the loss terms: ``samples``, ``tokens``.
         data_wait: Share of recent time spent waiting for data, 0 to 1.
         memory: Bytes in use: peak allocated on a CUDA device, resident set on the CPU.
         eta: Estimated seconds to the end.
@@ -251,7 +252,7 @@ Record = (
 
 
 def nonfinite_kind(value: float) -> NonFinite | None:
-    """``"inf"``, ``"-inf"`` or ``"nan"`` for a value that JSON cannot hold, else None."""
+    """Return ``"inf"``, ``"-inf"`` or ``"nan"`` for a non-finite value, else None."""
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -260,10 +261,10 @@ def nonfinite_kind(value: float) -> NonFinite | None:
 
 
 def as_json(fields: dict[str, Any]) -> str:
-    """One line of strict JSON.
+    """Serialise fields as one line of strict JSON.
 
-    Non-finite numbers become null, and their kinds are listed under ``nonfinite``: path to ``inf``, ``-inf``, ``nan``,
-    where the path of a number inside mappings and sequences is joined by dots (``metrics.loss``, ``scales.3``).
+    Non-finite numbers become null, and ``nonfinite`` maps their paths to ``inf``, ``-inf`` or ``nan``. The path of a
+    number inside mappings and sequences is joined by dots (``metrics.loss``, ``scales.3``).
     """
     kinds: dict[str, str] = {}
     clean = _without_nonfinite(fields, "", kinds)
@@ -273,11 +274,10 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def step_json(record: StepRecord) -> str:
-    """The line that stands for a step record in ``steps.jsonl``: what `as_json` would give, in a tenth of the time."""
+    """Return the line of a step record in ``steps.jsonl``, equal to that of `as_json` in a tenth of the time."""
     r = record
-    if not math.isfinite(
-        r.loss + r.loss_scale + r.grad_norm + r.lr
-    ):  # a sum may overflow: then the long way, for nothing
+    # The sum of finite numbers may overflow; the slow path is then taken unnecessarily.
+    if not math.isfinite(r.loss + r.loss_scale + r.grad_norm + r.lr):
         return as_json(asdict(record))
     return (
         f'{{"learner": {_quoted(r.learner)}, "step": {r.step}, "updates": {r.updates}, "epoch": {r.epoch}, '

@@ -1,7 +1,7 @@
-"""Names of torch that its documentation does not promise, in one place: a new version of torch is checked against this file.
+"""Private names of torch, collected in one module to check against each new version of torch.
 
-Each is known in torch 2.11 to 2.15 with the meaning that stands beside it; `tests/test_torch_private.py` uses every one of them,
-and finds private names that stand anywhere else.
+All of them exist in torch 2.11 to 2.15 with the meaning documented here. `tests/test_torch_private.py` uses each of
+them and checks that no other module uses private names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
     "weights_only_unpickler",
 ]
 
-#: Kernels over lists of tensors, which torch.optim runs its updates on (``foreach=True``).
+#: Multi-tensor kernels, which torch.optim uses with ``foreach=True``.
 foreach_add_ = torch._foreach_add_
 foreach_clamp_max_ = torch._foreach_clamp_max_
 foreach_clamp_min_ = torch._foreach_clamp_min_
@@ -66,19 +66,20 @@ foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 foreach_sub = torch._foreach_sub
 
-#: Kernels of torch.optim with ``fused=True``; they divide gradients by ``grad_scale`` and do nothing where ``found_inf`` is 1.
+#: Kernels of torch.optim with ``fused=True``; they divide gradients by ``grad_scale`` and do nothing if ``found_inf``
+#: is 1.
 fused_adagrad_ = torch._fused_adagrad_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
 fused_sgd_ = torch._fused_sgd_
 
-#: The kernel by which `torch.amp.GradScaler` moves its scale.
+#: The kernel with which `torch.amp.GradScaler` updates its scale.
 amp_update_scale_ = torch._amp_update_scale_
 
-#: The node of autograd's graph that this thread is evaluating; None outside a backward pass.
+#: Return the autograd node that this thread is evaluating; None outside a backward pass.
 current_autograd_node = torch._C._current_autograd_node
 
-#: The number that autograd gives the next node of this thread's graph.
+#: Return the sequence number of the next autograd node of this thread.
 sequence_number = torch._C._autograd._get_sequence_nr
 
 #: Base classes of all batch normalisation, convolution and dropout layers.
@@ -88,30 +89,30 @@ Dropout = nn.modules.dropout._DropoutNd
 
 
 def number_of_node(node: Any) -> int:
-    """Return the number of a node of autograd's graph, which the operators of the forward pass have given it in their order."""
+    """Return the sequence number of an autograd node, which follows the order of the forward pass."""
     number: int = node._sequence_nr()
     return number
 
 
 def input_metadata(node: Any) -> tuple[Any, ...]:
-    """Return shape and dtype of each gradient that goes into a node of autograd's graph; None for one that is not defined."""
+    """Return the metadata (shape, dtype) of each gradient that an autograd node receives; None if undefined."""
     metadata: tuple[Any, ...] = node._input_metadata
     return metadata
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Return a number that storages have in common if they are the same memory, empty ones apart from each other."""
+    """Return a key that is equal for storages of the same memory, and distinct for different empty storages."""
     key: int = storage._cdata
     return key
 
 
 def weights_only_unpickler() -> ModuleType | None:
-    """Return the module that `torch.load` reads with where ``weights_only=True``; None before the first reading."""
+    """Return the unpickler module of `torch.load` with ``weights_only=True``; None before the first load."""
     return sys.modules.get("torch._weights_only_unpickler")
 
 
 def set_group_timeout(timeout: timedelta, group: Any) -> None:
-    """Change the timeout of a process group, by a name that is public from torch 2.15 on."""
+    """Change the timeout of a process group, with a function that is public from torch 2.15 on."""
     import torch.distributed as dist
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -119,19 +120,19 @@ def set_group_timeout(timeout: timedelta, group: Any) -> None:
 
 
 def abort_group(group: Any) -> None:
-    """Abort the exchanges of a process group on its devices."""
+    """Abort the device collectives of a process group."""
     from torch.distributed import distributed_c10d
 
     distributed_c10d._abort_process_group(group)
 
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:
-    """Return whether this build of torch has a kernel of an operator, as ``aten::NAME``, for a dispatch key, as ``CUDA``."""
+    """Return whether this torch build has a kernel of an operator (``aten::NAME``) for a dispatch key (``CUDA``)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, dispatch_key)
 
 
 def has_native_half(dtype: str) -> bool:
-    """Return whether oneDNN computes in ``float16`` or ``bfloat16`` on this CPU; the environment's ONEDNN_MAX_CPU_ISA counts."""
+    """Return whether oneDNN computes in ``float16`` or ``bfloat16`` on this CPU, subject to ONEDNN_MAX_CPU_ISA."""
     if not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

@@ -1,1 +1,1 @@
-"""Arithmetic of number formats and of verdicts: what is finite, how large a gradient is. No policy, no state."""
+"""Arithmetic of number formats and gradients: overflow checks, norms and histograms. No policy, no state."""

@@ -1,7 +1,7 @@
-"""The arithmetic behind the paper's three techniques, shown on numbers small enough to check by hand.
+"""Demonstrations of the paper's three techniques on numbers small enough to check by hand.
 
-Each function computes one claim of Micikevicius et al. (*Mixed Precision Training*, ICLR 2018) on the CPU, the same bits
-each time, and returns plain numbers by name. Nothing in training uses them; recipes do.
+Each function computes one claim of Micikevicius et al. (*Mixed Precision Training*, ICLR 2018) on the CPU and returns
+a dict of plain numbers. Results are bit-for-bit reproducible. Only recipes use these functions, training does not.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from mptrain.fields import NonNegativeInt
 Dtype = Literal["float16", "bfloat16", "float32"]
 Count = Annotated[int, Ge(2), Le(10_000_000)]
 
-#: Values that are added up before blocks are.
+#: Values of one block; each block is summed before the blocks are added.
 _BLOCK = 256
 
 
 def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNegativeInt = 0) -> dict[str, float]:
-    """Adds uniform numbers from [0, 1) one by one, each sum rounded to a format (section 3.3: reductions in FP32).
+    """Add uniform numbers from [0, 1) one by one and round each sum to a dtype (section 3.3: reductions in FP32).
 
-    From 2048 on neighbouring FP16 numbers are 2 apart, so a number below 1 is less than half that distance and the sum
-    stays where it is, however many follow.
+    From 2048 on, adjacent FP16 numbers are 2 apart. A number below 1 is less than half that distance, so the sum stops
+    growing.
 
     Args:
-        dtype: Of the running sum.
-        terms: How many are added.
-        seed: Of the numbers.
+        dtype: The dtype of the running sum.
+        terms: Number of terms.
+        seed: Seed of the random numbers.
 
     Returns:
-        ``value``: the sum; ``truth``: the same terms in FP64; ``error``: by which share it is too small.
+        ``value``: the sum; ``truth``: the sum of the same terms in FP64; ``error``: the relative error,
+        (truth - value) / truth.
     """
     kind: torch.dtype = getattr(torch, dtype)
     numbers = torch.rand(terms, generator=torch.Generator().manual_seed(seed)).to(kind)
@@ -48,16 +49,16 @@ def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNeg
 def cross_entropy_of_half_logits(
     dtype: Dtype = "float16", samples: Count = 8192, classes: Count = 4096, seed: NonNegativeInt = 0
 ) -> dict[str, float]:
-    """The mean cross-entropy of FP16 logits, with log-softmax and the sum over samples in a format (section 3.3).
+    """Compute the mean cross-entropy of FP16 logits, with log-softmax and sum in a dtype (section 3.3).
 
-    A network that knows nothing yet has a loss of about the logarithm of its classes, ln 4096 = 8.3. Over 8,192 samples
-    that makes a sum of 68,000, and the largest FP16 number is 65,504: the mean is finite, and cannot be had.
+    An untrained network has a loss of about the logarithm of its number of classes, ln 4096 = 8.3. Over 8,192 samples
+    the sum is 68,000, above the largest FP16 number 65,504. The mean is representable in FP16, but the sum overflows.
 
     Args:
-        dtype: Of the logarithms and of their sum.
-        samples: How many losses are averaged.
-        classes: How many logits each has; they are small: normal numbers times 0.1.
-        seed: Of logits and targets.
+        dtype: The dtype of the log-probabilities and of their sum.
+        samples: Number of losses to average.
+        classes: Number of logits of each sample; logits are normal numbers times 0.1.
+        seed: Seed of logits and targets.
 
     Returns:
         ``sum`` and ``mean`` in that format; ``truth``: the mean of the same logits in FP64.
@@ -65,7 +66,7 @@ def cross_entropy_of_half_logits(
     kind: torch.dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
     total, truth, step = torch.zeros((), dtype=kind), torch.zeros((), dtype=torch.float64), 512
-    for start in range(0, samples, step):  # a part at a time: all logits in FP64 would take a quarter of a gigabyte
+    for start in range(0, samples, step):  # in chunks: all logits in FP64 would take a quarter of a gigabyte
         rows = min(step, samples - start)
         logits = (torch.randn(rows, classes, generator=generator) * 0.1).half()
         targets = torch.randint(classes, (rows,), generator=generator)
@@ -75,20 +76,20 @@ def cross_entropy_of_half_logits(
 
 
 def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNegativeInt = 0) -> dict[str, float]:
-    """Variance of one channel of FP16 activations, as batch normalisation needs it (section 3.3). An emulation.
+    """Compute the variance of one channel of FP16 activations for batch normalisation (section 3.3). An emulation.
 
-    No kernel of torch works so: the naive way, sums of values and of squares accumulated in FP16 and subtracted, is
-    emulated here. Both sums pass 65,504 and become inf, and their difference is NaN. torch's own batch normalisation of
-    the same FP16 values accumulates in FP32 and is not harmed.
+    No torch kernel accumulates in FP16, so this function emulates the naive method: accumulate the sum and the sum of
+    squares in FP16 and subtract. Both sums exceed 65,504 and become inf, and their difference is NaN. torch's batch
+    normalisation of the same FP16 values accumulates in FP32 and stays finite.
 
     Args:
-        values: How many activations the channel has; 98,304 are 24 images of 64x64.
-        mean: Of the activations; their standard deviation is 1.
-        seed: Of the activations.
+        values: Number of activations of the channel; 98,304 are 24 images of 64x64.
+        mean: Mean of the activations; their standard deviation is 1.
+        seed: Seed of the activations.
 
     Returns:
         ``naive_sum``, ``naive_sum_of_squares``, ``naive_variance``: accumulated in FP16, in blocks of 256;
-        ``naive_is_finite``: 1 or 0; ``torch_variance``: what `torch.nn.functional.batch_norm` found; ``truth``: FP64.
+        ``naive_is_finite``: 1 or 0; ``torch_variance``: from `torch.nn.functional.batch_norm`; ``truth``: FP64.
     """
     generator = torch.Generator().manual_seed(seed)
     channel = (torch.randn(values, generator=generator) + mean).half()
@@ -108,15 +109,15 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
 
 
 def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = -11) -> dict[str, float]:
-    """Adds a small update to a weight in FP16 and in FP32 (section 3.1: why a master copy in FP32 is kept).
+    """Add a small update to a weight in FP16 and in FP32 (section 3.1: the reason for FP32 master weights).
 
-    A weight of 1 has FP16 neighbours 2^-10 above and 2^-11 below; an update of 2^-11 lies half-way to the next one and is
-    rounded to the even side: away. The smallest FP16 number is 2^-24, and half of it is zero, so that what an
-    optimizer adds is lost before it meets the weight.
+    The FP16 neighbours of 1 are 2^-10 above and 2^-11 below. An update of 2^-11 is half-way to the next number, and
+    rounding to even drops it. The smallest FP16 number is 2^-24, and half of it rounds to zero: a smaller update is
+    lost before it is added to the weight.
 
     Args:
         weight: The weight.
-        exponent: Of the update, a power of two.
+        exponent: Exponent of the update, a power of two.
 
     Returns:
         ``half`` and ``single``: weight plus update in FP16 and FP32; ``smallest``: 2^-24 in FP16; ``half_of_smallest``:
@@ -134,7 +135,7 @@ def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = 
 
 
 def _half_sum(values: Tensor) -> Tensor:
-    """A sum accumulated in FP16: first within blocks, all side by side as on a GPU, then over the blocks."""
+    """Return a sum accumulated in FP16: first within blocks in parallel, as on a GPU, then over the blocks."""
     blocks = F.pad(values, (0, -len(values) % _BLOCK)).view(-1, _BLOCK)
     partial = torch.zeros(len(blocks), dtype=torch.float16)
     for column in blocks.unbind(1):

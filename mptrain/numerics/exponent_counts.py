@@ -1,7 +1,7 @@
-"""Counts the exponents of tensors on their device, from the bits of their values.
+"""Exponent histograms of tensors, counted on their device from the bits of the values.
 
-The exponent of an FP32 number stands in eight of its bits, so a histogram over all of them needs no logarithm and has no
-values outside. FP16 and bfloat16 values are FP32 values too, exactly.
+The exponent of an FP32 number is stored in eight bits, so a histogram over all exponents needs no logarithm and has no
+out-of-range values. FP16 and bfloat16 values convert to FP32 exactly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mptrain.records import ExponentCounts
 
-#: Places of `count_exponents`: 256 biased exponents, then zeros, NaN, and the bits of the largest finite magnitude.
+#: Layout of the result of `count_exponents`: 256 biased exponents, zeros, NaN, bits of the largest finite magnitude.
 _BINS = 256
 PLACES = _BINS + 3
 _ZEROS, _NANS, _LARGEST = _BINS, _BINS + 1, _BINS + 2
@@ -21,20 +21,20 @@ _MANTISSA = 23
 
 
 def count_exponents(tensor: Tensor) -> Tensor:
-    """Count exponents, for `read_counts` to make a histogram of; nothing is waited for.
+    """Count the exponents of a tensor without synchronising; `read_counts` turns the result into a histogram.
 
     Args:
-        tensor: Of any shape, float16, bfloat16, float32 or float64 (which is rounded to FP32).
+        tensor: A tensor of any shape: float16, bfloat16, float32 or float64 (which is rounded to FP32).
 
     Returns:
-        int64, shape (`PLACES`,), on its device.
+        int64, shape (`PLACES`,), on the tensor's device.
     """
     bits = tensor.detach().float().view(torch.int32).bitwise_and(0x7FFFFFFF)
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
     if not bits.numel():
         return found
     exponents = bits.bitwise_right_shift(_MANTISSA).flatten()
-    if bits.device.type != "cpu":  # bincount asks a device for its largest value, and waits
+    if bits.device.type != "cpu":  # bincount synchronises with the device to read the largest value
         one = torch.ones((), dtype=torch.int64, device=bits.device)
         found[:_BINS].scatter_add_(0, exponents.long(), one.expand(exponents.shape))
     else:
@@ -46,16 +46,16 @@ def count_exponents(tensor: Tensor) -> Tensor:
 
 
 def add_counts(one: Tensor, other: Tensor) -> Tensor:
-    """Return the counts of two tensors together."""
+    """Return the combined counts of two tensors."""
     return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
 
 
 def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
-    """The histogram that `count_exponents` counted.
+    """Return the histogram from the result of `count_exponents`.
 
     Args:
-        places: Its result, on the host.
-        dtype: Of the tensor. Numbers that only FP32 holds as subnormal ones, below 2^-126, count as 2^-127.
+        places: The result of `count_exponents`, on the host.
+        dtype: The dtype of the tensor. FP32 subnormals, below 2^-126, count as 2^-127.
     """
     zeros, nans = places[_ZEROS], places[_NANS]
     bins = places[: _BINS - 1]

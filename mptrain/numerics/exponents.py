@@ -1,14 +1,14 @@
-"""Shares of a histogram of exponents that FP16 loses, at any loss scale. Nothing here imports torch.
+"""Underflow and overflow of exponent histograms in FP16 at any loss scale. Nothing here imports torch.
 
-Multiplying by a power of two moves every value to another exponent and changes nothing else. So the counts of one step
-tell how much of a tensor FP16 would lose at every scale, as long as the values themselves were not lost already: take
-counts of FP32 or bfloat16 values, or of FP16 values at a scale that is high enough.
+Multiplying by a power of two shifts the exponent of every value and changes nothing else. So the counts of one step
+show how much of a tensor FP16 would lose at every scale, provided the values have not underflowed already. Use counts
+of FP32 or bfloat16 values, or of FP16 values at a sufficiently high scale.
 
 FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
 
-The largest gradient of a step in FP16 follows from its histograms, and that of the steps between two such looks from both
-(`HistogramSample`). Both who foretells static scales and who replays a scaling rule ask here, so that they cannot disagree on one run.
+The largest FP16 gradient of a step is read from its histograms. For a step between two sampled steps it is interpolated
+(`HistogramSample`). The forecast of static scales and the replay of scaling rules share these functions, so they agree.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from itertools import accumulate
 from mptrain.numerics.formats import FLOAT16
 from mptrain.records import ExponentCounts, HistogramRecord
 
-#: Exponents of FP16's numbers: of the smallest above zero, of the smallest normal one, of the largest.
+#: Exponents of the smallest positive, the smallest normal and the largest FP16 number.
 TINIEST, NORMAL, HIGHEST = -24, -14, 15
 
-#: What FP16 cannot hold is from here on infinite.
+#: The smallest magnitude that FP16 rounds to infinity.
 INFINITE_FROM = 65520.0
 
 
 def nonzero(counts: ExponentCounts) -> int:
-    """Count the values that were neither zero nor infinite nor NaN."""
+    """Return the number of values that are not zero, infinite or NaN."""
     return sum(counts.counts)
 
 
 def total(counts: ExponentCounts) -> int:
-    """Count all values."""
+    """Return the number of all values."""
     return nonzero(counts) + counts.zeros + counts.inf + counts.nan
 
 
 def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
-    """The counts of several tensors, or of one at several steps, together; ``dtype`` is ``mixed`` where it differs."""
+    """Merge the counts of several tensors or steps; ``dtype`` is ``mixed`` if the dtypes differ."""
     parts = list(several)
     filled = [part for part in parts if part.counts]
     lowest = min((part.lowest for part in filled), default=0)
@@ -62,22 +62,22 @@ def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
 
 
 def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
-    """The counts without a loss scale; one that is no power of two is taken as the nearest, but for ``largest``."""
+    """Return unscaled counts; the shift uses the nearest power of two, ``largest`` is divided by the exact scale."""
     if not (loss_scale > 0 and math.isfinite(loss_scale)):
-        raise ValueError(f"a loss scale of {loss_scale} cannot be undone")
+        raise ValueError(f"cannot unscale by a loss scale of {loss_scale}")
     shift = round(math.log2(loss_scale))
     return replace(counts, lowest=counts.lowest - shift, largest=counts.largest / loss_scale)
 
 
 def ties_below(counts: ExponentCounts) -> ExponentCounts:
-    """The counts of FP16 numbers with the powers of two among them counted below themselves, as if a little smaller.
+    """Move the expected exact powers of two among FP16 counts one exponent down, because FP16 rounds that tie to zero.
 
-    At a smaller scale a value of exactly 2^-25 is a tie, and rounded to zero. Of the numbers that FP16 has with one exponent
-    one is a power of two: with exponent -24 there is no other, with -23 each second one is it, in the normal range one of
-    1024; all are taken as equally likely.
+    At a smaller scale a value of exactly 2^-25 is a tie, which is rounded to zero. Each exponent has one power of two:
+    the only FP16 number with exponent -24, one of two with -23, and one of 1024 in the normal range. All FP16 numbers
+    with the same exponent are assumed equally likely.
 
     Args:
-        counts: Of numbers that FP16 can hold, before `unscaled`.
+        counts: Counts of FP16 numbers, before `unscaled`.
     """
     if not counts.counts:
         return counts
@@ -89,56 +89,56 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
 
 
 def _powers(exponent: int, count: int) -> int:
-    """Return how many of the FP16 numbers with an exponent are expected to be the power of two itself."""
+    """Return the expected number of exact powers of two among ``count`` FP16 numbers with an exponent."""
     return round(count / 2.0 ** min(max(exponent - TINIEST, 0), NORMAL - TINIEST))
 
 
 def lost_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of the nonzero values that FP16 rounds to zero after a multiplication by 2^exponent.
+    """Return the share of nonzero values that FP16 rounds to zero after multiplication by 2^exponent.
 
-    Those are the ones below 2^-25. One of exactly 2^-25 is rounded to zero too, and is not counted: next to none is in FP32,
-    but FP16's smallest numbers all are at half their scale. `ties_below` puts them where they are counted.
+    These are the values below 2^-25. A value of exactly 2^-25 is rounded to zero too but not counted here. Such values
+    are rare in FP32, but at half the scale all of the smallest FP16 numbers are ties. `ties_below` accounts for them.
 
     Args:
-        counts: Of a tensor.
-        exponent: Of the factor, a whole number in all of these functions.
+        counts: Counts of a tensor.
+        exponent: Exponent of the factor, an integer in all of these functions.
     """
     return _share(counts, None, TINIEST - 1 - exponent)
 
 
 def zero_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of all values that are zero in FP16 after a multiplication by 2^exponent, those that were zero included."""
+    """Return the share of all values that are zero in FP16 after multiplication by 2^exponent, with existing zeros."""
     count = total(counts)
     return (counts.zeros + lost_share(counts, exponent) * nonzero(counts)) / count if count else 0.0
 
 
 def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of the nonzero values below 2^-24, FP16's smallest number, after that; half of them or so become it."""
+    """Return the share of nonzero values below 2^-24 after scaling; about half of them round up to 2^-24."""
     return _share(counts, None, TINIEST - exponent)
 
 
 def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of the nonzero values from 2^-24 to below 2^-14 after that: FP16 holds them with fewer bits."""
+    """Return the share of nonzero values in [2^-24, 2^-14) after scaling; FP16 stores them with fewer bits."""
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
 
 
 def headroom(largest: float) -> float:
-    """Return how many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
+    """Return the number of doublings before a magnitude overflows FP16: log2(65504 / largest); inf for 0."""
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
 def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
-    """The share of the nonzero values whose exponent lies in [first, end)."""
+    """Return the share of nonzero values whose exponent is in [first, end)."""
     count = nonzero(counts)
     start = 0 if first is None else max(round(first) - counts.lowest, 0)
     return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
 
 
 class ExponentTails:
-    """Shares of one histogram below any exponent, at the price of one pass over it.
+    """Cumulative shares of one histogram below any exponent, computed in one pass.
 
-    Where within its power of two a value lies, no histogram knows: all places are taken as equally likely, so that the
-    values with exponent e are 1.5 * 2^e on average.
+    A histogram does not record the mantissa. Mantissas are assumed uniform, so values with exponent e average
+    1.5 * 2^e.
 
     Args:
         counts: The histogram.
@@ -152,15 +152,15 @@ class ExponentTails:
         self._zeros, self._total = counts.zeros, total(counts)
 
     def share_below(self, exponent: int) -> float:
-        """The share of the nonzero values below 2^exponent."""
+        """Return the share of nonzero values below 2^exponent."""
         return self._counts[self._place(exponent)] / self._counts[-1] if self._counts[-1] else 0.0
 
     def zeros_below(self, exponent: int) -> float:
-        """The share of all values that are zero once those below 2^exponent are."""
+        """Return the share of all values that are zero once values below 2^exponent are rounded to zero."""
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """Return the share that the values below 2^exponent have of the sum of all magnitudes."""
+        """Return the share of the sum of all magnitudes that values below 2^exponent contribute."""
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
 
     def _place(self, exponent: int) -> int:
@@ -169,12 +169,12 @@ class ExponentTails:
 
 @dataclass(frozen=True, slots=True)
 class Fp16Gradients:
-    """The gradients of a look that went through FP16, as the device saw them; all of them where none did.
+    """Histograms of the gradients of a sampled step that passed through FP16; of all gradients if none did.
 
     Attributes:
-        modules: At the outputs of modules, by name.
-        parameters: By name.
-        half: Whether the step computed in FP16 at all. Where it did not, all that is said of FP16 is foretold.
+        modules: Histograms of gradients at module outputs, by module name.
+        parameters: Histograms of parameter gradients, by parameter name.
+        half: Whether the step computed in FP16. If not, all statements about FP16 are predictions.
     """
 
     modules: dict[str, ExponentCounts]
@@ -183,7 +183,7 @@ class Fp16Gradients:
 
     @property
     def named(self) -> dict[str, ExponentCounts]:
-        """Both; a name that a module and a parameter share is the parameter's."""
+        """Histograms of modules and parameters; on a name clash the parameter wins."""
         return {**self.modules, **self.parameters}
 
 
@@ -192,10 +192,10 @@ class LargestGradient:
     """The largest gradient of a step that did not overflow, without the loss scale.
 
     Attributes:
-        value: The magnitude; 0 where no gradient was.
-        where: Which module's or parameter's it is.
-        certain: The largest of those that were kept in FP16. A larger ``value`` is that of an FP32 tensor that seems to have
-            come through FP16.
+        value: The magnitude; 0 if there is no gradient.
+        where: Name of the module or parameter.
+        certain: The largest gradient stored in FP16. A larger ``value`` belongs to an FP32 tensor that appears to have
+            passed through FP16.
     """
 
     value: float
@@ -205,12 +205,12 @@ class LargestGradient:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """A look from which the steps around it are told.
+    """Sampled step used to interpolate the steps around it.
 
     Attributes:
-        step: The attempt.
-        largest: log2 of its largest gradient, without the loss scale.
-        ratio: log2 of that over the norm of all gradients.
+        step: The step number.
+        largest: log2 of the largest unscaled gradient.
+        ratio: log2 of the largest gradient divided by the norm of all gradients.
     """
 
     step: int
@@ -219,11 +219,11 @@ class HistogramSample:
 
 
 def gradients_of(record: HistogramRecord) -> Fp16Gradients:
-    """The gradients of a look that FP16 judges.
+    """Return the gradients of a sampled step that FP16 limits.
 
-    In a step that computes in FP16 those are the tensors kept in FP16, and the FP32 ones that were FP16 numbers on their way:
-    gradients of FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has
-    nothing below FP16's smallest number. One that has was FP32 all along, and no loss scale makes it overflow.
+    In an FP16 step these are the tensors stored in FP16 and the FP32 tensors that passed through FP16: gradients of
+    FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has no value
+    below FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
@@ -234,14 +234,14 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 
 
 def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
-    """The largest of them.
+    """Return the largest gradient of a step.
 
-    FP32 sums over micro-batches may exceed what each of them held. Where the step was clean at its scale none of those did
-    overflow there, so nothing is taken for more than FP16's largest number.
+    FP32 sums over micro-batches may exceed the gradient of each micro-batch. In a step without overflow no micro-batch
+    overflowed, so values are capped at FP16's largest number.
 
     Args:
-        gradients: Of a step that did not overflow.
-        loss_scale: What they carry; above 0.
+        gradients: Gradients of a step that did not overflow.
+        loss_scale: The loss scale of the gradients, above 0.
     """
     both = (*gradients.modules.items(), *gradients.parameters.items())
     found = [(counts.largest, name, counts.dtype) for name, counts in both]
@@ -253,24 +253,24 @@ def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
 
 
 def sample_at(step: int, largest: float, norm: float) -> HistogramSample | None:
-    """Return the evidence of a look for the steps around it; None where it or the norm of its gradients is zero or not finite."""
+    """Return a sample for interpolation; None if the largest gradient or the norm is zero or not finite."""
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
 
 
 def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
-    """The largest gradient of a step between two looks, both of which may be the same.
+    """Interpolate the largest gradient of a step between two samples, which may be identical.
 
     Args:
-        before: The look before the step, or the nearest.
-        after: The look after it, or the nearest.
+        before: The sample before the step, or the nearest.
+        after: The sample after the step, or the nearest.
         step: The step.
-        norm: Of its unscaled gradients, which is on record of every clean step. Where it is none, as after an overflow, the
-            largest gradient itself is interpolated.
+        norm: Norm of the unscaled gradients, recorded for every step without overflow. If it is zero or not finite, as
+            after an overflow, the largest gradient itself is interpolated.
 
     Returns:
-        The norm times the ratio of the two at the looks, interpolated in logarithms.
+        The norm times the ratio of largest gradient to norm, interpolated in log space.
     """
     span = after.step - before.step
     share = (step - before.step) / span if span else 0.0
@@ -280,10 +280,10 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
 
 def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
-    """Return the largest gradient of a step by the looks around it.
+    """Estimate the largest gradient of a step from the samples around it.
 
     Args:
-        samples: At least one, in the order of their steps.
+        samples: At least one sample, sorted by step.
         step: The step.
         norm: See `interpolate`.
     """

@@ -1,36 +1,40 @@
-"""From the histograms of one run: which static loss scales are right for it, and what every other one would cost.
+"""Forecast of static loss scales from the histograms of one run: the usable range and the cost of every other scale.
 
-Nothing here imports torch, and nothing is tuned to a workload. The rule, from what FP16 does (Micikevicius et al. 2018,
-section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing overflows and nothing that matters is lost):
+Nothing here imports torch, and nothing is tuned to a workload. The rule follows from FP16 arithmetic (Micikevicius et
+al. 2018, section 3.2: scales from 8 to 32 K worked, and any scale does if no value overflows and no relevant value is
+lost):
 
-- *The upper edge.* A scale overflows a step where the largest gradient times the scale is 65520 or more. That is known of
-  the steps that were looked at. For each step between them the largest gradient follows from the norm of all gradients,
-  which is on record of every step, and from the looks before and after (`mptrain.numerics.exponents`).
-  The upper edge is the largest power of two at which no step overflows.
-- *What is sure.* An edge that one look shows says nothing of the next step. So a scale counts as usable only where less
-  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). The
-  looks: log2 of the largest gradient is taken for normal, as LogMax does (`mptrain.scaler.logmax`), and the one-sided tolerance
-  limit of the looks must lie below the end of FP16; few looks, or such as differ much, leave wide headroom or nothing.
-  The record: a step that FP16 computed without overflow holds at every lower scale; where at most so many steps are not
-  known to hold that the bound of Clopper and Pearson stays below 1 % (299 steps if all hold), the scale is proven.
-- *The lower edge.* How many values are lost says little: half of a tensor can be lost and hold nothing. Nor does the size
-  of the rounding error: a word LSTM that fell behind at scale 1 had one of 1 % (root of squares). What is rounded to zero
-  is a bias: every lost value moves towards zero, so that the loss does not average out over a batch, as other rounding
-  does. So what counts is the magnitude, the sum of |x|, that a module's gradient loses. The lower edge is the smallest
-  power of two at which no module, at no step that was looked at, loses more than `MOST_TAKEN`. What survives below FP16's
-  normal range has fewer bits, and averages out.
-- *The recommendation* is sure, and `MARGIN` doublings below the upper edge: one because the largest element is no fixed share of
-  the norm, one because another seed or another order of samples has another largest gradient. Too small a
-  scale loses the smallest values first, too large a one whole updates; so it lies high in the range, and never below it.
-  One look never names a scale: it does not show how much gradients vary. Nor do several where nothing is both sure and above the
-  lower edge, as long as more looks would move what is sure by more than one doubling. Nor do fewer than 299 steps on record,
-  however calm they are: the gradients of `plain16` become 16 times larger between the steps 40 and 80. A scale that is named holds
-  for runs like the recorded one: of the same length.
+- *Upper edge.* A scale overflows a step if the largest gradient times the scale is 65520 or more. For sampled steps the
+  largest gradient is known. For a step between two samples it is interpolated from the samples and the gradient norm,
+  which is recorded for every step (`mptrain.numerics.exponents`). The upper edge is the largest power of two at which
+  no step overflows.
+- *Confidence.* The edge of one sampled step says nothing about the next step. So a scale is usable only if less than
+  1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`).
+  Samples: log2 of the largest gradient is assumed normal, as in LogMax (`mptrain.scaler.logmax`), and the one-sided
+  tolerance limit of the samples must lie below the end of FP16. Few samples, or widely spread ones, require a large
+  headroom or rule out every scale. Record: an FP16 step without overflow does not overflow at any lower scale either. A
+  scale is proven if the Clopper-Pearson bound on the share of the remaining steps is below 1 % (299 steps if none
+  remain).
+- *Lower edge.* The number of lost values is a poor criterion: half of a tensor can be lost and contribute nothing. So
+  is the size of the rounding error: a word LSTM that fell behind at scale 1 had an error of 1 % (root of squares).
+  Underflow is a bias: every lost value moves towards zero, so the error does not average out over a batch as other
+  rounding errors do. The criterion is therefore the magnitude, the sum of |x|, that a module's gradient loses. The
+  lower edge is the smallest power of two at which no module loses more than `MOST_TAKEN` at any sampled step.
+  Subnormal values have fewer bits, but their errors average out.
+- *Recommendation.* The recommended scale is usable with confidence and `MARGIN` doublings below the upper edge: one
+  because the ratio of largest element to norm varies, one because another seed or sample order has another largest
+  gradient. Too small a scale loses the smallest values first, too large a scale loses whole updates; so the
+  recommendation is high in the range, and never below it. One sample is not enough, because it does not show how much
+  gradients vary. Several samples are not enough if no proven scale is above the lower edge while more samples
+  could still move the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either, even
+  without overflow: the gradients of `plain16` grow 16 times between steps 40 and 80. A recommended scale is valid for
+  runs like the recorded one and of the same length.
 
-What is assumed: that FP16 would compute what was looked at, but for tensors that the run itself keeps in a wider format
-beside others in FP16 and that never were FP16 numbers; that nothing between the modules is larger than at their outputs; and that training goes as it went.
-Where many updates are skipped it does not, and a run can stay where gradients are large: far above the upper edge more
-steps overflow than foretold. Gradients of FP16 lack what they lost already (`Forecast.smallest_seen`).
+Assumptions: FP16 would compute the sampled tensors, except those that the run itself keeps in a wider dtype beside FP16
+tensors and that never were FP16 numbers; no value inside a module is larger than at its output; training proceeds as
+recorded. The last one fails if many updates are skipped: a run can stay where gradients are large, so far above the
+upper edge more steps overflow than forecast. FP16 gradients lack the values that have underflowed already
+(`Forecast.smallest_seen`).
 """
 
 from __future__ import annotations
@@ -66,12 +70,12 @@ from mptrain.numerics.overflow_limits import (
 )
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 
-#: The share of a module's gradient, by magnitude, that rounding to zero may take: what rounding to two bits after the
-#: leading one takes on average (a quarter of their distance, 2^-4, of 1.5). Networks train with gradients of so few bits as
-#: with FP16 ones (E5M2 in Micikevicius et al., *FP8 Formats for Deep Learning*, 2022).
+#: Largest share of a module's gradient, by magnitude, that may underflow: the mean error of rounding to two mantissa
+#: bits (a quarter of their spacing, 2^-4, of 1.5). Networks train as well with gradients of two mantissa bits as with
+#: FP16 gradients (E5M2 in Micikevicius et al., *FP8 Formats for Deep Learning*, 2022).
 MOST_TAKEN: Final = 1 / 24
 
-#: Doublings between the recommended scale and the largest that overflows at no step.
+#: Doublings between the recommended scale and the largest scale at which no step overflows.
 MARGIN: Final = 2
 
 _share = operator.attrgetter("share")
@@ -79,20 +83,20 @@ _share = operator.attrgetter("share")
 
 @dataclass(frozen=True, slots=True)
 class ScaleForecast:
-    """Consequences of one scale.
+    """Underflow and overflow that a run would have at one scale.
 
     Attributes:
-        exponent: The scale is 2 to this power.
-        lost: The share of the nonzero activation gradients, all modules and looks together, that is rounded to zero.
-        worst_lost: The module with the largest such share over all looks.
-        zeros: The share of all activation gradients that is zero then, those that were zero before included.
-        subnormal: The share of the nonzero ones that FP16 holds with fewer bits.
-        taken: The largest share of its magnitude that a module loses at a look.
-        starved: Looks at which that is more than `MOST_TAKEN`.
-        weights_lost: The share of the nonzero weight gradients that is rounded to zero.
+        exponent: The scale is 2^exponent.
+        lost: Share of nonzero activation gradients that underflow, over all modules and sampled steps.
+        worst_lost: The module with the largest such share over all sampled steps.
+        zeros: Share of all activation gradients that are zero at this scale, with those that are zero already.
+        subnormal: Share of nonzero activation gradients that are subnormal in FP16.
+        taken: The largest share of its magnitude that a module loses at a sampled step.
+        starved: Number of sampled steps at which that share exceeds `MOST_TAKEN`.
+        weights_lost: Share of nonzero weight gradients that underflow.
         worst_weights_lost: The parameter with the largest such share.
-        overflowing: Looks at which something overflows.
-        overflow_share: The share of all steps at which something is expected to.
+        overflowing: Number of sampled steps that overflow.
+        overflow_share: Expected share of all steps that overflow.
     """
 
     exponent: int
@@ -113,22 +117,22 @@ class Forecast:
     """Forecast from the histograms of one learner.
 
     Attributes:
-        sampled_steps: The steps that were looked at.
-        steps: How many steps the share of overflowing ones is a share of.
-        epochs: Epochs that the steps on record reach into; 0 without steps.
-        scales: One for each of `EXPONENTS`; empty where no look has a gradient.
-        largest: The look with the largest gradient of those that did not overflow.
-        lowest: Exponent of the smallest right scale; None where every one of them loses too much somewhere.
-        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None where there is
-            none from 1 on.
-        evidence: What is sure of overflows.
-        too_few: More looks, or more steps, are needed before a scale can be named.
-        recommended: Exponent of the recommended scale; None where there is none.
-        smallest_seen: FP16's smallest number divided by the lowest scale at which gradients were FP16: below it nothing
-            could be seen. 0 where none were.
-        at_smallest: The largest share of a module's nonzero gradients that were that number: where it is not next to
-            nothing, more lie below.
-        unusable: How many looks say nothing: their loss scale was 0 or not finite, or there was no gradient.
+        sampled_steps: Steps with histograms.
+        steps: Number of steps that ``overflow_share`` refers to.
+        epochs: Number of epochs covered by the recorded steps; 0 without steps.
+        scales: One forecast for each of `EXPONENTS`; empty if no sampled step has a gradient.
+        largest: The sampled step with the largest gradient, among those without overflow.
+        lowest: Exponent of the smallest scale without excessive underflow; None if there is none.
+        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None if no scale
+            from 1 on qualifies.
+        evidence: Confidence that few steps overflow.
+        too_few: Whether more samples or steps are needed before a scale can be recommended.
+        recommended: Exponent of the recommended scale; None if there is none.
+        smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are
+            not visible in the histograms. 0 without FP16 gradients.
+        at_smallest: Largest share of a module's nonzero gradients equal to FP16's smallest number. A considerable share
+            means that more values have underflowed.
+        unusable: Number of sampled steps without information: loss scale 0 or not finite, or no gradient.
     """
 
     sampled_steps: tuple[SampledStep, ...]
@@ -147,25 +151,26 @@ class Forecast:
 
     @property
     def top(self) -> int | None:
-        """Exponent of the largest usable scale: no step is expected to overflow, and less than 1 % is sure."""
+        """Exponent of the largest usable scale: no overflow expected, and less than 1 % with confidence."""
         sure = self.evidence.sure
         return None if sure is None or self.highest is None else min(sure, self.highest)
 
     @property
     def has_range(self) -> bool:
-        """True where some scale is usable."""
+        """True if at least one scale is usable."""
         return not self.too_few and self.lowest is not None and self.top is not None and self.lowest <= self.top
 
 
 @dataclass
 class GradientHistory:
-    """Collects the histograms of one learner, in bounded memory for each look.
+    """Accumulator of the histograms of one learner, with bounded memory for each sampled step.
 
     Attributes:
-        sampled_steps: Those taken in.
-        activations: By module: its gradients without the scale, over all looks that did not overflow, ties as in `ties_below`.
-        weights: The same by parameter.
-        together: The gradients of all modules without the scale, as they were.
+        sampled_steps: Sampled steps added so far.
+        activations: Unscaled activation gradients by module, over all sampled steps without overflow, with ties as in
+            `ties_below`.
+        weights: Unscaled weight gradients by parameter, likewise.
+        together: Unscaled gradients of all modules, without the adjustment of ties.
     """
 
     sampled_steps: list[SampledStep] = field(default_factory=list)
@@ -178,7 +183,7 @@ class GradientHistory:
     _half: bool = False
 
     def add(self, record: HistogramRecord) -> None:
-        """Take in one look; one without a usable scale says nothing."""
+        """Add the histograms of one step; a step without a usable scale or gradient is only counted."""
         gradients, loss_scale = gradients_of(record), record.loss_scale
         usable = loss_scale > 0 and math.isfinite(loss_scale)
         if not usable or not any(total(counts) for counts in gradients.named.values()):
@@ -190,7 +195,7 @@ class GradientHistory:
             return
         self._half = self._half or gradients.half
         if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
-            # FP16 has cut gradients off where many of them are its smallest number.
+            # Many gradients at FP16's smallest number mean that others have underflowed.
             self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
             self._at_smallest = max(self._at_smallest, *(ExponentTails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
@@ -210,7 +215,7 @@ class GradientHistory:
         """Return the forecast.
 
         Args:
-            steps: All steps of this learner on record; without them only those that were looked at count.
+            steps: All recorded steps of this learner; without them only the sampled steps count.
         """
         sampled_steps = tuple(self.sampled_steps)
         sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
@@ -271,7 +276,7 @@ class GradientHistory:
 
 
 def _is_settled(found: Forecast) -> bool:
-    """True where more looks that vary as these do would move what is sure by one doubling at most."""
+    """Return whether more samples with the same spread would move the proven limit by at most one doubling."""
     sure, most = found.evidence.sure, found.evidence.with_more
     if most is None or found.highest is None:
         return False
@@ -279,7 +284,7 @@ def _is_settled(found: Forecast) -> bool:
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
-    """Without the scale; FP16 numbers so that those which become 2^-25 count as lost."""
+    """Return unscaled counts; for FP16 numbers, ties at 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 
@@ -289,7 +294,7 @@ def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCo
 
 
 def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[WorstTensor, ...]:
-    """By exponent: the module that loses the largest share of the magnitude of its gradient."""
+    """Return, for each exponent, the module that loses the largest share of the magnitude of its gradient."""
     tails = {name: ExponentTails(counts) for name, counts in modules.items() if nonzero(counts)}
     return tuple(
         max(

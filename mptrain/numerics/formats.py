@@ -1,7 +1,7 @@
-"""Facts about floating-point formats, derived from their bits.
+"""Properties of floating-point formats, derived from their numbers of bits.
 
-A format is given by its exponent and mantissa bits (IEEE 754, binary16/32; BF16 is binary32 cut after 7 mantissa
-bits). Everything else follows. Nothing here imports torch.
+A format is defined by its exponent and mantissa bits (IEEE 754, binary16/32; BF16 is binary32 truncated to 7 mantissa
+bits). Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Format:
 
     @property
     def bias(self) -> int:
-        """Exponent of the largest power of two below which half the exponents lie; 15 for FP16."""
+        """Exponent bias, which is also the exponent of the largest finite values; 15 for FP16."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
@@ -57,12 +57,12 @@ FORMATS = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
 
 
 def is_power_of_two(value: float) -> bool:
-    """Whether multiplying by a value changes exponents only, so that scaling is exact."""
+    """Return whether a value is a power of two, so that scaling by it only changes exponents and is exact."""
     return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
 
 
 def scale_in_words(scale: float) -> str:
-    """A loss scale for people: ``8``, ``1000``, and from 1024 on powers of two as ``2^16``."""
+    """Format a loss scale for display: ``8``, ``1000``, and powers of two from 1024 on as ``2^16``."""
     if scale >= 1024 and is_power_of_two(scale):
         return f"2^{math.frexp(scale)[1] - 1}"
     return f"{scale:g}"

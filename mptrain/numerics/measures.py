@@ -1,7 +1,7 @@
-"""Measurements of a step's gradients that a loss scaler can ask for besides whether they are finite, taken on their device.
+"""Measurements of a step's gradients, beyond the overflow check, that a loss scaler can request.
 
-A measure is a value that is called with the gradients. It adds its own operators to the step of a scaler that names one
-(`mptrain.scaler.base.measure_of`), and none to any other's. The host waits for nothing here.
+A measure is a callable that takes the gradients. It adds operators only to the step of a scaler that requests it
+(`mptrain.scaler.base.measure_of`). Measurements stay on the device; nothing here synchronises with the host.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from mptrain.torch_private import foreach_norm
 
 
 class Measure(Protocol):
-    """Something to measure on the gradients of a step."""
+    """Interface of a measurement of the gradients of a step."""
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
-        """The measurement.
+        """Measure gradients.
 
         Args:
-            grads: Tensors of any float dtypes and shapes on one device, as the verdict judges them: summed
-                over the micro-batches, carrying the loss scale, perhaps not finite.
+            grads: Tensors of any float dtypes and shapes on one device: the gradients of the overflow check, summed
+                over the micro-batches, scaled and possibly not finite.
 
         Returns:
-            float64, or float32 on a device without FP64, shape (1,); 0 where there is no element, in host memory where there is no tensor either.
+            float64, or float32 on a device without FP64, shape (1,); 0 without elements; on the CPU without tensors.
         """
 
     def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
-        """The measurement of gradients of which several ranks hold parts.
+        """Combine the measurements of sharded gradients.
 
         Args:
-            measured: float64 ``[N]``: what was measured on each part.
-            elements: float64 ``[N]``: of how many elements.
+            measured: float64 ``[N]``: the measurement of each shard.
+            elements: float64 ``[N]``: the number of elements of each shard.
 
         Returns:
             float64, shape (1,).
@@ -47,7 +47,7 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class LargestMagnitude:
-    """max |g| over all elements of all gradients; inf or NaN where one of them is."""
+    """Largest |g| over all elements of all gradients; inf or NaN if any element is."""
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
@@ -63,19 +63,17 @@ class LargestMagnitude:
 
 @dataclass(frozen=True)
 class ShareAbove:
-    """The share of all elements of all gradients whose magnitude is above an edge; NaN counts as above.
+    """Share of all elements of all gradients with a magnitude above an edge; NaN counts as above.
 
     Attributes:
-        edge: The edge.
+        edge: Magnitudes up to and including this value are not counted.
     """
 
     edge: float
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
-        elements = functools.reduce(
-            operator.add, (grad.numel() for grad in grads), 0
-        )  # of their shapes, which the host knows
+        elements = functools.reduce(operator.add, (grad.numel() for grad in grads), 0)  # known from shapes
         if not elements:
             return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()

@@ -1,7 +1,7 @@
-"""Loss scales at which the steps of one learner overflow, by its looks and its record, and evidence that only few steps do.
+"""Loss scales at which the steps of one learner overflow, and statistical bounds on the share of overflowing steps.
 
-`mptrain.numerics.forecast` says how both enter a recommendation. Nothing here imports torch. The distributions behind the bounds that a
-sample puts on the whole it was drawn from are scipy's, imported when a bound is asked for: a run that only trains never is.
+`mptrain.numerics.forecast` explains how both enter a recommendation. Nothing here imports torch. The distributions of
+the bounds come from scipy, which is imported only when a bound is computed, so training never imports it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Final, NamedTuple
 from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, interpolate, largest_at_step, sample_at
 from mptrain.records import StepRecord
 
-#: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
+#: Exponents of the forecast scales: 1 to 2^24, apex's maximum.
 EXPONENTS: Final = range(25)
 
-#: The share of steps that may lie beyond a bound.
+#: Largest share of steps that may overflow.
 MOST: Final = 0.01
 
-#: The confidence of a bound.
+#: Confidence level of the bounds.
 CONFIDENCE: Final = 0.95
 
-#: The least number of steps, none of them beyond a bound, that shows with `CONFIDENCE` that fewer than `MOST` are: 299.
+#: Fewest steps, all without overflow, that prove with `CONFIDENCE` that a share below `MOST` overflows: 299.
 FEWEST: Final = math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - MOST))
 
-#: log2 of the first magnitude that FP16 cannot hold.
+#: log2 of the smallest magnitude that overflows FP16.
 _END: Final = math.log2(INFINITE_FROM)
 
-#: The limit of a step without any gradient.
+#: The overflow limit of a step whose gradients are all zero.
 _NEVER: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class WorstTensor:
-    """The worst of several tensors: its share and its name, and the step where it was so (0: over all steps)."""
+    """The worst of several tensors: its share, its name and the step at which it occurs (0: over all steps)."""
 
     share: float = 0.0
     name: str = ""
@@ -46,14 +46,14 @@ class WorstTensor:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """One step that was looked at.
+    """One step with histograms.
 
     Attributes:
-        step: The attempt.
-        loss_scale: The scale in force.
-        largest: The largest gradient, without the scale; inf where the step overflowed.
-        where: Which module's or parameter's it is.
-        taken: By `EXPONENTS`: the module that loses the largest share of its magnitude.
+        step: The step number.
+        loss_scale: The loss scale of the step.
+        largest: The largest unscaled gradient; inf if the step overflowed.
+        where: Name of the module or parameter with the largest gradient.
+        taken: For each of `EXPONENTS`, the module that loses the largest share of its magnitude.
     """
 
     step: int
@@ -63,7 +63,7 @@ class SampledStep:
     taken: tuple[WorstTensor, ...]
 
     def overflows(self, exponent: int) -> bool:
-        """Return whether something of this step overflows at 2^exponent; one that did at its own scale does from there on."""
+        """Return whether the step overflows at 2^exponent; if it did in the run, it also does at all larger scales."""
         if math.isinf(self.largest):
             return 2.0**exponent >= self.loss_scale
         return self.largest * 2.0**exponent >= INFINITE_FROM
@@ -71,18 +71,18 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class OverflowEvidence:
-    """Evidence that a scale overflows at less than 1 % of the steps, of two kinds with 95 % confidence each.
+    """Evidence that a scale overflows at less than 1 % of the steps: two kinds, each with 95 % confidence.
 
-    One of them is enough, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
+    Either kind suffices, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
-        by_samples: Exponent of the largest scale for which the sampled steps make it sure; None where they do for none from 1 on.
-        by_record: The same of steps that FP16 computed without overflow.
-        with_more: What ``by_samples`` would become for ever more looks that vary as these do, also below 0; None where it
-            is not known.
-        spread: Standard deviation of log2 of the largest gradient over the looks: doublings; 0 for one look.
-        recorded: Steps on record.
-        held: How many of them are known not to overflow at the scale of ``by_record``.
+        by_samples: Exponent of the largest scale that the sampled steps prove; None if they prove no scale from 1 on.
+        by_record: Exponent of the largest scale that FP16 steps without overflow prove; None if there is none.
+        with_more: Limit of ``by_samples`` for many more samples with the same spread, possibly negative; None if
+            unknown.
+        spread: Standard deviation of log2 of the largest gradient over the samples, in doublings; 0 for one sample.
+        recorded: Number of recorded steps.
+        held: Number of recorded steps known not to overflow at the scale of ``by_record``.
     """
 
     by_samples: int | None = None
@@ -94,15 +94,15 @@ class OverflowEvidence:
 
     @property
     def sure(self) -> int | None:
-        """The larger of the two."""
+        """The larger of ``by_samples`` and ``by_record``."""
         return max((each for each in (self.by_samples, self.by_record) if each is not None), default=None)
 
 
 class RecordedSteps:
-    """Counts steps as they pass: those that FP16 computed without overflow, by the exponent of their scale.
+    """Counter of FP16 steps without overflow, by the exponent of their loss scale.
 
     Args:
-        half: They were computed in FP16.
+        half: Whether the steps were computed in FP16.
     """
 
     def __init__(self, half: bool) -> None:
@@ -112,7 +112,7 @@ class RecordedSteps:
         self._held: Counter[int] = Counter()
 
     def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """The steps as they are; one whose loss is not finite is no matter of the scale, and not counted."""
+        """Yield the steps unchanged and count them, except those whose non-finite loss no scale could avoid."""
         for step in steps:
             self.epochs = max(self.epochs, step.epoch + 1)
             if math.isfinite(step.loss):
@@ -122,11 +122,11 @@ class RecordedSteps:
             yield step
 
     def held_at(self, exponent: int) -> int:
-        """Count the steps that are known not to overflow at 2^exponent."""
+        """Return the number of steps known not to overflow at 2^exponent."""
         return sum(count for scale, count in self._held.items() if scale >= exponent)
 
     def proves(self) -> int | None:
-        """Exponent of the largest scale that the counted steps prove to overflow at less than 1 % of them."""
+        """Return the exponent of the largest scale proven to overflow at less than 1 % of the steps, or None."""
         proven = (
             exponent
             for exponent in reversed(EXPONENTS)
@@ -136,7 +136,7 @@ class RecordedSteps:
 
 
 def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
-    """Return what looks and record make sure of overflows."""
+    """Return the evidence on overflows from samples and recorded steps."""
     proven = record.proves()
     found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(sampled_steps)
@@ -150,12 +150,12 @@ def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -
 
 
 def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
-    """Return how many steps begin to overflow at each exponent; steps whose loss is not finite are no matter of the scale.
+    """Return the number of steps that begin to overflow at each exponent; steps with a non-finite loss are ignored.
 
     Args:
-        sampled_steps: Those of a learner.
-        steps: Its steps, in order.
-        half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
+        sampled_steps: The sampled steps of a learner.
+        steps: The steps of the learner, in order.
+        half: Whether the steps were computed in FP16: then a step without overflow has none at lower scales either.
     """
     left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
@@ -174,7 +174,7 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
         elif 0 < step.grad_norm < math.inf:
             clean = math.floor(math.log2(step.loss_scale)) if half and 0 < step.loss_scale < math.inf else -_NEVER
             waiting.append(_Between(step.step, step.grad_norm, clean + 1, _NEVER))
-        if before and not left:  # no look is to come
+        if before and not left:  # no further samples
             found.update(_between(before, before, waiting))
             waiting = []
     if before:
@@ -186,10 +186,11 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
 
 
 def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
-    """log2 of the scale at which each look overflows.
+    """Return log2 of the scale at which each sampled step overflows.
 
-    Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
-    half of them did, the others are too few and the smallest: then there is none.
+    For a sample that overflowed the value is interpolated between its neighbours, and at most log2 of its own scale. If
+    more than half of the samples overflowed, the rest are too few and biased towards small gradients; the result is
+    then empty.
     """
     sound = [
         HistogramSample(sample.step, math.log2(sample.largest), 0.0)
@@ -207,20 +208,20 @@ def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
 
 
 def _first_overflowing(largest: float) -> int:
-    """Return the smallest exponent of a scale at which a gradient overflows."""
+    """Return the exponent of the smallest scale at which a gradient overflows."""
     exponent = math.ceil(math.log2(INFINITE_FROM) - math.log2(largest))
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
 def _limit_of(sample: SampledStep) -> int:
-    """Return the smallest exponent at which a step that was looked at overflows."""
+    """Return the smallest exponent at which a sampled step overflows."""
     if math.isinf(sample.largest):
         return math.ceil(math.log2(sample.loss_scale))
     return _first_overflowing(sample.largest) if sample.largest else _NEVER
 
 
 class _Between(NamedTuple):
-    """A step that was not looked at: its norm, the least exponent at which it may overflow, the one at which it did."""
+    """A step without histograms: gradient norm, least exponent at which it may overflow, exponent at which it did."""
 
     step: int
     norm: float
@@ -229,7 +230,7 @@ class _Between(NamedTuple):
 
 
 def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
-    """Yield the smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
+    """Yield the smallest exponents at which steps between two samples overflow, from their gradient norms."""
     for one in steps:
         found = _first_overflowing(interpolate(before, after, one.step, one.norm))
         yield min(max(found, one.least), one.overflowed)
@@ -238,11 +239,11 @@ def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_B
 def tolerance_factor(samples: int) -> float:
     """Return k of the one-sided normal tolerance limit: ``mean - k * deviation`` lies below 99 % of all values.
 
-    Of normal values, with 95 % confidence (NIST/SEMATECH e-Handbook, 7.2.6.3; ISO 16269-6): 10.6 for 3 samples, 3.98 for
-    10, 3.06 for 30, and 2.33 for all there are.
+    Holds for normal values with 95 % confidence (NIST/SEMATECH e-Handbook, 7.2.6.3; ISO 16269-6): 10.6 for 3 samples,
+    3.98 for 10, 3.06 for 30, and 2.33 in the limit.
 
     Args:
-        samples: How many values mean and standard deviation are of; at least 2.
+        samples: Number of values of the mean and standard deviation, at least 2.
     """
     from scipy import special
 
@@ -251,17 +252,17 @@ def tolerance_factor(samples: int) -> float:
 
 
 def limit_factor() -> float:
-    """Return what `tolerance_factor` becomes for ever more samples."""
+    """Return the limit of `tolerance_factor` for many samples."""
     from scipy import special
 
     return float(special.ndtri(1 - MOST))
 
 
 def largest_share(found: int, samples: int) -> float:
-    """Return the largest share that so many cases among so many samples are compatible with (Clopper and Pearson, 1934).
+    """Return the upper confidence bound on a share, given ``found`` cases in ``samples`` (Clopper and Pearson, 1934).
 
-    Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. So less than 1 % takes 299 samples
-    without a case, 473 with one.
+    Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299
+    samples without a case, or 473 with one.
     """
     from scipy import special
 

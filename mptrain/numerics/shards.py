@@ -1,7 +1,7 @@
-"""Tensors of which every rank holds a part (torch's DTensor), and plain ones, by one set of functions.
+"""Functions that treat sharded tensors (torch's DTensor) and plain tensors alike.
 
-A part is that of ``torch.distributed.fsdp.fully_shard``: contiguous along the first dimension, of equal length but for the
-last ones, which may be empty.
+Shards are those of ``torch.distributed.fsdp.fully_shard``: contiguous along the first dimension and of equal length,
+except the last ones, which may be shorter or empty.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank holds a part of it only."""
+    """Return whether a tensor is sharded, so that this rank holds only a part."""
     return hasattr(tensor, "placements")
 
 
 def part(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, in the same memory and without a graph."""
+    """Return this rank's shard of a tensor, in the same memory and without an autograd graph."""
     return cast("Any", tensor.detach()).to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, gathered from all ranks, which must all ask."""
+    """Return the whole tensor, gathered from all ranks; a collective that every rank must call."""
     return cast("Any", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor in which this rank's part is given; another one that is sharded says how."""
+    """Wrap this rank's shard in a tensor that is sharded like another one; return it unchanged if ``like`` is plain."""
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor
@@ -40,10 +40,10 @@ def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def part_for(tensor: Tensor, like: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds of another one of the same shape."""
+    """Return the part of a tensor that this rank holds of ``like``, a tensor of the same shape."""
     if is_sharded(tensor) or not is_sharded(like):
         return part(tensor)
     mesh = cast("Any", like).device_mesh
     length = -(-len(like) // mesh.size())
-    first = mesh.get_local_rank() * length  # at the end or behind it for those that have nothing
+    first = mesh.get_local_rank() * length  # at or past the end for ranks with an empty shard
     return tensor[first : first + length]

@@ -1,9 +1,9 @@
-"""Whether a step's gradients are finite, and how large they are, as device values that the host never waits for.
+"""Overflow check and gradient norms of a step, as device tensors without host synchronisation.
 
-The norm of each gradient is taken in FP64. No FP32 gradient can overflow there, so a non-finite norm means a
-non-finite element, and one pass serves the verdict, the clipping norm and the names of the offenders. An FP32 norm
-would call [1e30, 1e30] an overflow although both elements are finite. So a device without FP64 divides by the largest magnitude
-first (`float32_norm`).
+Gradient norms are computed in FP64. No FP32 gradient can overflow there, so a non-finite norm means a non-finite
+element, and one pass yields the overflow check, the norm for clipping and the offending parameters. An FP32 norm would
+report an overflow for [1e30, 1e30] although both elements are finite. A device without FP64 therefore divides by the
+largest magnitude first (`float32_norm`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _ROW = 4096
 
 
 class Verdict(NamedTuple):
-    """Judgement of one step's gradients. All tensors live on the training device; float64 is float32 where it has no FP64.
+    """Result of the overflow check of one step. Tensors are on the training device; float32 replaces a missing FP64.
 
     Attributes:
-        overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0; exactly where ``grad_norm`` is
-            not finite.
-        applied: bool, shape (1,): whether the update happens.
-        skip: float32, shape (1,): 1 where the update is refused, else 0. Exactly 0 or 1, because torch's fused
-            optimizers compare with 1.
+        overflow: bool, shape (1,): whether a gradient has inf or NaN, or the scale is 0; true exactly if ``grad_norm``
+            is not finite.
+        applied: bool, shape (1,): whether the update is applied.
+        skip: float32, shape (1,): 1 if the update is skipped, else 0. Exactly 0 or 1, because torch's fused optimizers
+            compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
-        norms: float64, shape (P,): L2 norm of each parameter's gradient, still scaled; inf or NaN names an offender,
-            -1 a parameter without a gradient. All 0 where only offenders were asked for and there is none.
-        measured: float64, shape (1,): what the scaler asked to know of the gradients (`mptrain.numerics.measures`);
-            None where it asks for nothing.
-        known_finite: The host knows already that nothing overflowed; never so on a device that it would have to wait for.
+        norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; inf or NaN on overflow, -1 for a
+            parameter without a gradient. All 0 if only offending parameters are requested and there are none.
+        measured: float64, shape (1,): the measurement that the scaler requests (`mptrain.numerics.measures`), or None.
+        known_finite: Whether the host already knows that nothing overflowed; always False on a device where finding out
+            requires synchronisation.
     """
 
     overflow: Tensor
@@ -50,18 +50,18 @@ class Verdict(NamedTuple):
     known_finite: bool = False
 
 
-#: Elements whose squares `HostJudge` adds in FP32 before it goes on in FP64.
+#: Elements whose squares `HostJudge` adds in FP32 before it continues in FP64.
 _HOST_ROW = 256
 
-#: Norms from which on squares that vanish in FP32 do not count: 2^30 elements below 2^-63 have a norm of 2^-48.
+#: Norms from which on squares that underflow in FP32 are negligible: 2^30 elements below 2^-63 have a norm of 2^-48.
 _SURE = 2.0**-30
 
-#: Elements of a piece for each thread: 256 KiB as FP64, which stay in a core's second cache between their conversion and their sum.
+#: Elements of a chunk for each thread: 256 KiB as FP64, which stay in the L2 cache between conversion and sum.
 _PIECE = 32768
 
 
 def gradient_norms(grads: list[Tensor]) -> Tensor:
-    """The L2 norm of each gradient in FP64.
+    """Return the L2 norm of each gradient in FP64.
 
     Args:
         grads: P tensors of any float dtype and shape on one device.
@@ -80,21 +80,21 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
 
 
 class HostJudge:
-    """Judge of gradients in a CPU's memory, where the host reads for nothing: finite ones take a handful of operators.
+    """Overflow check of gradients in CPU memory, where the host reads values without synchronising.
 
-    In a step of a small network the caches have been used up by the passes, so that what counts is how many operators there are.
-    In one of a large network it is the way through memory: there squares are added in FP32 in rows of 256, and in FP64 from there.
+    For small networks the cost is the number of operators, because the forward and backward passes have filled the
+    caches. For large networks it is memory bandwidth: squares are added in FP32 in rows of 256, and the rows in FP64.
 
     Args:
-        weights: P tensors in a CPU's memory; the gradient of each has its shape.
-        exact: Add the squares of large tensors in FP64 alone, which takes four times as long. It is for clipping, where
-            the norm changes weights; with FP32 rows it is off by less than 2^-16, in whatever order a row is added.
+        weights: P tensors in CPU memory; each gradient has the shape of its weight.
+        exact: Add the squares of large tensors in FP64 only, which takes four times as long. Used for clipping, where
+            the norm changes the weights. With FP32 rows the relative error is below 2^-16 in any summation order.
     """
 
     def __init__(self, weights: Sequence[Tensor], *, exact: bool = True) -> None:
         self._exact = exact
         size = _PIECE * torch.get_num_threads()
-        self._room = torch.zeros(size, dtype=torch.float64)  # for all: new memory would cost more than the sum
+        self._room = torch.zeros(size, dtype=torch.float64)  # shared: an allocation would cost more than the sum
         self._large = {index: memory_order(w) for index, w in enumerate(weights) if w.numel() > size}
         self._groups: list[_Group] = []
         members: list[int] = []
@@ -112,7 +112,7 @@ class HostJudge:
         self._norms = torch.zeros(len(weights), dtype=torch.float64)
 
     def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
-        """Return the verdict on P gradients that are finite, without their norms; None where one is not, or the scale is 0."""
+        """Return the verdict on P finite gradients, without individual norms; None on overflow or a scale of 0."""
         squares = [group.square(grads) for group in self._groups]
         large = [_flat(grads[index], order) for index, order in self._large.items()]
         if self._exact or any(grad.dtype != torch.float32 for grad in large):
@@ -129,7 +129,7 @@ class HostJudge:
         return Verdict(self._overflow, self._applied, self._skip, total, self._norms, known_finite=True)
 
     def _squares(self, grads: Sequence[Tensor]) -> list[float]:
-        """Return sums of squares in FP64 that together are those of all elements of one-dimensional tensors."""
+        """Return partial sums in FP64 of the squares of one-dimensional tensors."""
         squares = []
         for grad in grads:
             for piece in grad.split(len(self._room)):
@@ -139,7 +139,7 @@ class HostJudge:
 
 
 class _Group:
-    """Small tensors that have a place beside each other in a room of FP64, each in its own memory order but without its gaps."""
+    """Small tensors packed into one FP64 buffer, each in its own memory order and without gaps."""
 
     def __init__(self, room: Tensor, weights: Sequence[Tensor], members: Sequence[int]) -> None:
         self._members = list(members)
@@ -151,13 +151,13 @@ class _Group:
         ]
 
     def square(self, grads: Sequence[Tensor]) -> float:
-        """Return the sum of the squares of all members; of FP32 numbers it fits FP64."""
+        """Return the sum of the squares of all members; for FP32 numbers it cannot overflow FP64."""
         foreach_copy_(self._places, [grads[index] for index in self._members])
         return torch.dot(self._room, self._room).item()
 
 
 def _square_by_rows(grad: Tensor) -> float:
-    """Return the sum of the squares of FP32 numbers of one dimension, added in FP32 within a row; inf where one of them is too large."""
+    """Return the sum of squares of a one-dimensional FP32 tensor, in FP32 within rows; inf if a square overflows."""
     whole = len(grad) // _HOST_ROW * _HOST_ROW
     norms = torch.linalg.vector_norm(grad[:whole].view(-1, _HOST_ROW), dim=1).double()
     rest = grad[whole:].double()
@@ -165,9 +165,9 @@ def _square_by_rows(grad: Tensor) -> float:
 
 
 def _pieces(grad: Tensor) -> Sequence[Tensor]:
-    """A large gradient in a CPU's memory, cut into pieces of one dimension; nothing of any other.
+    """Split a large gradient in CPU memory into one-dimensional chunks; return nothing for any other gradient.
 
-    There torch's own norm makes an FP64 copy of the whole, and takes three times as long.
+    torch's own norm would make an FP64 copy of the whole gradient and take three times as long.
     """
     if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
@@ -176,7 +176,7 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions in the order of memory, as channels_last permutes them; None where they are in it, or there are gaps."""
+    """Return the dimensions in memory order, as for channels_last; None if contiguous or if the tensor has gaps."""
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -185,23 +185,23 @@ def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _flat(grad: Tensor, order: tuple[int, ...] | None) -> Tensor:
-    """Return the elements of a tensor in an order of its dimensions; a copy where memory has another order, or gaps."""
+    """Flatten a tensor in an order of its dimensions; copies if memory has another order or gaps."""
     return (grad if order is None else grad.permute(order)).reshape(-1)
 
 
 def _norm_of(pieces: Sequence[Tensor]) -> Tensor:
-    """The norm of what was cut into pieces, a float64 scalar; a square of an FP32 number fits FP64."""
-    squares = [torch.dot(piece, piece) for piece in map(torch.Tensor.double, pieces)]  # one by one, for the cache
+    """Return the norm of all chunks as a float64 scalar; the square of an FP32 number cannot overflow FP64."""
+    squares = [torch.dot(piece, piece) for piece in map(torch.Tensor.double, pieces)]  # one by one, for cache locality
     return (squares[0] if len(squares) == 1 else torch.stack(squares).sum()).sqrt()
 
 
 def float32_norm(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of a tensor in FP32, for devices without FP64; non-finite exactly where an element is.
+    """Return the L2 norm of a tensor in FP32, for devices without FP64; non-finite exactly if an element is.
 
-    Elements are divided by the largest magnitude before they are squared: none overflows, and those that vanish are below 2^-63 of
-    the largest. Squares are added in rows: in whatever order a row is added, the norm is off by less than 2^-11 of itself for
-    up to 2^36 elements; 2^-22 was measured for up to 50 million on a CPU, where one sum over all of them was off by 2^-8. A
-    norm beyond FP32 is the largest number of FP32; one below its normal numbers may be 0.
+    Elements are divided by the largest magnitude before squaring: no square overflows, and only elements below 2^-63 of
+    the largest underflow. Squares are added in rows, so the relative error is below 2^-11 for up to 2^36 elements in
+    any summation order. On a CPU it measured 2^-22 for up to 50 million elements, where a single sum was off by 2^-8. A
+    norm beyond FP32 becomes the largest FP32 number; a norm below the normal range may become 0.
     """
     flat = tensor.detach().float().flatten()
     if not flat.numel():
@@ -224,14 +224,14 @@ def judge(
     complete: bool = False,
     measured: Tensor | None = None,
 ) -> Verdict:
-    """Turn per-parameter norms into a verdict.
+    """Compute the verdict from per-parameter norms.
 
     Args:
-        norms: float64, shape (P,): norms of the scaled gradients; -1 where a parameter had none.
-        scale: float32, shape (1,): the loss scale these gradients carry.
-        refuses: Whether an overflow refuses the update; else it is applied all the same.
-        complete: Every parameter had a gradient.
-        measured: What the scaler asked to know.
+        norms: float64, shape (P,): norms of the scaled gradients; -1 for a parameter without a gradient.
+        scale: float32, shape (1,): the loss scale of the gradients.
+        refuses: Whether the update is skipped on overflow; otherwise it is always applied.
+        complete: Whether every parameter has a gradient.
+        measured: The measurement that the scaler requests.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (
@@ -239,7 +239,7 @@ def judge(
         if present.dtype == torch.float64
         else _float32_total(present, scale)
     )
-    # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
+    # NaN for inf and NaN, else 0. This also detects a scale of 0, which cannot be divided by.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)
     if refuses:
@@ -247,25 +247,25 @@ def judge(
     else:
         applied, skip = torch.ones_like(overflow), torch.zeros_like(scale)
     if measured is not None:
-        measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
+        measured = measured.to(norms.device)  # on another device only if there was no gradient to measure
     return Verdict(overflow, applied, skip, grad_norm, norms, measured)
 
 
 def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
-    """Return the norm of FP32 norms over a scale as FP32 of shape (1,); beyond FP32 it is the largest number, as in `float32_norm`."""
+    """Return the norm of FP32 norms divided by a scale, FP32 of shape (1,); clamped to FP32 as in `float32_norm`."""
     largest = norms.amax().view(1)
     total = largest / scale * float32_norm(norms / torch.where(largest > 0, largest, 1.0))
     return torch.where(largest.isfinite() & (scale > 0), total.clamp(max=FLOAT32.max), largest / scale)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:
-    """The factor that brings a gradient norm down to ``max_norm``, at most 1 (as `torch.nn.utils.clip_grad_norm_`).
+    """Return the factor that clips a gradient norm to ``max_norm``, at most 1 (as `torch.nn.utils.clip_grad_norm_`).
 
-    A non-finite norm gives 1: clipping by it would zero the finite gradients and go on as if nothing had happened.
+    A non-finite norm gives 1, because clipping by it would silently zero the finite gradients.
 
     Args:
-        grad_norm: float64, shape (1,): unscaled norm.
-        max_norm: The largest norm to let through.
+        grad_norm: float64, shape (1,): norm of the unscaled gradients.
+        max_norm: The largest norm allowed.
 
     Returns:
         float64, shape (1,).

@@ -1,4 +1,4 @@
-"""What moves weights: update rules on torch's fused kernels, and the weights with their master copies."""
+"""Optimizers: update rules on torch's fused kernels, and the weights with their master copies."""
 
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
 from mptrain.optimizer.torch_state import torch_optim_state

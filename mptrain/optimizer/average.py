@@ -1,12 +1,11 @@
-"""An exponential moving average of weights, which often evaluates better than the weights themselves.
+"""Exponential moving average of weights, which often evaluates better than the weights themselves.
 
     decay(n) = min(decay, (1 + n) / (10 + n))          n: updates applied so far, this one included
     average <- average + (1 - decay(n)) * (weight - average)
 
-The growing decay keeps the first weights, which are random, from staying in the average for long; the rule is that of
-TensorFlow's `tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master
-weights where there are any. A refused update leaves it as it
-is (but that -0 may become 0).
+The decay grows, so that the random initial weights leave the average quickly. The rule is that of TensorFlow's
+`tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master weights if there
+are any. A skipped update does not change the average (except that -0 may become 0).
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """The average of one learner's weights.
+    """Moving average of one learner's weights.
 
     Args:
-        weights: What to follow; the average starts where they stand.
-        decay: Largest share of the average that survives an update, between 0 and 1.
+        weights: The weights to average; the average starts at their current values.
+        decay: Largest share of the average that an update keeps, between 0 and 1.
     """
 
     def __init__(self, weights: Weights, decay: float) -> None:
@@ -39,11 +38,11 @@ class WeightAverage:
         self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
-        """Take in the weights after a step; nothing waits for the device.
+        """Update the average after a step, without synchronising.
 
         Args:
             updates: int64, shape (1,): updates applied so far, this one included.
-            verdict: Whether this step's was applied.
+            verdict: Verdict of the step, which says whether its update was applied.
         """
         count = in_widest(updates)
         kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
@@ -55,17 +54,17 @@ class WeightAverage:
         foreach_add_(own, change)
 
     def values(self) -> dict[str, Tensor]:
-        """The average of each trained parameter by name, float32."""
+        """Return the average of each trained parameter by name, float32."""
         like = self._weights.masters.full_precision()
         return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
 
     def restart(self) -> None:
-        """Begin again at the present weights."""
+        """Reset the average to the current weights."""
         for name, value in self._weights.masters.full_precision().items():
             self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Set the average from what `values` gave."""
+        """Load an average returned by `values`."""
         like = self._weights.masters.full_precision()
         for name, value in self._values.items():
             value.copy_(part_for(saved[name], like[name]))

@@ -1,7 +1,7 @@
-"""Where the tensors of a step are, as tables of addresses on the device, for kernels that take whole lists of them.
+"""Tables of tensor addresses on the device, for multi-tensor kernels.
 
-Gradients are new tensors in every step. Where they have moved, their addresses go up in one copy from pinned memory that
-the host does not wait for.
+Gradients are new tensors in every step. If addresses change, one asynchronous copy from pinned memory uploads the new
+table.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from mptrain.device import capabilities, is_capturing
 
-#: What a kernel reads for the dtype of a tensor; 0 is none.
+#: Codes of dtypes in the tables; 0 means no tensor.
 DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
 class GradientTable:
-    """Where the gradients of a step are, for kernels that find them by address.
+    """Address table of the gradients of a step.
 
     Args:
-        weights: P dense tensors on one device, in any memory order. The gradient of each has its shape.
+        weights: P dense tensors on one device, in any memory order. Each gradient has the shape of its weight.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -29,7 +29,7 @@ class GradientTable:
         for weight in weights:
             if not _is_dense(weight) or weight.device != self.device:
                 raise ValueError(
-                    f"a weight of strides {weight.stride()} has gaps or overlaps, or is on {weight.device}"
+                    f"a weight with strides {weight.stride()} has gaps or overlaps, or is on {weight.device}"
                 )
         self._weights = list(weights)
         self._shapes = [weight.shape for weight in weights]
@@ -37,13 +37,13 @@ class GradientTable:
         self._places = AddressTable(self.device)
 
     def locate(self, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The table of these gradients.
+        """Return the address table of gradients.
 
         Args:
-            grads: P tensors, each FP16, BF16 or FP32. One whose memory order is not its weight's is copied into it.
+            grads: P tensors, each FP16, BF16 or FP32. A gradient in another memory order than its weight is copied.
 
         Returns:
-            int64, shape (2, P): addresses and dtypes; and what must live until the kernel has been launched.
+            int64, shape (2, P): addresses and dtypes; and the tensors to keep alive until the kernel is launched.
         """
         fitting = list(grads)
         strides = list(map(torch.Tensor.stride, fitting))
@@ -58,7 +58,7 @@ class GradientTable:
     def _rows(self, grads: list[Tensor], addresses: list[int], dtypes: list[torch.dtype]) -> list[list[int]]:
         self._check_shapes(grads)
         if any(grad.device != self.device for grad in grads) or not DTYPE_CODES.keys() >= set(dtypes):
-            raise ValueError(f"gradients are {set(dtypes)}; FP16, BF16 or FP32 on {self.device} are needed")
+            raise ValueError(f"gradients are {set(dtypes)}, expected FP16, BF16 or FP32 on {self.device}")
         return [addresses, [DTYPE_CODES[dtype] for dtype in dtypes]]
 
     def _check_shapes(self, grads: list[Tensor]) -> None:
@@ -67,11 +67,11 @@ class GradientTable:
 
 
 class AddressTable:
-    """A table of integers on the device that is replaced when what it was made of has changed.
+    """Table of integers on the device that is replaced when its source changes.
 
-    A replaced table and its pinned source are new memory, never the old one: launched kernels may still read it. What a
-    CUDA graph was recorded with is kept, and what was made while recording is used by that graph alone: its contents
-    arrive only when the graph runs.
+    A new table and its pinned source never reuse the old memory, because launched kernels may still read it. Tables
+    that a CUDA graph was captured with are kept alive. A table made during capture is used by that graph only, because
+    its contents are copied only when the graph runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class AddressTable:
         self._recorded: list[list[Tensor]] = []
 
     def current(self, key: object, rows: Callable[[], list[list[int]]]) -> Tensor:
-        """The table, int64; made of ``rows()`` if the key is not the last one."""
+        """Return the table, int64; rebuilt from ``rows()`` if the key has changed."""
         recording = is_capturing(self._device)
         if not self._tables or key != self._key:
             host = _pinned(torch.tensor(rows(), dtype=torch.int64), self._device)
@@ -97,12 +97,12 @@ def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that the host does not wait for."""
+    """Copy a tensor to the device asynchronously."""
     return _pinned(tensor, device).to(device, non_blocking=True)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in whatever order."""
+    """Return whether the elements of a tensor fill a contiguous block of memory, in any order."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in _order(tensor)):
         if stride != expected:
@@ -112,17 +112,17 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _order(tensor: Tensor) -> list[tuple[int, int]]:
-    """Sizes and strides that have a meaning: a stride along one element, or in a tensor without any, has none."""
+    """Return the significant sizes and strides: without dimensions of size 1, and none for an empty tensor."""
     if not tensor.numel():
         return []
     return [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 def same_order(one: Tensor, other: Tensor) -> bool:
-    """Whether corresponding elements of two tensors are at the same place in memory, counted from the first."""
+    """Return whether two tensors have equal shapes and the same memory layout."""
     return one.shape == other.shape and _order(one) == _order(other)
 
 
 def _reordered(weight: Tensor, grad: Tensor) -> Tensor:
-    """A copy of the gradient in the memory order of its weight."""
+    """Return a copy of the gradient in the memory order of its weight."""
     return torch.empty_like(weight, dtype=grad.dtype, requires_grad=False).copy_(grad.detach())

@@ -1,11 +1,11 @@
-"""The update and the norms of whole lists of tensors in one kernel launch each, at the floor of memory traffic.
+"""Multi-tensor kernels for updates and gradient norms with minimal memory traffic.
 
-torch's fused kernels take gradients and weights of one dtype only. So half gradients of FP32 master copies have to be
-widened before them and the masters rounded behind them, which moves twice the bytes that are necessary. These kernels
-read the gradient as it is, and write master, state and rounded weight at once: with FP16 weights and gradients SGD
-with momentum moves 20 bytes a parameter, AdamW 28, and the norms 2 more (naive: 40 and 48).
+torch's fused kernels require gradients and weights of one dtype. For FP32 master weights, half-precision gradients
+would have to be widened before the update and the master weights rounded after it, which doubles the memory traffic.
+These kernels read the gradient in its own dtype and write master, state and rounded weight in one pass: with FP16
+weights and gradients SGD with momentum moves 20 bytes a parameter, AdamW 28, and the norms 2 more (naive: 40 and 48).
 
-A kernel finds its tensors by tables of addresses on the device (`mptrain.optimizer.gradient_table`).
+Kernels find their tensors through tables of addresses on the device (`mptrain.optimizer.gradient_table`).
 """
 
 from __future__ import annotations
@@ -27,50 +27,51 @@ from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, Gradient
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
-    #: Rules that there are kernels for.
+    #: Rules with a kernel.
     Known = SGD | Adam | AdamW | Adagrad
 
 UPDATE_BLOCK = 1024  # elements of a program of four warps: 8 for each thread
-NORM_BLOCK, NORM_ROUNDS = 1024, 8  # elements that a program squares at once, and how often
+NORM_BLOCK, NORM_ROUNDS = 1024, 8  # elements that a program squares at once, and number of rounds
 PARTIALS_BLOCK = 512  # partial sums that a program adds at once
-# Products and sums are rounded one by one, as the interpreter does: so it tells which numbers a device computes.
+# Without fused multiply-add, as in Triton's interpreter, so that tests in the interpreter predict the device's results.
 _LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
-_INTERPRETED = ("1", "true", "yes", "on", "y")  # what Triton takes for yes
+_INTERPRETED = ("1", "true", "yes", "on", "y")  # values of TRITON_INTERPRET that Triton treats as true
 
 
 def available(device: torch.device, rule: Known) -> bool:
-    """Return whether these kernels run there for a rule that `supports` knows."""
+    """Return whether the kernels run on a device, for a rule that passes `supports`."""
     return not obstacle(device, rule)
 
 
 @functools.cache
 def obstacle(device: torch.device, rule: Known) -> str:
-    """Why these kernels do not run there; empty where they do: on CUDA devices from compute capability 7.0 on.
+    """Return the reason why the kernels do not run on a device; empty if they do.
 
-    On a CPU they run in Triton's interpreter only (``TRITON_INTERPRET=1``), which is for tests. The answer holds for
-    the life of the process, and may take seconds: on CUDA, all kernels that a run with this rule launches are tried.
+    They run on CUDA devices from compute capability 7.0 on. On a CPU they run only in Triton's interpreter
+    (``TRITON_INTERPRET=1``), which is for tests. The result is cached for the process. The first call may take seconds:
+    on CUDA it launches every kernel that a run with this rule needs.
     """
     interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in _INTERPRETED
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if interpreted != (device.type == "cpu"):
-        return "TRITON_INTERPRET is set" if interpreted else "a CPU has torch's kernels"
+        return "TRITON_INTERPRET is set" if interpreted else "on a CPU torch's kernels are used"
     if device.type == "cpu":
         return ""
     if not capabilities(device).triton:
-        return "the kernels are for NVIDIA devices of compute capability 7.0 and later"
+        return "the kernels require an NVIDIA device of compute capability 7.0 or later"
     try:
         _try(device, rule)
-    except Exception as error:  # a C compiler, its headers or a driver is missing: nothing that torch's kernels need
+    except Exception as error:  # e.g. no C compiler, headers or driver, which torch's kernels do not need
         return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     return ""
 
 
 def _try(device: torch.device, rule: Known) -> None:
-    """Compute norms and an update; waits for the device.
+    """Compute norms and an update on small tensors; synchronises with the device.
 
     Raises:
-        Exception: A kernel cannot be compiled or launched, or gives other numbers than torch's.
+        Exception: A kernel cannot be compiled or launched, or its results differ from torch's.
     """
     one = torch.ones(1, device=device)
     inputs = UpdateInputs(lr=one, step=one, grad_scale=one, skip=torch.zeros(1, device=device))
@@ -81,24 +82,24 @@ def _try(device: torch.device, rule: Known) -> None:
     MultiTensorUpdate(rule, [ours], states[0], [rule.weight_decay], [rounded])([grad], inputs)
     rule.apply(Group([theirs], states[1], rule.weight_decay), [grad.clone()], inputs)
     if norm.item() != 5.0 or not torch.allclose(ours, theirs, atol=1e-6) or not torch.equal(rounded, ours.half()):
-        raise RuntimeError("they compute other numbers than torch's")
+        raise RuntimeError("results differ from torch's")
 
 
 def supports(rule: Rule) -> TypeGuard[Known]:
-    """Whether the kernels know an update rule; subclasses may have changed it."""
+    """Return whether there is a kernel for a rule; subclasses are excluded, because they may change the formula."""
     return type(rule) in (SGD, Adam, AdamW, Adagrad)
 
 
 class MultiTensorNorms:
-    """The L2 norm of every gradient of a list, in two launches; the same bits for the same gradients.
+    """L2 norms of a list of gradients, in two kernel launches and bit-for-bit reproducible.
 
-    A norm is non-finite exactly where an element is: squares of BF16 and FP32 are formed and added in FP64, which no
-    finite one can leave. Squares of FP16 are exact in FP32, where eight of them are added; those sums are added in FP64.
-    So a norm is off by at most 2^-22 of itself for FP16, and 2^-40 for the others.
+    A norm is non-finite exactly if an element is: BF16 and FP32 values are squared and added in FP64, where no finite
+    value overflows. FP16 squares are exact in FP32, where eight of them are added; those sums are added in FP64. The
+    relative error of a norm is at most 2^-22 for FP16 and 2^-40 for BF16 and FP32.
 
     Args:
-        weights: P tensors on one device as `GradientTable` wants them.
-        table: One that others use too, made of the same weights.
+        weights: P tensors on one device, as for `GradientTable`.
+        table: A shared table made of the same weights.
     """
 
     def __init__(self, weights: Sequence[Tensor], table: GradientTable | None = None) -> None:
@@ -111,7 +112,7 @@ class MultiTensorNorms:
         self._partials = torch.empty(len(blocks), dtype=torch.float64, device=device)
 
     def __call__(self, grads: Sequence[Tensor]) -> Tensor:
-        """The norms of P gradients of FP16, BF16 or FP32: float64, shape (P,)."""
+        """Return the norms of P gradients of FP16, BF16 or FP32: float64, shape (P,)."""
         kernels = _kernels()
         out = torch.empty(self._count, dtype=torch.float64, device=self._partials.device)
         table, _alive = self._table.locate(grads)
@@ -133,27 +134,28 @@ class MultiTensorNorms:
 
 
 class MultiTensorUpdate:
-    """One launch that unscales, updates and rounds a fixed list of weights.
+    """Unscale, update and round a fixed list of weights in one kernel launch.
 
-    It computes the formulae of `mptrain.optimizer.rules` in FP32, each operation rounded by itself, with bias
-    corrections in FP64 and betas of 48 bits. After one update every weight and state is off the exact result by at most
-    2^-21 times the sum of the magnitudes of its terms (5.5 2^-24 were measured over 1500 drawn rules, gradients and
-    states), and off torch's fused CPU kernels by hardly more (5.9 2^-24). Then masters are rounded as `MasterWeights.copy_to_params`
-    does: FP16 saturates at 65504, NaN stays NaN.
+    The kernel computes the formulae of `mptrain.optimizer.rules` in FP32 without fused multiply-add, with bias
+    corrections in FP64 and betas of 48 bits. After one update the error of every weight and state is at most 2^-21
+    times the sum of the magnitudes of its terms (measured over 1500 random rules, gradients and states: 5.5 2^-24, and
+    5.9 2^-24 against torch's fused CPU kernels). Masters are then rounded as in `MasterWeights.copy_to_params`: FP16
+    saturates at 65504, NaN stays NaN.
 
-    Gradients keep their values, where torch's kernels write back what they have unscaled. An update whose ``skip`` is 1
+    Gradients are not modified, whereas torch's kernels write the unscaled gradients back. An update whose ``skip`` is 1
     changes nothing and reads no gradient.
 
     Args:
-        rule: One that `supports` knows.
+        rule: A rule that passes `supports`.
         weights: P dense FP32 tensors on one device: master copies, or parameters.
-        state: Name to P FP32 tensors, as `Rule.state` names them, with the weights' strides.
+        state: P FP32 tensors for each state name of `Rule.state`, with the strides of the weights.
         weight_decays: P factors.
-        publish: For each weight the FP16 or BF16 parameter that gets its rounded value and has its strides, or None.
-        table: One that others use too, made of the same weights.
+        publish: For each weight the FP16 or BF16 parameter that receives the rounded value, with equal strides, or
+            None.
+        table: A shared table made of the same weights.
 
     Attributes:
-        table: The same, or its own.
+        table: The given table, or a new one.
     """
 
     def __init__(
@@ -187,9 +189,9 @@ class MultiTensorUpdate:
         }
 
     def __call__(self, grads: Sequence[Tensor], inputs: UpdateInputs) -> None:
-        """Update in place by P gradients, each of FP16, BF16 or FP32, unless ``skip`` refuses it."""
+        """Update the weights in place with P gradients, each of FP16, BF16 or FP32, unless ``skip`` is 1."""
         table, _alive = self.table.locate(grads)
-        addresses = list(map(torch.Tensor.data_ptr, self._parameters))  # a module can give a parameter new memory
+        addresses = list(map(torch.Tensor.data_ptr, self._parameters))  # a module can reallocate a parameter
         tensors = self._places.current(addresses, self._rows)
         if len(self._blocks):
             with on(self._decays.device):
@@ -214,10 +216,10 @@ class MultiTensorUpdate:
             half = self._publish[index]
             wide = [weight, *(tensors[index] for tensors in self._state)]
             if any(tensor.dtype != torch.float32 for tensor in wide) or (half is not None and half.dtype not in halves):
-                raise ValueError("weights and state are FP32, and published weights FP16 or BF16")
+                raise ValueError("weights and state must be FP32, and published weights FP16 or BF16")
             for tensor in wide if half is None else [*wide, half]:
                 if not same_order(weight, tensor) or tensor.device != weight.device:
-                    raise ValueError(f"weight, state and published weight of {tuple(weight.shape)} do not correspond")
+                    raise ValueError(f"weight, state and published weight of {tuple(weight.shape)} do not match")
         none = [0] * len(self._weights)
         states = [list(map(torch.Tensor.data_ptr, tensors)) for tensors in self._state]
         return [
@@ -230,7 +232,7 @@ class MultiTensorUpdate:
 
 
 def _plan(rule: Rule) -> tuple[str, list[float], tuple[str, ...]]:
-    """What the kernel calls a rule, its constants, and the names of its state."""
+    """Return the kernel's name of a rule, its constants, and the names of its state."""
     if not supports(rule):
         raise ValueError(f"there is no kernel for {type(rule).__name__}")
     if isinstance(rule, SGD):
@@ -244,7 +246,7 @@ def _plan(rule: Rule) -> tuple[str, list[float], tuple[str, ...]]:
 
 
 def _parts(beta: float) -> tuple[float, float, float]:
-    """A beta as the largest FP32 number below it and the positive rest, and its complement to 1."""
+    """Split a beta into the largest FP32 number below it, the positive remainder and the complement to 1."""
     nearest = torch.tensor(beta, dtype=torch.float32)
     upper = nearest.item()
     if 0 < beta <= upper:
@@ -253,7 +255,7 @@ def _parts(beta: float) -> tuple[float, float, float]:
 
 
 def _blocks(numels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Which block of which tensor each program takes: int32, shape (N, 2); and the first program of each: (P + 1,)."""
+    """Return tensor and block of each program, int32, shape (N, 2); and the first program of each tensor, (P + 1,)."""
     counts = (numels + size - 1) // size
     first = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     tensors = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -262,5 +264,5 @@ def _blocks(numels: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _kernels() -> ModuleType:
-    """The kernels; imported here because importing Triton takes 0.4 seconds."""
+    """Return the module of the kernels, imported lazily because importing Triton takes 0.4 seconds."""
     return importlib.import_module("mptrain.optimizer.triton_kernels")

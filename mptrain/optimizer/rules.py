@@ -1,14 +1,14 @@
-"""Update rules as constants and one call: torch's fused kernels, which unscale and refuse on the device by themselves.
+"""Update rules on torch's fused kernels, which unscale gradients and skip updates on the device.
 
-Where a device has no such kernel, the same formulae are computed tensor by tensor in FP32.
+On a device without fused kernels the same formulae are computed tensor by tensor in FP32.
 
-The kernels are called directly. An optimizer object of torch.optim would bring its own state handling (which casts
-FP32 moments to FP16 on load), wait for the host in `GradScaler.step`, and import the compiler at start-up.
+The kernels are called directly. An optimizer of torch.optim would bring its own state handling (which casts FP32
+moments to FP16 on load), synchronise with the host in `GradScaler.step`, and import the compiler at start-up.
 
-Facts that the calls below respect: the kernels compare ``found_inf`` with exactly 1; they divide each gradient by
-``grad_scale`` before anything else; they never advance the step count; fused SGD reads its momentum buffer without
-having written it when its very first step is refused, so the buffers start at zero and ``is_first_step`` is never set
-(the same numbers, because there is no dampening).
+Properties of the kernels that the calls below rely on: they compare ``found_inf`` with exactly 1; they divide each
+gradient by ``grad_scale`` before anything else; they never advance the step count. If its first step is skipped, fused
+SGD later reads a momentum buffer that was never written. So the buffers start at zero and ``is_first_step`` is never
+set (with identical results, because there is no dampening).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mptrain.fields import BelowOneOrZero, NonNegativeFloat
 from mptrain.torch_private import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_, has_kernel
 
 if TYPE_CHECKING:
-    #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the inputs of the update.
+    #: Function of weight, unscaled gradient, state, weight decay and inputs; returns the new weight and state.
     Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "UpdateInputs"], tuple[Tensor, dict[str, Tensor]]]
 
-#: A kernel of torch that updates a list of weights.
+#: A fused torch kernel that updates a list of weights.
 FusedKernel = Callable[..., None]
 
 Epsilon = Annotated[float, Gt(0), Lt(1)]
@@ -41,12 +41,12 @@ Beta = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that one kernel call updates together: equal dtype, device and weight decay.
+    """Tensors that one kernel call updates together, with equal dtype, device and weight decay.
 
     Attributes:
-        weights: The tensors to move, in place.
-        state: State name to one tensor per weight.
-        weight_decay: For all of them.
+        weights: The tensors to update in place.
+        state: For each state name, one tensor per weight.
+        weight_decay: Weight decay of all weights.
     """
 
     weights: list[Tensor]
@@ -55,19 +55,19 @@ class Group:
 
     @functools.cached_property
     def fused(self) -> bool:
-        """True where torch has fused kernels for their device."""
+        """True if torch has fused kernels for the device."""
         return capabilities(self.weights[0].device).fused
 
 
 class UpdateInputs(NamedTuple):
-    """The device values of one update, each float32 of shape (1,).
+    """Device values of one update, each float32 of shape (1,).
 
     Attributes:
         lr: Learning rate.
-        step: Number of this update, from 1; unchanged if it is refused.
-        grad_scale: Divides every gradient: the loss scale, with the clip coefficient folded in. None divides nothing,
-            which the kernels of `mptrain.optimizer.multi_tensor` do not know.
-        skip: 1 refuses the update, 0 lets it happen.
+        step: Number of this update, from 1; unchanged if the update is skipped.
+        grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in. None means no
+            division; the kernels of `mptrain.optimizer.multi_tensor` do not support None.
+        skip: 1 skips the update, 0 applies it.
     """
 
     lr: Tensor
@@ -77,7 +77,7 @@ class UpdateInputs(NamedTuple):
 
 
 class Rule(Protocol):
-    """An update rule."""
+    """Interface of an update rule."""
 
     @property
     def lr(self) -> float:
@@ -89,16 +89,16 @@ class Rule(Protocol):
 
     @property
     def decay_norms_and_biases(self) -> bool:
-        """Whether weight decay also acts on parameters with at most one dimension."""
+        """True if weight decay also applies to parameters with at most one dimension."""
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """The state of one weight before its first update, shaped and typed like it."""
+        """Return the initial state of a weight, with its shape and dtype."""
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group in place unless ``skip`` refuses it; gradients have the weights' dtype."""
+        """Update a group in place unless ``skip`` is 1; gradients have the dtype of the weights."""
 
 
-#: What torch's kernel for SGD is never asked for.
+#: Unused options of torch's fused SGD kernel.
 _PLAIN = {"dampening": 0.0, "is_first_step": False}
 
 
@@ -108,9 +108,9 @@ class SGD:
 
     Attributes:
         lr: Learning rate.
-        momentum: 0 keeps no buffer.
-        nesterov: Look ahead along the momentum.
-        weight_decay: Added to the gradient, times the weight.
+        momentum: Momentum factor; 0 uses no buffer.
+        nesterov: Whether to use Nesterov momentum.
+        weight_decay: L2 penalty: times the weight, added to the gradient.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
 
@@ -122,14 +122,14 @@ class SGD:
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0:
-            raise ConfigError("optimizer.nesterov=true needs momentum", "set optimizer.momentum=0.9")
+            raise ConfigError("optimizer.nesterov=true requires momentum", "set optimizer.momentum=0.9")
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """A zeroed momentum buffer, if there is momentum."""
+        """Return a zeroed momentum buffer, if there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """One fused call where torch has the kernel."""
+        """Update a group with one fused call if torch has the kernel."""
         if group.fused:
             buffers = group.state.get("momentum_buffer", [])
             _fused(fused_sgd_, group, grads, inputs, buffers, momentum=self.momentum, nesterov=self.nesterov, **_PLAIN)
@@ -149,12 +149,12 @@ class SGD:
 
 @dataclass(frozen=True)
 class _AdamConstants:
-    """What Adam and AdamW share.
+    """Constants of Adam and AdamW.
 
     Attributes:
         lr: Learning rate.
-        betas: Decay of the first and second moment.
-        eps: Added to the root of the second moment.
+        betas: Decay rates of the first and second moment.
+        eps: Added to the square root of the second moment.
         weight_decay: See the class.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
@@ -168,11 +168,11 @@ class _AdamConstants:
     _kernel: ClassVar[FusedKernel]
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Zeroed first and second moments."""
+        """Return zeroed first and second moments."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """One fused call where torch has the kernel."""
+        """Update a group with one fused call if torch has the kernel."""
         if group.fused:
             state = [group.state["exp_avg"], group.state["exp_avg_sq"], [], [inputs.step] * len(grads)]
             _fused(
@@ -192,7 +192,7 @@ class _AdamConstants:
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what Adam makes of a weight and its state; its gradient has the weight decay in it already."""
+        """Return the new weight and state; any weight decay is already in the gradient or weight."""
         first, second = self.betas
         mean = torch.lerp(state["exp_avg"], grad, 1 - first)
         square = torch.lerp(state["exp_avg_sq"], grad * grad, 1 - second)
@@ -233,9 +233,9 @@ class Adagrad:
 
     Attributes:
         lr: Learning rate.
-        eps: Added to the root of the sum of squares.
-        initial_accumulator: The sum of squares before the first update.
-        weight_decay: Added to the gradient, times the weight.
+        eps: Added to the square root of the sum of squares.
+        initial_accumulator: Initial value of the sum of squares.
+        weight_decay: L2 penalty: times the weight, added to the gradient.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
 
@@ -246,11 +246,11 @@ class Adagrad:
     decay_norms_and_biases: bool = False
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """The sum of squared gradients."""
+        """Return the initial sum of squared gradients."""
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """One fused call where torch has the kernel."""
+        """Update a group with one fused call if torch has the kernel."""
         if group.fused and (_CUDA_ADAGRAD or group.weights[0].device.type != "cuda"):
             steps = [inputs.step] * len(grads)
             _fused(fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)
@@ -268,14 +268,14 @@ class Adagrad:
 def _fused(
     kernel: FusedKernel, group: Group, grads: list[Tensor], inputs: UpdateInputs, *state: list[Tensor], **constants: Any
 ) -> None:
-    """Update a group by one of torch's fused kernels, which take the state of their rule behind the gradients."""
+    """Update a group with one of torch's fused kernels, which take the state after the gradients."""
     varying = {"lr": inputs.lr, "grad_scale": inputs.grad_scale, "found_inf": inputs.skip}
     kernel(group.weights, grads, *state, **constants, **varying, weight_decay=group.weight_decay, maximize=False)
 
 
 def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-    """Update a group by a formula, computed in FP32 and rounded to what the tensors are."""
-    # Without dimensions, as a weight may be.
+    """Update a group by a formula, computed in FP32 and rounded to the dtype of each tensor."""
+    # Zero-dimensional, because a weight may be.
     grad_scale = None if inputs.grad_scale is None else inputs.grad_scale[0]
     inputs = UpdateInputs(lr=inputs.lr[0], step=inputs.step[0], grad_scale=None, skip=inputs.skip[0])
     refused = inputs.skip == 1

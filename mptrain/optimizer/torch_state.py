@@ -1,4 +1,4 @@
-"""Optimizer state of a checkpoint as the optimizers of torch.optim take it."""
+"""Conversion of the optimizer state of a checkpoint for the optimizers of torch.optim."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 def torch_optim_state(
     saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Any]:
-    """What ``optimizer.load_state_dict`` takes, so that a program of one's own goes on where a run has ended.
+    """Return a state dict for ``optimizer.load_state_dict``, to continue a run in a program of your own.
 
-    Names of state tensors and their meaning are torch's (`mptrain.optimizer.rules`). The count of updates, which is one for all
-    parameters here, is given to each. Learning rate and other constants stay those of ``optimizer``.
+    State tensors have torch's names and meaning (`mptrain.optimizer.rules`). mptrain counts updates once for all
+    parameters; the state dict repeats that count for each. Learning rate and other constants are those of
+    ``optimizer``.
 
     Args:
         saved: ``state["learners"][LEARNER]["optimizer"]`` of a checkpoint.
-        optimizer: Of the same kind, over the same parameters in FP32.
+        optimizer: An optimizer of the same kind, over the same parameters in FP32.
         named: ``dict(model.named_parameters())``.
 
     Raises:
-        ValueError: The state is that of another kind of optimizer or of another network; says where.
+        ValueError: The state belongs to another kind of optimizer or another network; the message names the parameter.
     """
     names = {id(parameter): name for name, parameter in named.items()}
     expected = _keys_of(optimizer)
@@ -35,21 +36,24 @@ def torch_optim_state(
         name = names.get(id(parameter), "")
         tensors = saved["state"].get(name)
         if tensors is None:
-            raise ValueError(f"the checkpoint has no state of {name or 'a parameter that is not among those named'}")
+            raise ValueError(f"the checkpoint has no state of {name or 'a parameter that is not in named'}")
         if expected is not None and tensors.keys() != expected:
             raise ValueError(
-                f"the checkpoint has {_words(tensors)} of {name}, and {type(optimizer).__name__} needs {_words(expected)}"
+                f"the checkpoint has {_words(tensors)} of {name}, but {type(optimizer).__name__}"
+                f" needs {_words(expected)}"
             )
         for key, value in tensors.items():
             if value.shape != parameter.shape:
-                raise ValueError(f"{key} of {name} is {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}")
+                raise ValueError(
+                    f"{key} of {name} has shape {tuple(value.shape)}, but the parameter has {tuple(parameter.shape)}"
+                )
         step = {} if tensors.keys() <= {"momentum_buffer"} else {"step": saved["step"].squeeze().clone().cpu()}
         state[index] = {**step, **{name: value.clone() for name, value in tensors.items()}}
     return {"state": state, "param_groups": own["param_groups"]}
 
 
 def _keys_of(optimizer: torch.optim.Optimizer) -> set[str] | None:
-    """The names of the state that a checkpoint has for an optimizer of this kind; None if the kind is not known here."""
+    """Return the names of the state tensors of a checkpoint for an optimizer; None for an unknown kind."""
     kind, defaults = type(optimizer).__name__, optimizer.defaults
     known = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "Adagrad": {"sum"}}
     if kind == "SGD":

@@ -1,11 +1,11 @@
-"""Triton kernels over lists of tensors: every tensor is given by its address, and one launch does the whole list.
+"""Triton kernels over lists of tensors: tensors are passed by address, and one launch processes the whole list.
 
-Importing this module imports Triton, so only `mptrain.optimizer.multi_tensor` does it, when it first launches.
+Importing this module imports Triton, so only `mptrain.optimizer.multi_tensor` does it, at the first launch.
 
-A program takes one *block* of one tensor and goes one of two ways: a whole block of tensors that begin on 16 bytes is
-read and written in wide instructions without a mask; anything else element by element under a mask. So no tensor has
-to be aligned, and one that is not slows down no other. BF16 is read and written as integers, which is exact wherever
-Triton runs, its interpreter included.
+A program processes one *block* of one tensor in one of two ways: a full block of tensors aligned to 16 bytes with wide
+instructions and no mask; any other block element by element with a mask. So tensors need not be aligned, and an
+unaligned tensor does not slow down the others. BF16 is read and written as integers, which is exact wherever Triton
+runs, including its interpreter.
 """
 # mypy: disallow-untyped-decorators=False
 # No `from __future__ import annotations` here: Triton reads annotations as values.
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from mptrain.optimizer.gradient_table import DTYPE_CODES
 
-FLOAT16 = tl.constexpr(DTYPE_CODES[torch.float16])  # how tables name a dtype; 0 is none
+FLOAT16 = tl.constexpr(DTYPE_CODES[torch.float16])  # dtype codes in the tables; 0 means no tensor
 BFLOAT16 = tl.constexpr(DTYPE_CODES[torch.bfloat16])
 FLOAT32 = tl.constexpr(DTYPE_CODES[torch.float32])
 
@@ -42,25 +42,25 @@ def update(
     decaying: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Unscale, update, round: one program for each block of each of P tensors.
+    """Unscale, update and round P tensors, with one program for each block.
 
     Args:
         blocks: int32, shape (programs, 2): index of the tensor, number of its block.
-        tensors: int64, shape (6, P): addresses of weight, first and second state (0 for none) and of the rounded
-            weight; its dtype; number of elements.
+        tensors: int64, shape (6, P): addresses of weight, first state, second state (0 for none) and rounded weight;
+            dtype of the rounded weight; number of elements.
         gradients: int64, shape (2, P): addresses and dtypes.
         decays: float32, shape (P,): weight decay.
-        constants: float64, shape (9,): momentum or eps; of each beta the upper part, the lower part and its complement
-            to 1; the logarithms of the betas to base 2. Unused ones are absent.
+        constants: float64, shape (9,): momentum or eps; the upper part, lower part and complement to 1 of each beta;
+            log2 of the betas. Unused constants are absent.
         lr: float32, shape (1,).
         step: float32, shape (1,).
         grad_scale: float32, shape (1,).
-        skip: float32, shape (1,): 1 ends every program at once.
+        skip: float32, shape (1,): 1 makes every program return at once.
         count: P.
         rule: ``sgd``, ``adam``, ``adamw`` or ``adagrad``.
-        momentum: Whether SGD has a buffer.
-        nesterov: Whether it looks ahead.
-        decaying: Whether any weight decay is not 0.
+        momentum: Whether SGD has a momentum buffer.
+        nesterov: Whether SGD uses Nesterov momentum.
+        decaying: Whether any weight decay is nonzero.
         block: Elements of a block.
     """
     if tl.load(skip) == 1.0:
@@ -81,7 +81,7 @@ def update(
     rate = tl.load(lr)
     root = rate
     if rule == "adam" or rule == "adamw":
-        # In FP64, as torch does: 1 - 0.999^step has too few digits in FP32.
+        # In FP64, as in torch: 1 - 0.999^step is too inaccurate in FP32.
         taken = tl.load(step).to(tl.float64)
         decay = decay * rate if rule == "adamw" else decay
         rate = tl.div_rn(rate, (1.0 - tl.exp2(taken * tl.load(constants + 7))).to(tl.float32))
@@ -122,9 +122,9 @@ def _update_block(
     block: tl.constexpr,
     wide: tl.constexpr,
 ) -> None:
-    """The elements from ``start`` on, of which there are ``left``.
+    """Update the elements of a block from ``start`` on; ``left`` elements remain in the tensor.
 
-    Bias corrections are in ``rate`` and ``root``. AdamW's ``decay`` is already times the learning rate.
+    Bias corrections are in ``rate`` and ``root``. AdamW's ``decay`` already includes the learning rate.
     """
     lanes = tl.arange(0, block)
     weight = _load(weight_at, start, lanes, left, tl.float32, wide)
@@ -132,7 +132,7 @@ def _update_block(
         first = _load(first_at, start, lanes, left, tl.float32, wide)
     if rule == "adam" or rule == "adamw":
         second = _load(second_at, start, lanes, left, tl.float32, wide)
-    # The gradient comes last: its branches wait for it, and loads behind them would not be on their way meanwhile.
+    # Load the gradient last: loads after its branches would not be issued until the branches are resolved.
     if gradient_dtype == FLOAT32:
         grad = _load(gradient_at, start, lanes, left, tl.float32, wide)
     elif gradient_dtype == FLOAT16:
@@ -170,11 +170,11 @@ def _update_block(
 
 @triton.jit
 def _moment(old: tl.tensor, grad: tl.tensor, constants: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """The moving average ``beta old + (1 - beta) grad factor``.
+    """Return the moving average ``beta old + (1 - beta) grad factor``.
 
-    A beta comes as the sum of two FP32 numbers, the lower one positive too, so that an infinite moment stays infinite.
-    FP32 alone would be off by 1e-5 of 1 - 0.999, to the same side in every step. One rounding at the end, because two
-    would lose the lower part in every step.
+    A beta is the sum of two positive FP32 numbers, so that an infinite moment stays infinite. A single FP32 number
+    would be off by 1e-5 of 1 - 0.999, with the same sign in every step. The result is rounded once, because two
+    roundings would lose the lower part of beta in every step.
     """
     upper = tl.load(constants).to(tl.float32)
     lower = tl.load(constants + 1).to(tl.float32)
@@ -186,10 +186,10 @@ def _moment(old: tl.tensor, grad: tl.tensor, constants: tl.tensor, factor: tl.te
 def _pointers(
     address: tl.tensor, start: tl.tensor, lanes: tl.tensor, dtype: tl.constexpr, wide: tl.constexpr
 ) -> tl.tensor:
-    """Pointers to elements ``start + lanes`` of the tensor at an address.
+    """Return pointers to elements ``start + lanes`` of the tensor at an address.
 
-    Where ``wide`` is not 0, one instruction shall move that many of them, so their alignment is promised to Triton. It
-    should be the same for all tensors of a block, or elements would have to change threads between load and store.
+    A nonzero ``wide`` is the number of elements that one instruction moves; Triton is told of the alignment. ``wide``
+    should be the same for all tensors of a block, or elements would change threads between load and store.
     """
     base = address.to(tl.pointer_type(dtype))
     if wide:
@@ -206,7 +206,7 @@ def _load(
     dtype: tl.constexpr,
     wide: tl.constexpr,
 ) -> tl.tensor:
-    """Elements ``start + lanes``; zeros where a lane is not below ``left``, which only ``wide`` 0 allows."""
+    """Load elements ``start + lanes``; lanes from ``left`` on give zeros, which is possible only with ``wide`` 0."""
     pointers = _pointers(address, start, lanes, dtype, wide)
     return tl.load(pointers) if wide else tl.load(pointers, mask=lanes < left, other=0)
 
@@ -221,7 +221,7 @@ def _store(
     dtype: tl.constexpr,
     wide: tl.constexpr,
 ) -> None:
-    """Write where `_load` reads."""
+    """Store elements ``start + lanes``; lanes from ``left`` on are skipped, which is possible only with ``wide`` 0."""
     pointers = _pointers(address, start, lanes, dtype, wide)
     if wide:
         tl.store(pointers, values)
@@ -233,7 +233,7 @@ def _store(
 def _load_bfloat16(
     address: tl.tensor, start: tl.tensor, lanes: tl.tensor, left: tl.tensor, wide: tl.constexpr
 ) -> tl.tensor:
-    """BF16 elements as FP32, of which they are the upper half."""
+    """Load BF16 elements as FP32, whose upper 16 bits they are."""
     bits = _load(address, start, lanes, left, tl.uint16, wide)
     return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
@@ -248,9 +248,9 @@ def _store_rounded(
     values: tl.tensor,
     wide: tl.constexpr,
 ) -> None:
-    """Store FP32 values as FP16 that saturates at 65504, as BF16, or not at all; to nearest even, NaN stays NaN."""
+    """Store FP32 values as FP16 (saturating at 65504), as BF16, or not at all; rounded to even, NaN stays NaN."""
     if dtype == FLOAT16:
-        limited = tl.where(values > 65504.0, 65504.0, values)  # comparisons, because NaN fails them
+        limited = tl.where(values > 65504.0, 65504.0, values)  # comparisons are false for NaN, which is kept
         limited = tl.where(limited < -65504.0, -65504.0, limited)
         _store(address, start, lanes, left, limited.to(tl.float16), tl.float16, wide)
     elif dtype == BFLOAT16:
@@ -270,19 +270,19 @@ def partial_squares(
     block: tl.constexpr,
     rounds: tl.constexpr,
 ) -> None:
-    """The sum of squares of each stretch of ``block * rounds`` elements, one program each.
+    """Compute the sum of squares of each chunk of ``block * rounds`` elements, one program for each chunk.
 
-    FP16 is squared exactly in FP32, and ``rounds`` squares are added there before the rest is added in FP64. The
-    squares of BF16 and FP32 could leave the range of FP32, so they are formed in FP64.
+    FP16 values are squared exactly in FP32, where ``rounds`` squares are added; the remaining sums are in FP64. Squares
+    of BF16 and FP32 values could overflow FP32, so they are computed in FP64.
 
     Args:
-        blocks: int32, shape (programs, 2): index of the gradient, number of its stretch.
+        blocks: int32, shape (programs, 2): index of the gradient, number of its chunk.
         numels: int64, shape (P,): number of elements.
         gradients: int64, shape (2, P): addresses and dtypes.
         partials: float64, shape (programs,): the result.
         count: P.
         block: Elements that a program reads at once.
-        rounds: How often it does.
+        rounds: Number of reads of a program.
     """
     program = tl.program_id(0).to(tl.int64)
     index = tl.load(blocks + 2 * program)
@@ -320,7 +320,7 @@ def _squares(
     rounds: tl.constexpr,
     wide: tl.constexpr,
 ) -> tl.tensor:
-    """The sum of squares of one stretch in FP64, accumulated over the rounds in ``precision``."""
+    """Return the sum of squares of one chunk in FP64, accumulated over the rounds in ``precision``."""
     lanes = tl.arange(0, block)
     total = tl.full((block,), 0.0, precision)
     for turn in tl.static_range(rounds):
@@ -336,11 +336,11 @@ def _squares(
 
 @triton.jit
 def norms(partials: tl.tensor, first: tl.tensor, out: tl.tensor, block: tl.constexpr) -> None:
-    """Square roots of sums of partial sums, in a fixed order; one program for each of P gradients.
+    """Add partial sums in a fixed order and take square roots, with one program for each of P gradients.
 
     Args:
         partials: float64, shape (programs of `partial_squares`,).
-        first: int64, shape (P + 1,): where each gradient's partial sums begin; the last is where they end.
+        first: int64, shape (P + 1,): index of each gradient's first partial sum, then the number of partial sums.
         out: float64, shape (P,): the result.
         block: Partial sums read at once.
     """

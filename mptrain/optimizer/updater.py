@@ -1,4 +1,4 @@
-"""Moves weights by their gradients: an update rule with its state, on the kernels that suit the device."""
+"""Optimizer update: an update rule with its state, on the fastest kernels of the device."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Updater:
-    """An update rule with its state for P parameters.
+    """Update rule with its state for P parameters.
 
     Args:
-        rule: What moves them.
-        names: Of the parameters.
+        rule: The update rule.
+        names: Names of the parameters.
         params: The parameters.
-        masters: Their working tensors, which the rule moves.
+        masters: Their working tensors, which the rule updates.
 
     Attributes:
-        one_pass: Norms and update are kernels over all tensors at once (`mptrain.optimizer.multi_tensor`).
+        one_pass: Whether norms and update use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`).
         step: float32, shape (1,): updates applied so far.
     """
 
@@ -42,7 +42,7 @@ class Updater:
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         wide = {work.dtype for work in masters.work} == {torch.float32}
-        # The kernels round to half precision alone, and by places in memory: what has gaps is copied back by torch.
+        # The kernels only round to half precision and assume equal layouts; torch copies tensors with gaps back.
         pairs = zip(masters.work, masters.rounded_into(), strict=True)
         rounded = [(work, half) for work, half in pairs if half is not None]
         unfit = [half for work, half in rounded if half.dtype.itemsize != 2 or not same_order(work, half)]
@@ -51,18 +51,19 @@ class Updater:
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
     def norms(self, grads: list[Tensor | None]) -> Tensor:
-        """Return the norms of gradients by a kernel over all of them: float64, shape (P,), -1 where there is none."""
+        """Return gradient norms from the multi-tensor kernel: float64, shape (P,), -1 for a missing gradient."""
         present = [grad for grad in grads if grad is not None]
         return self._kernels_for(grads).norms(present, len(grads))
 
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Update in place, and publish what parameters have in half precision; a refused update changes nothing.
+        """Update the weights in place and round them to half-precision parameters; a skipped update changes nothing.
 
         Args:
-            grads: P gradients, scaled.
-            verdict: On these gradients.
+            grads: P scaled gradients.
+            verdict: Verdict on these gradients.
             lr: float32, shape (1,).
-            grad_scale: float32, shape (1,): divides them; None divides nothing, which kernels over all tensors do not know.
+            grad_scale: float32, shape (1,): divisor of the gradients. None means no division, which the multi-tensor
+                kernels do not support.
         """
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
@@ -72,15 +73,15 @@ class Updater:
                 self._kernels_for(grads).update(present, inputs)
                 increment_version(self._masters.parts)
             return
-        with torch.no_grad():  # some of the working tensors are the parameters themselves
+        with torch.no_grad():  # some working tensors are the parameters themselves
             for members in self._live_groups(grads):
                 members.follow_weights()
                 self._rule.apply(members.group, members.of(grads), inputs)
-        increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones tell autograd of a change
+        increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones notify autograd
         self._masters.copy_to_params()
 
     def state_dict(self) -> dict[str, object]:
-        """Return ``step``, and for each parameter's name its state tensors, in the dtype they are kept in."""
+        """Return ``step``, and the state tensors by parameter name in their own dtype."""
         state = {
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
             for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
@@ -88,18 +89,18 @@ class Updater:
         return {"step": self.step, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
-        """Set the state by name; dtypes here stay as they are, FP32 moments stay FP32.
+        """Load the state by parameter name; the dtypes of the current state are kept, so FP32 moments stay FP32.
 
         Returns:
-            What could not be restored, as sentences: state of another optimizer or of another model.
+            Notes on state that could not be restored because it belongs to another optimizer or model.
         """
         step, state = saved["step"], saved["state"]
         assert isinstance(step, torch.Tensor)
         assert isinstance(state, dict)
         own = dict(zip(self._names, self._state, strict=True))
         lost = [name for name in own if state.get(name, {}).keys() != own[name].keys()]
-        if lost:  # moments without their count of steps would be corrected for the wrong bias
-            return [f"the optimizer starts afresh: the checkpoint has no such state of {lost[0]}"]
+        if lost:  # moments without their step count would get the wrong bias correction
+            return [f"optimizer state reset: the checkpoint has no matching state of {lost[0]}"]
         for (name, tensors), p in zip(own.items(), self._params, strict=True):
             for key, tensor in tensors.items():
                 tensor.copy_(part_for(state[name][key], p))
@@ -111,12 +112,12 @@ class Updater:
         return self._rule.weight_decay if parameter.ndim > 1 or self._rule.decay_norms_and_biases else 0.0
 
     def _kernels_for(self, grads: list[Tensor | None]) -> _Kernels:
-        """Return the kernels for the parameters that have gradients; made once for each set of them."""
+        """Return the kernels for the parameters with gradients, cached for each set of parameters."""
         live = _live(grads)
         if live not in self._kernels:
             work = self._masters.work
-            if is_capturing(work[0].device):  # what a graph uploads is there only once the graph has run
-                raise RuntimeError("other parameters have gradients than in the steps before")
+            if is_capturing(work[0].device):  # an upload during capture has no data until the graph runs
+                raise RuntimeError("the set of parameters with gradients differs from the previous steps")
             indices = [index for index, there in enumerate(live) if there]
             halves = self._masters.rounded_into()
             update = MultiTensorUpdate(
@@ -130,7 +131,7 @@ class Updater:
         return self._kernels[live]
 
     def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
-        """Return the kernel calls for the parameters that have gradients; made once for each set of them."""
+        """Return the groups of parameters with gradients, cached for each set of parameters."""
         live = _live(grads)
         if live not in self._groups:
             work, alike = self._masters.work, dict[tuple[float, torch.dtype], list[int]]()
@@ -144,11 +145,11 @@ class Updater:
 class _Members:
     """Parameters that one call of a rule updates.
 
-    The rule gets views in the order of memory. On a CPU torch's fused kernels take twice as long for channels_last, and are
-    wrong without a word where a gradient has another order than its weight (seen in torch 2.15).
+    The rule receives views in memory order. On a CPU torch's fused kernels take twice as long for channels_last, and
+    are silently wrong if a gradient has another memory order than its weight (observed in torch 2.15).
 
     Args:
-        indices: Which they are.
+        indices: Indices of the parameters.
         decay: Their weight decay.
         work: Working tensors of all parameters.
         state: Optimizer state of all parameters.
@@ -161,7 +162,7 @@ class _Members:
         self.follow_weights()
 
     def follow_weights(self) -> None:
-        """Take views anew where a module has given a parameter new memory, or another order of it."""
+        """Renew the views if a module has reallocated a parameter or changed its memory order."""
         places = [(weight.data_ptr(), weight.stride()) for weight in self._weights]
         if places == self._places:
             return
@@ -177,7 +178,7 @@ class _Members:
         )
 
     def of(self, grads: list[Tensor | None]) -> list[Tensor]:
-        """Return the gradients of these parameters, each with the dimensions and strides of what the rule knows as its weight."""
+        """Return the gradients of these parameters, with the dimensions and strides of the weights' views."""
         views = self._views([grads[i] for i in self._indices])  # type: ignore[misc]
         return [view if view.is_contiguous() else view.contiguous() for view in views]
 
@@ -187,12 +188,12 @@ class _Members:
 
 
 class _Kernels:
-    """The kernels of `mptrain.optimizer.multi_tensor` for the parameters that have gradients.
+    """Kernels of `mptrain.optimizer.multi_tensor` for the parameters with gradients.
 
     Args:
-        indices: Which they are.
+        indices: Indices of the parameters.
         weights: Their working tensors.
-        update: Their update.
+        update: Their update kernel.
     """
 
     def __init__(self, indices: list[int], weights: list[Tensor], update: MultiTensorUpdate) -> None:
@@ -201,7 +202,7 @@ class _Kernels:
         self._places = upload(torch.tensor(indices), weights[0].device)
 
     def norms(self, grads: list[Tensor], count: int) -> Tensor:
-        """Norms of the gradients: float64, shape (count,), -1 where there is none."""
+        """Return the gradient norms: float64, shape (count,), -1 for a missing gradient."""
         found = self._norms(grads)
         if len(grads) == count:
             return found

@@ -1,7 +1,7 @@
-"""The weights that one learner trains: their gradients, the copies that its optimizer moves, and the order of a step's calls.
+"""Weights of one learner: gradients, master weights and the calls of a step.
 
-Where ranks hold parts of the parameters (`mptrain.numerics.shards`), everything here is about this rank's parts; what goes out,
-full-precision weights and optimizer state, are parts that know of what. Nothing here waits for the host.
+With sharded parameters (`mptrain.numerics.shards`) everything here works on this rank's shards. Full-precision weights
+and optimizer state are returned as sharded tensors. Nothing here synchronises with the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.rules import Rule
 
-    #: What becomes of norms, and of a measure of gradients, where there are several ranks.
+    #: Functions that combine norms, and a measure of gradients, across ranks.
     AcrossNorms = Callable[[Tensor], Tensor]
     AcrossMeasure = Callable[[Measure, list[Tensor]], Tensor]
 
@@ -38,23 +38,23 @@ class Weights:
     """Parameters with their gradients, working copies and optimizer state.
 
     Args:
-        named: Name and parameter, as `nn.Module.named_parameters` gives them; frozen ones are left out.
-        rule: What moves them.
-        master_weights: Keep FP32 copies of half parameters.
-        state_in_half: Half parameters are updated in place, with optimizer state of their own dtype.
+        named: Parameters by name, as from `nn.Module.named_parameters`; frozen parameters are left out.
+        rule: The update rule.
+        master_weights: Whether to keep FP32 master copies of half-precision parameters.
+        state_in_half: Whether half-precision parameters are updated in place, with optimizer state of their own dtype.
         clip_norm: Largest global gradient norm, or None.
-        initial: FP32 values that the parameters were cast from, by name; the master copies start there, so that
-            nothing of the initial draw is lost.
+        initial: FP32 values that the parameters were cast from, by name. Master copies start from them, so the
+            initialisation is not rounded.
 
     Attributes:
-        names: The names of the P parameters trained, in the order of `Verdict.norms`.
+        names: Names of the P trained parameters, in the order of `Verdict.norms`.
         params: The P parameters, in that order.
-        sharded: Whether this rank holds parts of the parameters only.
-        rule: What moves them.
+        sharded: Whether this rank holds only shards of the parameters.
+        rule: The update rule.
         clip_norm: Largest global gradient norm, or None.
-        masters: Their working copies.
+        masters: Working copies of the parameters.
         updater: The rule with its state.
-        gradients: Their gradients.
+        gradients: Gradients of the parameters.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Weights:
 
     @property
     def one_pass(self) -> bool:
-        """True where norms and update are kernels over all tensors at once."""
+        """True if norms and update use the multi-tensor kernels."""
         return self.updater.one_pass
 
     def judge(
@@ -99,15 +99,15 @@ class Weights:
         across: tuple[AcrossNorms, AcrossMeasure] | None = None,
         offenders_only: bool = False,
     ) -> Verdict:
-        """Return whether the gradients are finite, their norms, and what a scaler asks to know of them.
+        """Return the verdict on the gradients: overflow, norms and the measurement that the scaler requests.
 
         Args:
-            scale: float32, shape (1,): the scale they carry.
-            refuses: Whether an overflow refuses the update.
-            measure: What the scaler asks for.
-            across: What makes norms, and a measure, of this rank's gradients those of all ranks; None on one rank.
-            offenders_only: Norms of single gradients are needed only where one is not finite. The host reads a CPU's memory
-                for nothing, so there it looks at the norm of all of them first.
+            scale: float32, shape (1,): the loss scale of the gradients.
+            refuses: Whether the update is skipped on overflow.
+            measure: The measurement that the scaler requests.
+            across: Functions that combine norms and a measure of this rank's gradients across ranks; None on one rank.
+            offenders_only: Whether norms of single gradients are needed only on overflow. On a CPU, where the host
+                reads memory without synchronising, the total norm is then computed first.
         """
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]
@@ -130,18 +130,18 @@ class Weights:
     def _measured(
         self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None
     ) -> Tensor:
-        """Return a measure of the gradients in the dtype of what the rule moves."""
+        """Return a measure of the gradients in the dtype of the working tensors."""
         found = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
         return measure(found) if across is None else across[1](measure, found)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
-        """Unscale, clip, update, and round to half precision, in this order; a refused update changes nothing.
+        """Unscale, clip, update and round to half precision, in this order; a skipped update changes nothing.
 
         Args:
-            verdict: What `judge` said about these gradients.
+            verdict: Result of `judge` for these gradients.
             lr: float32, shape (1,).
-            scale: float32, shape (1,): the scale that multiplied this step's loss, whatever the next one will be; None
-                where losses are never scaled: on a CPU torch's Adam takes half the time without a division.
+            scale: float32, shape (1,): the loss scale of this step, not of the next. None if losses are never scaled:
+                on a CPU torch's Adam takes half the time without a division.
         """
         if self.clip_norm is not None:
             divisor = (1.0 if scale is None else scale) / clip_coefficient(verdict.grad_norm, self.clip_norm)
@@ -152,11 +152,11 @@ class Weights:
 
 
 class GradientState(NamedTuple):
-    """Places of the gradients of a step.
+    """References to the gradients of a step.
 
     Attributes:
-        grads: The P gradients of the parameters themselves, or None.
-        sums: FP32 sums that stand in place of half gradients, by the index of their parameter.
+        grads: ``grad`` of the P parameters, or None.
+        sums: FP32 sums that replace half-precision gradients, by index of the parameter.
     """
 
     grads: list[Tensor | None]
@@ -164,16 +164,16 @@ class GradientState(NamedTuple):
 
 
 class Gradients:
-    """The gradients of P parameters, and the FP32 sums of those that are half precision.
+    """Gradients of P parameters, with FP32 sums for half-precision parameters.
 
-    Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter
-    itself is what the rule sees: there they are of its dtype, sum and all.
+    Gradients of half-precision parameters are summed in FP32 over the micro-batches of an update. If the rule updates a
+    half-precision parameter in place, its gradients are summed in its own dtype.
 
     Args:
-        names: Of the parameters.
+        names: Names of the parameters.
         params: The parameters.
-        masters: Their working tensors, which the rule moves.
-        read_half: The kernels of norms and update read half-precision gradients, so that a single micro-batch needs no sums.
+        masters: Their working tensors, which the rule updates.
+        read_half: Whether the kernels read half-precision gradients, so that a single micro-batch needs no sums.
 
     Attributes:
         read_half: As given.
@@ -192,16 +192,16 @@ class Gradients:
         self._sums: dict[int, Tensor] = {}  # those of this step
 
     def zero_grad(self) -> None:
-        """Forget all gradients. Called first in a step, so that those of a refused one can still be looked at."""
+        """Clear all gradients. Called at the start of a step, so that gradients of a skipped step can be inspected."""
         for parameter in self._params:
             parameter.grad = None
         self._sums = {}
 
     def accumulate(self, *, single_microbatch: bool = False) -> None:
-        """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves.
+        """Add the half-precision gradients of a micro-batch to their FP32 sums; autograd accumulates FP32 gradients.
 
         Args:
-            single_microbatch: The update has no other, so that kernels which read half gradients need no sums.
+            single_microbatch: Whether the update has a single micro-batch, which needs no sums if ``read_half``.
         """
         if single_microbatch and self.read_half:
             return
@@ -219,25 +219,25 @@ class Gradients:
             self._params[index].grad = None
 
     def tensors(self) -> list[Tensor | None]:
-        """Return the P gradients, or their FP32 sums; scaled, this rank's parts of them, None where there is none."""
+        """Return the P scaled gradients or their FP32 sums, as this rank's shards; None for a missing gradient."""
         grads = [self._sums.get(index, parameter.grad) for index, parameter in enumerate(self._params)]
         return [None if grad is None else part(grad) for grad in grads] if self._sharded else grads
 
     def in_place(self) -> dict[str, Tensor]:
-        """Return `tensors` by name, for changing them in place; absent ones are left out."""
+        """Return `tensors` by name, for in-place changes, without missing gradients."""
         return {name: grad for name, grad in zip(self._names, self.tensors(), strict=True) if grad is not None}
 
     def by_name(self) -> dict[str, Tensor]:
-        """Return `tensors` by name, in the dtype of what the rule moves; absent ones are left out."""
+        """Return `tensors` by name in the dtype of the working tensors, without missing gradients."""
         found = zip(self._names, self.tensors(), self._work, strict=True)
         return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
     def missing(self) -> list[str]:
-        """Return the names of the parameters that have no gradient at present."""
+        """Return the names of the parameters without a gradient."""
         return [name for name, grad in zip(self._names, self.tensors(), strict=True) if grad is None]
 
     def fill(self, names: Sequence[str]) -> None:
-        """Give parameters that have no gradient one of zeros."""
+        """Set the gradients of the named parameters to zeros."""
         for name in names:
             index = self._names.index(name)
             if index in self._summed:
@@ -246,11 +246,11 @@ class Gradients:
                 self._params[index].grad = torch.zeros_like(self._params[index])
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Take other FP32 sums of gradients than `accumulate` has found, where there are such sums at all.
+        """Replace the FP32 sums from `accumulate`, for parameters that use FP32 sums.
 
         Args:
-            sums: Parameters and their sums, float32, which belong to this step from here on; those of parameters that have no
-                gradient count nothing.
+            sums: Parameters and their float32 sums, which this step takes over. Sums of parameters without a gradient
+                are ignored.
         """
         places = {id(self._params[index]): index for index in self._summed}
         for parameter, total in sums:
@@ -260,42 +260,42 @@ class Gradients:
                 parameter.grad = None
 
     def state(self) -> GradientState:
-        """Return where the gradients are now, for `restore`."""
+        """Return references to the current gradients, for `restore`."""
         return GradientState([parameter.grad for parameter in self._params], dict(self._sums))
 
     def restore(self, state: GradientState) -> None:
-        """Take the tensors for the gradients that held them when `state` was called."""
+        """Restore the gradient tensors from an earlier call of `state`."""
         for parameter, grad in zip(self._params, state.grads, strict=True):
             parameter.grad = grad
         self._sums = dict(state.sums)
 
     @functools.cached_property
     def _buffers(self) -> dict[int, Tensor]:
-        """Memory for the FP32 sums of half gradients, made when the first is needed."""
+        """Buffers for the FP32 sums of half-precision gradients, allocated at first use."""
         return {index: torch.empty_like(self._work[index]) for index in self._summed}
 
 
 class MasterWeights:
-    """The working tensors of P parameters, which the rule moves; where ranks hold parts of them, this rank's parts.
+    """Working tensors of P parameters, which the rule updates; with sharded parameters, this rank's shards.
 
     FP32 parameter                      the parameter itself
-    half parameter, master weights      an FP32 copy that lives on (Micikevicius et al. 2018, section 3.1)
-    half parameter, no master weights   an FP32 scratch copy, read from the parameter before each update: what the
-    rounding to half precision loses, is lost
-    parameter with gaps in memory       an FP32 copy without them, copied back after each update
+    half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
+    half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
+                                        rounding to half precision loses digits in every update
+    parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
     half parameter, state in half too   the parameter itself
 
     Args:
-        names: Of the parameters.
+        names: Names of the parameters.
         params: The parameters.
-        keep: The FP32 copies of half parameters live on.
-        state_in_half: Half parameters are their own working tensors.
-        initial: FP32 values that the parameters were cast from, by name; the copies start there, so that nothing of the
-            initial draw is lost.
+        keep: Whether the FP32 copies of half-precision parameters are permanent.
+        state_in_half: Whether half-precision parameters are their own working tensors.
+        initial: FP32 values that the parameters were cast from, by name. The copies start from them, so the
+            initialisation is not rounded.
 
     Attributes:
-        parts: This rank's parts of the parameters: the parameters themselves where they are whole.
-        work: The working tensors, some of them ``parts``.
+        parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
+        work: The working tensors, some of which are in ``parts``.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class MasterWeights:
         self._names, self._params = tuple(names), list(params)
         self._keep = keep
         self.parts = [part(p) for p in params]
-        # What has gaps in memory gets a working copy without them: torch's fused kernels would write past its elements.
+        # A parameter with gaps in memory gets a working copy without gaps: torch's fused kernels would write into them.
         in_place = [
             (own.dtype == torch.float32 or state_in_half) and (own.is_contiguous() or memory_order(own) is not None)
             for own in self.parts
@@ -319,17 +319,17 @@ class MasterWeights:
             own if same else _wide_copy(own, part_for(initial.get(name, p), p))
             for name, p, own, same in zip(names, params, self.parts, in_place, strict=True)
         ]
-        # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
+        # Computed once because every step uses them: pairs to round, and FP16 parameters to clamp.
         self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
         self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
-        self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # those updated in place as well
+        self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
 
     def rounded_into(self) -> list[Tensor | None]:
-        """Return for each working tensor the parameter that gets its rounded value; None where it is the parameter."""
+        """Return the parameter that receives each working tensor's rounded value; None if both are the same tensor."""
         return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
 
     def copy_from_params(self) -> None:
-        """Read the parameters, where no copies of them live on."""
+        """Copy the parameters to temporary working copies; does nothing for permanent copies."""
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
@@ -343,7 +343,7 @@ class MasterWeights:
             foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return the best copy of each parameter by name: the master where there is one, else the parameter."""
+        """Return the most precise copy of each parameter by name: the master weight, or else the parameter."""
         best = self.work if self._keep else self.parts
         return {
             name: as_part_of((work if work is own else kept).detach(), p)
@@ -351,7 +351,7 @@ class MasterWeights:
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters and master copies from `full_precision`'s values, whatever their dtype.
+        """Set parameters and master copies from values of `full_precision`, of any dtype.
 
         Raises:
             CheckpointError: A parameter is missing or has another shape.
@@ -364,7 +364,7 @@ class MasterWeights:
         if wrong:
             raise CheckpointError(
                 f"the saved weights do not fit the model: {'; '.join(wrong[:5])}",
-                "resume with the model it was saved from",
+                "resume with the model that the checkpoint was saved from",
             )
         with torch.no_grad():
             for name, p, work in zip(self._names, self._params, self.work, strict=True):
@@ -372,18 +372,18 @@ class MasterWeights:
         self.copy_to_params()
 
     def working(self) -> dict[str, Tensor]:
-        """Return what the rule has moved last, by name: after an update the new weights before they were rounded."""
+        """Return the working tensors by name: after an update, the new weights before rounding."""
         return {name: work.detach() for name, work in zip(self._names, self.work, strict=True)}
 
     def in_place_half(self) -> list[str]:
-        """Return the names of the half-precision parameters that the rule moves as they are, in their own dtype."""
+        """Return the names of the half-precision parameters that the rule updates in place, in their own dtype."""
         return [name for name, work in zip(self._names, self.work, strict=True) if work.dtype != torch.float32]
 
 
 def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return an FP32 copy of a value in the memory layout of the parameter it belongs to.
+    """Return an FP32 copy of a value in the memory layout of its parameter.
 
-    Gradients have the parameter's layout too, and torch's kernels for lists of tensors are fast, or on CUDA willing at
-    all, only where corresponding tensors have equal strides.
+    Gradients have the parameter's layout too. torch's multi-tensor kernels are fast, and on CUDA usable at all, only if
+    corresponding tensors have equal strides.
     """
     return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

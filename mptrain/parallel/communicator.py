@@ -1,10 +1,10 @@
-"""The processes of one run, and what they tell each other.
+"""Communicator of the ranks of one run, with its collectives.
 
-A run on one process is `SINGLE_PROCESS`: it answers every question by itself, so nobody has to ask how many there are. What is
-exchanged on the host goes through gloo; what is on devices, through the library of the device (NCCL on CUDA).
+A run on one process uses `SINGLE_PROCESS`, whose collectives return their input, so callers need not check the world
+size. Host values are exchanged by gloo, device tensors by the device's library (NCCL on CUDA).
 
-Every exchange takes place on every rank and on every step, whatever the values turn out to be: a collective that only some
-ranks enter is how a run hangs.
+Every collective is called on every rank and in every step, regardless of the values: a collective that only some ranks
+enter hangs the run.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-#: Seconds between looks at an event, and those in which exchanges on devices are aborted, or it is done without them.
+#: Seconds between polls of an event, and seconds to wait for device collectives to abort.
 _POLL, _ABORTED = 0.0005, 2.0
 
-#: Under which a rank leaves word, and how many seconds the others look for it.
+#: Store key under which a rank publishes its error, and seconds that other ranks wait for it.
 _WHY, _WORD = "why", 0.5
 
-_GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64: multiples of it, and of another odd number, are far apart
+_GAMMA = 0x9E3779B97F4A7C15  # from SplitMix64: spreads multiples over the whole range
 
 
 class Communicator:
-    """A run on one process.
+    """Communicator of a run on one process, and the interface for several.
 
     Attributes:
-        rank: Which of the processes this is, from 0.
+        rank: Rank of this process, from 0.
         world_size: Number of processes.
-        local_rank: Which of those on this machine this is.
+        local_rank: Rank of this process on this machine.
         local_world_size: Number of processes on this machine.
     """
 
@@ -63,14 +63,14 @@ class Communicator:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this rank keeps records and speaks for all."""
+        """True on rank 0, which writes records and output."""
         return self.rank == 0
 
     def use(self, device: torch.device) -> None:
-        """From here on, exchange device tensors by the library that suits the device."""
+        """Use the communication library of a device for device tensors from now on."""
 
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
-        """Host numbers, each summed over ranks."""
+        """Return host integers, each summed over ranks."""
         return list(numbers)
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
@@ -78,60 +78,60 @@ class Communicator:
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, ``[N, ...]`` in ranks' order, on the device."""
+        """Return the tensors of all ranks, stacked as ``[N, ...]`` in rank order, on the device."""
         return tensor.unsqueeze(0)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite device tensors by those of the first rank."""
+        """Overwrite device tensors with those of rank 0."""
 
     def all_gather_object(self, value: Value) -> list[Value]:
-        """Values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         return [value]
 
     def broadcast_object(self, value: Value) -> Value:
-        """The value of the first rank."""
+        """Return the value of rank 0."""
         return value
 
     def together(self) -> AbstractContextManager[None]:
-        """A region that all ranks leave in the same way: an error of one of them is raised by all."""
+        """Return a context in which an error on one rank is raised on all ranks."""
         return contextlib.nullcontext()
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """A region that the others enter when the first rank has left it: what it downloads or unpacks is there then."""
+        """Return a context that rank 0 leaves before other ranks enter it, so its downloads are available to them."""
         return contextlib.nullcontext()
 
     def raise_for_all(self, error: Exception | None) -> None:
-        """Raise on every rank what one of them has raised; nothing where none has."""
+        """Raise the error of one rank on every rank; do nothing if no rank has an error."""
         if error is not None:
             raise error
 
     def send_error(self, error: BaseException) -> None:
-        """Leave word for those who notice that this rank has ended."""
+        """Publish an error for the ranks that notice that this rank has exited."""
 
     def why(self) -> MptrainError | None:
-        """What a lost rank has left word of."""
+        """Return the error that a lost rank has published, if any."""
         return None
 
     def abandon(self) -> None:
-        """Stop waiting for lost ranks on the device."""
+        """Abort device collectives that wait for lost ranks."""
 
     def wait_for(self, event: torch.Event) -> None:
-        """Wait until the device has come to an event; every wait of a run for its device is one of these."""
+        """Wait for a device event; a run waits for its device only through this method."""
         event.synchronize()
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an exception came of another rank's end."""
+        """Return whether an exception was caused by the exit of another rank."""
         return False
 
     def who_ended(self) -> str:
-        """Which rank has ended and how, as far as it can be told."""
-        return "another rank of the run has ended, or does not answer"
+        """Return which rank has exited and how, as far as it is known."""
+        return "another rank has exited or does not respond"
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Called before each step: draws of several ranks must differ, and depend on nothing that a lost rank takes along."""
+        """Seed the random generators before a step: differently on each rank, without state that dies with a rank."""
 
     def describe(self) -> str:
-        """How many there are, for people; empty for one."""
+        """Return the number of ranks for display; empty for one."""
         return ""
 
 
@@ -139,31 +139,31 @@ SINGLE_PROCESS = Communicator()
 
 
 class RankLost(Preempted):
-    """Another rank does not answer any more; the run can go on from its last checkpoint."""
+    """Error raised when another rank has stopped responding; the run can be resumed from its last checkpoint."""
 
-    def __init__(self, message: str = "another rank of the run has ended, or does not answer") -> None:
-        super().__init__(message, "run it again", EXIT_PREEMPTED, saved=False, asked=False)
+    def __init__(self, message: str = "another rank has exited or does not respond") -> None:
+        super().__init__(message, "run the command again", EXIT_PREEMPTED, saved=False, asked=False)
 
 
 class RankFailed(MptrainError):
-    """Another rank has an error that is none of this program's kinds."""
+    """Error raised when another rank has failed with an exception that is not an `MptrainError`."""
 
 
 class DistributedCommunicator(Communicator):
-    """One of several processes.
+    """Communicator of one of several processes.
 
     Args:
-        rank: Which.
+        rank: Rank of this process.
         world_size: Number of processes.
-        local_rank: Which of those on this machine.
+        local_rank: Rank of this process on this machine.
         local_world_size: Number of processes on this machine.
-        timeout: Seconds after which one that does not answer counts as lost.
-        store: Where they meet.
-        meeting: Seconds after which one that does not meet the others counts as lost; None takes ``timeout``.
-        children: Process numbers of the ranks that this one has forked, with their numbers as ranks.
+        timeout: Seconds after which a rank that does not respond counts as lost.
+        store: Store for the rendezvous.
+        meeting: Seconds to wait for all ranks at the rendezvous; None uses ``timeout``.
+        children: Ranks by process ID, for the ranks that this process has forked.
 
     Raises:
-        RankLost: They have not all come.
+        RankLost: Not all ranks have joined.
     """
 
     _peer_watchdog: PeerWatchdog | None = None
@@ -199,7 +199,8 @@ class DistributedCommunicator(Communicator):
     def use(self, device: torch.device) -> None:
         """See `Communicator.use`."""
         if device.type == "cuda" and self.group is self._host:
-            # torch would end the process where an exchange is aborted, or takes too long; `PeerWatchdog` aborts it in order. Torchrun sets it.
+            # Otherwise torch kills the process when a collective is aborted or times out; torchrun sets this variable
+            # too. `PeerWatchdog` aborts collectives instead.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
@@ -207,10 +208,10 @@ class DistributedCommunicator(Communicator):
             self.watch_peers(current_stream(device).query)
 
     def watch_peers(self, idle: Callable[[], bool]) -> None:
-        """From here on, notice ranks that end while the device waits for them.
+        """Start the watchdog for ranks that exit while the device waits for them.
 
         Args:
-            idle: Whether the device has done all that it was given.
+            idle: Function that returns whether the device has finished all its work.
         """
         self._peer_watchdog = PeerWatchdog(
             self.rank,
@@ -228,27 +229,27 @@ class DistributedCommunicator(Communicator):
         """See `Communicator.wait_for`.
 
         Raises:
-            RankLost: The device waits for a rank that has ended; what it has come to since is not to be used.
+            RankLost: The device waits for a rank that has exited; results computed since then must not be used.
         """
         while not event.query() and not self._missed():
             time.sleep(_POLL)
         if self._missed():
             self._notice()
             raise RankLost(self._missed())
-        self._heard = time.monotonic()  # a device that gets on waits for nobody
+        self._heard = time.monotonic()  # a device that makes progress is not waiting for a rank
 
     def is_lost(self, error: BaseException) -> bool:
-        """See `Communicator.is_lost`; exchanges that were given up fail in many words."""
+        """See `Communicator.is_lost`; aborted collectives raise many different errors."""
         own = not isinstance(error, Exception) or isinstance(error, MptrainError)
         return is_rank_loss(error) or (bool(self._missed()) and not own)
 
     def _silence(self) -> str:
-        """That for too long no exchange was begun or ended, nor has the device come to an event; empty if it is not so."""
+        """Return a message if no collective or device event has completed within the timeout; otherwise empty."""
         timeout = self._timeout.total_seconds()
-        return f"no rank has answered for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
+        return f"no rank has responded for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
 
     def _missed(self) -> str:
-        """Whom the device waits for in vain; empty if for nobody."""
+        """Return a message about the lost rank that the device waits for; empty if there is none."""
         return "" if self._peer_watchdog is None else self._peer_watchdog.lost
 
     def _notice(self) -> None:
@@ -256,7 +257,7 @@ class DistributedCommunicator(Communicator):
             self._peer_watchdog.notice()
 
     def _give_up(self) -> None:
-        """Abort the exchanges on devices, which may take long itself."""
+        """Abort device collectives; the abort runs in a thread, because it may take long."""
         group, self._aborted = self.group, True
 
         def abort() -> None:
@@ -311,14 +312,17 @@ class DistributedCommunicator(Communicator):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """See `Communicator.together`. What is done inside may exchange something; so an error cannot be exchanged, but is left word of."""
+        """See `Communicator.together`.
+
+        The body may use collectives, so an error is published in the store instead of exchanged by a collective.
+        """
         try:
             yield
-            self.all_reduce_ints([0])  # all are here, or it is noticed
+            self.all_reduce_ints([0])  # a barrier that fails if a rank is lost
         except Exception as error:
             if not self.is_lost(error):
                 self.send_error(error)
-                self.leave()  # which closes the connections: whatever the others are waiting for, they wait no longer
+                self.leave()  # closes the connections, so that other ranks stop waiting
                 raise
             why = self.why()
             if why is not None:
@@ -326,11 +330,12 @@ class DistributedCommunicator(Communicator):
             raise RankLost(self.who_ended()) from error
 
     def raise_for_all(self, error: Exception | None) -> None:
-        """Raise on every rank what the first of those in trouble has raised; nothing where none is.
+        """Raise the error of the lowest failed rank on every rank; do nothing if no rank has failed.
 
         Raises:
-            MptrainError: Of the kind that the rank has raised, which it names where all others know of none.
-            RankFailed: The rank's error is none of this program's.
+            MptrainError: The error of that rank, prefixed with the rank on other ranks. If all ranks have failed, each
+                raises its own error.
+            RankFailed: The error of that rank is not an `MptrainError`.
         """
         said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
         troubles = [one for one in said if one is not None]
@@ -345,7 +350,7 @@ class DistributedCommunicator(Communicator):
         if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
             said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__
-            with contextlib.suppress(RuntimeError):  # whoever kept the words may have gone as well
+            with contextlib.suppress(RuntimeError):  # the process that hosts the store may have exited too
                 self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
 
     def why(self) -> MptrainError | None:
@@ -359,7 +364,7 @@ class DistributedCommunicator(Communicator):
         return None
 
     def abandon(self) -> None:
-        """See `Communicator.abandon`; gloo waits for nobody whose connection has closed."""
+        """See `Communicator.abandon`; gloo does not wait for a closed connection."""
         self._notice()
         if self.group is not self._host and not self._aborted:
             self._give_up()
@@ -387,7 +392,7 @@ class DistributedCommunicator(Communicator):
                 self.all_reduce_ints([0])
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the generators by (seed, step, rank)."""
+        """Seed the random generators from (seed, step, rank)."""
         word = (seed * 0xD1342543DE82EF95 + (step * self.world_size + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
         random.seed(word)
         torch.manual_seed(word)
@@ -408,15 +413,15 @@ class DistributedCommunicator(Communicator):
         return f"{self.world_size} ranks ({self.name})"
 
     def leave(self) -> None:
-        """Take leave of the others."""
+        """Leave the process group."""
         if self._peer_watchdog is not None:
             self._peer_watchdog.end()
-        with contextlib.suppress(Exception):  # who has lost one cannot part in order
+        with contextlib.suppress(Exception):  # fails if a rank is lost
             self._dist.destroy_process_group()
 
 
 def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
-    """An error that another rank has left word of."""
+    """Return the error that another rank has published."""
     error = RankFailed(message, hint)
     if kind != RankFailed.__name__:
         error.exit_code = code  # type: ignore[misc]
@@ -424,7 +429,7 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
 
 
 def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
-    """An error as another rank can raise it: one of ours keeps kind, code and hint, and says whose it is."""
+    """Convert an error for other ranks: prefix the rank, and keep type, exit code and hint of an `MptrainError`."""
     if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
         twin.args = (f"rank {rank}: {error}",)
@@ -436,12 +441,12 @@ def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
 
 
 def describe_ended_rank(children: Mapping[int, int]) -> str:
-    """Which of the ranks that this process has forked has ended and how; empty if none has.
+    """Return which rank forked by this process has exited and how; empty if none has.
 
-    Where several have, the one that the others have lost: that of a signal, or else of an error.
+    If several have exited, the first cause is reported: a rank killed by a signal before one that exited with an error.
 
     Args:
-        children: Numbers of ranks by those of processes.
+        children: Ranks by process ID.
     """
     ends: list[tuple[int, str]] = []
     for pid, rank in children.items():
@@ -450,14 +455,14 @@ def describe_ended_rank(children: Mapping[int, int]) -> str:
         except ChildProcessError:
             continue
         if found is not None and found.si_code != os.CLD_EXITED:
-            ends.append((0, f"rank {rank} was ended by {signal.Signals(found.si_status).name}"))
+            ends.append((0, f"rank {rank} was killed by {signal.Signals(found.si_status).name}"))
         elif found is not None:
             lost_others = found.si_status == EXIT_PREEMPTED
-            ends.append((1 + lost_others, f"rank {rank} has ended with exit code {found.si_status}"))
+            ends.append((1 + lost_others, f"rank {rank} exited with exit code {found.si_status}"))
     return min(ends, default=(0, ""), key=lambda end: end[0])[1]
 
 
-#: What gloo, NCCL and their sockets say where a peer has gone or does not answer.
+#: Parts of the messages of gloo, NCCL and their sockets when a peer has exited or does not respond.
 _LOSSES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -474,7 +479,7 @@ _LOSSES = (
 
 
 def is_rank_loss(error: BaseException) -> bool:
-    """Whether an exception says that another rank has gone, or does not answer."""
+    """Return whether an exception means that another rank has exited or does not respond."""
     if isinstance(error, RankLost):
         return True
     if not isinstance(error, RuntimeError):

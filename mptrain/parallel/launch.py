@@ -1,7 +1,7 @@
-"""Makes this process one of several: those that torchrun has begun, or those that it begins itself.
+"""Launch of the ranks of a run: join the ranks that torchrun has started, or fork them on this machine.
 
-Ranks on this machine are forked before torch has run anything: they begin at once, with the configuration that was
-checked already. The process that was started is the first rank, so its end is the run's end, and its output the run's.
+Ranks are forked before torch has run anything, so they start at once, with the configuration already checked. The
+process that the user started is rank 0: its exit code and output are those of the run.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from mptrain.parallel.options import DistributedOptions
 
 
-#: Seconds that other ranks have to end after the first one has; after an error, for which they may wait in an exchange.
+#: Seconds that other ranks have to exit after rank 0; and after an error, when they may be waiting in a collective.
 GRACE, GRACE_AFTER_ERROR = 10.0, 1.0
 
-#: Seconds that ranks which are all there have to connect to each other.
+#: Seconds that ranks have to connect to each other once all have started.
 MEETING = 30.0
 
 _HOST = "127.0.0.1"
 
-#: Bytes in which the number of a port is told.
+#: Bytes of a port number.
 _PORT = 2
 
-#: Keys under which forked ranks say that they are there, and the first of them whether all are.
+#: Store keys: a forked rank is ready; rank 0's answer; the two values of the answer.
 _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
 @contextlib.contextmanager
 def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
-    """The ranks of a run, met and waiting for each other. A forked one does not leave this region but by ending.
+    """Launch or join the ranks of a run and yield this rank's communicator. A forked rank exits at the end.
 
     Args:
-        options: How many, and how long to wait for one.
+        options: Number of ranks and timeout.
 
     Raises:
-        ConfigError: torchrun has begun another number than is asked for.
-        RankLost: They have not all come.
+        ConfigError: torchrun has started another number of ranks than ``distributed.procs``.
+        RankLost: Not all ranks have joined.
     """
     torchrun = torchrun_rank()
     if torchrun is not None:
@@ -67,8 +67,8 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
 
         if options.procs not in (None, torchrun.count):
             raise ConfigError(
-                f"distributed.procs={options.procs}, but torchrun has begun {torchrun.count} ranks",
-                "write distributed.procs=null: it begins ranks where torchrun does not",
+                f"distributed.procs={options.procs}, but torchrun has started {torchrun.count} ranks",
+                "write distributed.procs=null: the option is for runs without torchrun",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
         rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
@@ -92,11 +92,11 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
 
 
 def _forked(count: int, timeout: float) -> Iterator[Communicator]:
-    """Fork the other ranks, and be the first."""
+    """Fork the other ranks and run as rank 0."""
     _prepare_environment(count)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Closed without a word, it tells the others that the first rank has gone.
+    # If the pipe closes without data, the other ranks know that rank 0 has exited.
     reading, writing = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     children: dict[int, int] = {}
     group, grace = None, GRACE
@@ -109,7 +109,7 @@ def _forked(count: int, timeout: float) -> Iterator[Communicator]:
             children[child] = rank
         reading.close()
         store = _store(None)
-        with contextlib.suppress(OSError):  # all have died already
+        with contextlib.suppress(OSError):  # all ranks have died already
             writing.write(store.port.to_bytes(_PORT, "big") * len(children))
         writing.close()
         _wait_for_all(store, children, timeout)
@@ -127,12 +127,12 @@ def _forked(count: int, timeout: float) -> Iterator[Communicator]:
 
 
 def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:
-    """Wait until every forked rank has come; those that have wait for the first rank's word.
+    """Wait until every forked rank is ready, then release them.
 
-    Nobody tells who waits inside of gloo that the one it waits for has died.
+    Ranks do not wait inside gloo, because gloo does not notice that a rank has died before connecting.
 
     Raises:
-        RankLost: One has died on the way, or does not come.
+        RankLost: A rank has died or is not ready in time.
     """
     deadline = time.monotonic() + timeout
     word = _LOST
@@ -141,7 +141,7 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
             if ending := describe_ended_rank(children):
                 raise RankLost(f"{ending} before training began")
             if time.monotonic() > deadline:
-                raise RankLost(f"not all {len(children) + 1} ranks have come within {timeout:g} s")
+                raise RankLost(f"not all {len(children) + 1} ranks joined within {timeout:g} s")
             time.sleep(0.002)
         word = _ALL
     finally:
@@ -149,10 +149,10 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
 
 
 def _come(store: Store, rank: int, timeout: float) -> None:
-    """Say to the first rank that this one is here, and wait for all others.
+    """Report to rank 0 that this rank is ready, and wait for all other ranks.
 
     Raises:
-        RankLost: One has died on the way.
+        RankLost: A rank has died.
     """
     store.set(f"{_HERE}/{rank}", "")
     store.wait([_WORD], timedelta(seconds=timeout))
@@ -161,7 +161,7 @@ def _come(store: Store, rank: int, timeout: float) -> None:
 
 
 def _prepare_environment(count: int) -> None:
-    """Let ranks of one machine share its cores, and find each other without the network."""
+    """Divide the cores of this machine among its ranks, and use the loopback interface."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     import torch
 
@@ -170,7 +170,7 @@ def _prepare_environment(count: int) -> None:
 
 
 def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes]) -> Iterator[Communicator]:
-    """Be a forked rank: silent, and ended with the one that began it; never come back."""
+    """Run as a forked rank: without output, killed with its parent; never returns."""
     code = EXIT_OK
     try:
         ends_with_parent(signal.SIGKILL)
@@ -180,7 +180,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
         with reading:
             port = reading.read(_PORT)
         if not port:
-            os._exit(EXIT_BUG)  # the first rank has gone
+            os._exit(EXIT_BUG)  # rank 0 has exited
         store = _store(int.from_bytes(port, "big"))
         _come(store, rank, timeout)
         group = DistributedCommunicator(rank, count, rank, count, timeout, store, MEETING)
@@ -188,11 +188,11 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
         group.leave()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except MptrainError as error:  # the first rank says it
+    except MptrainError as error:  # rank 0 reports it
         code = error.exit_code
     except BaseException as error:
         code = EXIT_BUG
-        if not is_rank_loss(error) and os.environ.get("MPTRAIN_TRACEBACK"):  # else the first rank says it in a line
+        if not is_rank_loss(error) and os.environ.get("MPTRAIN_TRACEBACK"):  # otherwise rank 0 reports it in one line
             traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
@@ -201,13 +201,13 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
 
 
 def _store(port: int | None) -> TCPStore:
-    """Return the store at which forked ranks meet: made by the first, on a free port; by the others, found."""
+    """Return the rendezvous store of forked ranks: rank 0 creates it on a free port, the others connect to it."""
     from torch.distributed import TCPStore
 
     try:
         if port is not None:
             return TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
-        with socket.create_server((_HOST, 0)) as listening:  # a store that listens by itself does so on all networks
+        with socket.create_server((_HOST, 0)) as listening:  # by default TCPStore would listen on all interfaces
             return TCPStore(
                 _HOST,
                 listening.getsockname()[1],
@@ -219,20 +219,20 @@ def _store(port: int | None) -> TCPStore:
         if port is not None:
             raise RankLost from error
         raise EnvironmentRefused(
-            f"ranks cannot meet on this machine: {error}",
-            f"they need a TCP port of {_HOST}; run without distributed.procs",
+            f"ranks cannot connect on this machine: {error}",
+            f"allow TCP ports on {_HOST}, or run without distributed.procs",
         ) from error
 
 
 def reap(children: list[int], grace: float = GRACE) -> None:
-    """Wait for other ranks to end, and end those that do not."""
+    """Wait for other ranks to exit, and kill those that do not."""
     deadline = time.monotonic() + grace
     left = list(children)
     while left:
         for pid in list(left):
             try:
                 done = os.waitpid(pid, os.WNOHANG)[0]
-            except ChildProcessError:  # somebody has waited for it, or nobody can
+            except ChildProcessError:  # already waited for, or not a child
                 done = pid
             if done:
                 left.remove(pid)

@@ -1,4 +1,4 @@
-"""How a run is spread over processes: the ``distributed`` keys. Imports no torch."""
+"""Options of distributed training: the ``distributed`` keys. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from mptrain.fields import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True)
 class DistributedOptions:
-    """How a run is spread over processes, its ranks. With one rank none of it means anything.
+    """Options of distributed training. They have no effect with one rank.
 
     Attributes:
-        kind: ``ddp``: every rank has all weights (torch's DistributedDataParallel). ``fsdp2``: every rank has a part of the
-            weights, of their masters, of the gradients and of the optimizer's state (torch's fully_shard).
-        procs: Ranks to begin on this machine; None takes those that torchrun has begun, or one.
-        sync_batchnorm: BatchNorm takes its statistics over the samples of all ranks, instead of those of each.
-        reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own.
-        find_unused_parameters: With ``ddp``, look in every step for parameters that have no gradient on a rank. Else that is
-            only done where the first batch leaves some out, and a later one that does so ends the run.
-        units: With ``fsdp2``, the modules whose weights are gathered together, by qualified name; the rest is gathered as one.
-            None chooses the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
-        timeout: Seconds after which a rank that does not answer counts as lost.
+        kind: ``ddp``: every rank holds all weights (torch's DistributedDataParallel). ``fsdp2``: weights, master
+            weights, gradients and optimizer state are sharded over ranks (torch's fully_shard).
+        procs: Number of ranks to start on this machine; None uses the ranks that torchrun has started, or one.
+        sync_batchnorm: Whether BatchNorm computes its statistics over the samples of all ranks.
+        reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own dtype.
+        find_unused_parameters: With ``ddp``, look in every step for parameters without a gradient on a rank. Otherwise
+            this is done only if the first batch has unused parameters, and a later batch with unused parameters stops
+            the run.
+        units: With ``fsdp2``, the qualified names of modules whose weights are gathered together; the remaining weights
+            form one unit. None selects the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
+        timeout: Seconds after which a rank that does not respond counts as lost.
     """
 
     kind: Literal["ddp", "fsdp2"] = "ddp"
@@ -38,13 +39,14 @@ class DistributedOptions:
         if self.units is not None and self.kind != "fsdp2":
             raise ConfigError(
                 Problem(
-                    f"distributed.units with distributed.kind={self.kind}", "only fsdp2 gathers weights unit by unit"
+                    f"distributed.units has no effect with distributed.kind={self.kind}",
+                    "remove it, or set distributed.kind=fsdp2: only fsdp2 gathers weights by unit",
                 )
             )
         if self.find_unused_parameters and self.kind != "ddp":
             raise ConfigError(
                 Problem(
-                    f"distributed.find_unused_parameters with distributed.kind={self.kind}",
-                    "only ddp can go without the gradients of a rank",
+                    f"distributed.find_unused_parameters has no effect with distributed.kind={self.kind}",
+                    "remove it, or set distributed.kind=ddp: only ddp supports missing gradients on a rank",
                 )
             )

@@ -1,9 +1,10 @@
-"""Notices that a rank has ended while the device of this one waits for it.
+"""Watchdog that detects that a rank has exited while this rank's device waits for it.
 
-Where a rank ends, gloo's connections close and whoever exchanges something on the host hears of it. NCCL's kernels wait on, and with
-them the host: for an event, for a value, or for room among the launches. So a thread looks for ranks that have ended. If one has, and
-the device is never idle for `PATIENCE` seconds, then it waits for that rank: the exchanges on devices are given up, which ends
-their kernels. What they leave in memory is no value; so `lost` is set before, and whoever has waited for the device asks for it after.
+When a rank exits, gloo's connections close and host collectives fail. NCCL kernels keep waiting, and the host waits for
+them: for an event, a value or space in the launch queue. So a thread looks for exited ranks. If a rank has exited and
+the device is not idle for `PATIENCE` seconds, the device is waiting for that rank. The watchdog then aborts the device
+collectives, which ends their kernels. Their results are invalid, so the watchdog sets `lost` before the abort, and code
+that waits for the device checks `lost` afterwards.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from mptrain.errors import EXIT_PREEMPTED
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-#: Seconds between looks at forked ranks, and looks between those at the store.
+#: Seconds between checks of forked ranks, and number of those checks between checks of the store.
 LOOK, BEAT = 0.25, 4
-#: Looks at the store in which a rank gives no sign of life and counts as ended: nothing else is known of other machines.
+#: Checks of the store without a heartbeat after which a rank counts as lost; the only signal from other machines.
 SILENT = 30
-#: Seconds without an idle moment after which the device is waiting for a rank that has ended, and between looks at it.
+#: Seconds without an idle device after which it counts as waiting for a lost rank, and seconds between polls.
 PATIENCE, GLANCE = 5.0, 0.01
-#: Seconds that this rank has to come back from its device and end in order.
+#: Seconds that this rank has to return from its device and exit cleanly.
 END = 5.0
 
 _GONE, _ALIVE = "gone", "alive"
 
 
 class PeerWatchdog:
-    """Looks out from `begin` to `end`.
+    """Watchdog thread that runs from `begin` to `end`.
 
     Args:
-        rank: Which this one is.
-        others: Those whose signs of life it looks for: all of them for the first, which tells the rest; for these the first.
-        store: Where they meet.
-        ended: Says which of the forked ranks has ended and how; empty if none has.
-        idle: Whether the device has done all that it was given.
-        silence: Says that no rank has answered for too long; empty if one has.
-        give_up: Ends the exchanges on devices.
-        speaks: Says in a line why it ends the process, where the process does not come back.
+        rank: Rank of this process.
+        others: Ranks whose heartbeats are checked: rank 0 checks all other ranks, they check only rank 0.
+        store: Store shared by all ranks.
+        ended: Returns which forked rank has exited and how; empty if none has.
+        idle: Returns whether the device has finished all its work.
+        silence: Returns a message if no rank has responded within the timeout; otherwise empty.
+        give_up: Aborts the device collectives.
+        speaks: Whether to print an error line before killing a process that does not return from its device.
 
     Attributes:
-        lost: Who has ended while the device waits for it, and how; empty as long as none is missed.
+        lost: Which rank has exited while the device waits for it, and how; empty if there is none.
     """
 
     def __init__(
@@ -65,24 +66,24 @@ class PeerWatchdog:
         self.lost = ""
         self._rank, self._others, self._ended, self._idle = rank, others, ended, idle
         self._silence, self._give_up, self._speaks = silence, give_up, speaks
-        self._store = store.clone() if hasattr(store, "clone") else store  # a connection on which nobody waits
+        self._store = store.clone() if hasattr(store, "clone") else store  # a connection of its own, never blocked
         self._signs: dict[int, tuple[bytes, int]] = {}
         self._over, self._noticed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch_peers, name="peer_watchdog", daemon=True)
 
     def begin(self) -> None:
-        """Look out from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
         self._noticed.set()
         if self._thread.is_alive():
-            self._thread.join(LOOK)  # it may be aborting exchanges, which nobody waits for
+            self._thread.join(LOOK)  # short, because an abort of collectives may still be running
 
     def notice(self) -> None:
-        """This rank knows that another is lost, and ends."""
+        """Tell the watchdog that this rank knows of the lost rank and is exiting."""
         self._noticed.set()
 
     def _watch_peers(self) -> None:
@@ -94,7 +95,7 @@ class PeerWatchdog:
                     self._store.set(_GONE, gone)
             if not gone and looks % BEAT == 0:
                 gone = self._said(looks)
-            if (missed := gone or self._silence()) and self._waits():  # silence may end, an end does not
+            if (missed := gone or self._silence()) and self._waits():  # a timeout may clear, an exit does not
                 self.lost = missed
                 self._give_up()
                 if not self._noticed.wait(END):
@@ -102,18 +103,18 @@ class PeerWatchdog:
                 return
 
     def _waits(self) -> bool:
-        """Return whether the device has had no idle moment for so long that it must be waiting."""
+        """Return whether the device has been busy for `PATIENCE` seconds, so that it must be waiting."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:
                 if self._idle() or self._over.wait(GLANCE):
                     return False
-            except RuntimeError:  # the device has failed, of which whoever waits for it hears
+            except RuntimeError:  # the device has failed; code that waits for it gets the error
                 return False
         return True
 
     def _said(self, looks: int) -> str:
-        """Return who has gone by what the store knows; gives a sign of life itself."""
+        """Send a heartbeat and return which rank has exited according to the store."""
         try:
             self._store.set(f"{_ALIVE}/{self._rank}", str(looks))
             if self._store.check([_GONE]):
@@ -122,21 +123,23 @@ class PeerWatchdog:
                 key = f"{_ALIVE}/{rank}"
                 sign = self._store.get(key) if self._store.check([key]) else b""
                 last, silent = self._signs.get(rank, (b"", 0))
-                silent = (
-                    silent + 1 if sign and sign == last else 0
-                )  # counted in own looks: who is stopped counts nobody's
+                # Counted in own checks, so that a suspended process does not count other ranks as silent.
+                silent = silent + 1 if sign and sign == last else 0
                 self._signs[rank] = sign, silent
                 if silent >= SILENT:
-                    self._store.set(_GONE, said := f"rank {rank} gives no sign of life")
+                    self._store.set(_GONE, said := f"rank {rank} sends no heartbeat")
                     return said
         except RuntimeError:
-            return "the first rank has ended, or does not answer"
+            return "rank 0 has exited or does not respond"
         return ""
 
     def _end_process(self) -> None:
-        """End at once: neither the device nor the exchange answers, so nothing can be done in order any more."""
+        """Kill this process: device and collective do not respond, so a clean exit is impossible."""
         if self._speaks:
-            said = f"error: {self.lost}, and the device waits for it; the last checkpoint is what there is\nhint: resume the run\n"
+            said = (
+                f"error: {self.lost}, and the device still waits for it; only the last checkpoint is available\n"
+                "hint: resume the run\n"
+            )
             with contextlib.suppress(OSError):
                 os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said.encode())
         os._exit(EXIT_PREEMPTED)

@@ -1,8 +1,8 @@
-"""Sums of gradients over ranks: in DistributedDataParallel's buckets while the backward pass goes on, or all at its end.
+"""Sums of gradients over ranks: in DistributedDataParallel's buckets during the backward pass, or after it.
 
-What is summed are shares of the gradient of the whole batch's mean loss, so the sum is that gradient and nothing is divided
-afterwards. In FP16, sums of two finite numbers can overflow; they are formed in FP32 unless asked for otherwise, and are
-rounded once, as a product over the whole batch would have been.
+Each rank contributes its share of the gradient of the global batch's mean loss, so the sum is that gradient and is not
+divided. In FP16 the sum of two finite numbers can overflow. By default sums are therefore computed in FP32 and rounded
+once, as the gradient of the whole batch on one rank would be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mptrain.torch_private import flatten_dense_tensors, foreach_copy_, unflatte
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
 
-#: Bytes that are sent at once, as torch's DistributedDataParallel does.
+#: Bytes of a bucket, as in torch's DistributedDataParallel.
 BUCKET = 25 << 20
 
 
@@ -27,9 +27,9 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool)
     """Sum each tensor over ranks in place.
 
     Args:
-        tensors: The same shapes and dtypes on all ranks.
-        comm: Who takes part.
-        wide: Form the sums of half-precision tensors in FP32.
+        tensors: Tensors with equal shapes and dtypes on all ranks.
+        comm: The communicator.
+        wide: Whether to sum half-precision tensors in FP32.
     """
     for bucket in _buckets(tensors):
         flat = flatten_dense_tensors(bucket)
@@ -38,7 +38,7 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype each, in their order, of about `BUCKET` bytes."""
+    """Group tensors in order into buckets of one dtype and about `BUCKET` bytes."""
     buckets: list[list[Tensor]] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         filled = BUCKET
@@ -56,26 +56,26 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def data_parallel(
     module: nn.Module, comm: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool, find_unused: bool
 ) -> nn.Module:
-    """Torch's DistributedDataParallel around a module, whose parameters that require gradients get their sums over ranks.
+    """Wrap a module in torch's DistributedDataParallel with summed instead of averaged gradients.
 
     Args:
-        module: Its forward is what is differentiated.
+        module: The module to differentiate.
         comm: A `mptrain.parallel.communicator.DistributedCommunicator`.
-        sums: Gets parameters of half precision with their sums in FP32, behind each backward pass; else they would only be had
-            rounded once more.
-        wide: Form the sums of half-precision gradients in FP32.
-        find_unused: Parameters may get no gradient on a rank.
+        sums: List to which each backward pass appends half-precision parameters with their FP32 sums; the gradients in
+            the parameters are rounded to half precision.
+        wide: Whether to sum half-precision gradients in FP32.
+        find_unused: Whether parameters may have no gradient on a rank.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # newer versions call `broadcast_buffers` otherwise
+        warnings.simplefilter("ignore", FutureWarning)  # newer torch versions rename `broadcast_buffers`
         wrapped = DistributedDataParallel(
             module,
             process_group=comm.group,
-            broadcast_buffers=False,  # `mptrain.parallel.strategy` does, once for each step
-            init_sync=False,  # all ranks have drawn, or loaded, the same; that was checked
+            broadcast_buffers=False,  # `mptrain.parallel.strategy` broadcasts them once in each step
+            init_sync=False,  # all ranks have initialised or loaded equal weights, which is checked
             find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
             bucket_cap_mb=BUCKET >> 20,
@@ -88,11 +88,11 @@ def data_parallel(
         flat = own.float()
         pieces = flat.split([parameter.numel() for parameter in bucket.parameters()])
         future = dist.all_reduce(flat, group=comm.group, async_op=True).get_future()
-        for parameter, piece in zip(bucket.parameters(), pieces, strict=True):  # in memory as the parameter is
+        for parameter, piece in zip(bucket.parameters(), pieces, strict=True):  # in the parameter's memory layout
             sums.append((parameter, torch.as_strided(piece, parameter.shape, parameter.stride())))
         return future.then(lambda done: own.copy_(done.value()[0]))
 
-    # It compares the annotations with these, and does not take them as text.
+    # torch compares the hook's annotations with these types and does not accept strings.
     summed.__annotations__ = {
         "bucket": torch.distributed.GradBucket,
         "return": torch.futures.Future[torch.Tensor],

@@ -1,7 +1,8 @@
-"""Weights of which every rank has a part: torch's fully_shard, told which modules to gather together.
+"""Sharding of weights over ranks with torch's fully_shard.
 
-Gradients come out of the backward pass summed over ranks, as parts again, in the parameters' dtype. FP32 masters are rounded to half precision
-whenever they are gathered, by torch, which makes inf of what `mptrain.optimizer.weights.MasterWeights.copy_to_params` saturates: weights beyond 65504.
+The backward pass yields sharded gradients, summed over ranks, in the dtype of the parameters. torch rounds FP32 master
+weights to half precision when it gathers them: weights beyond 65504 become inf, whereas
+`mptrain.optimizer.weights.MasterWeights.copy_to_params` saturates them.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ def shard(
     compute: torch.dtype | None,
     wide: bool,
 ) -> None:
-    """Leave on this rank its part of every parameter.
+    """Shard every parameter of a model over ranks, in place.
 
     Args:
-        root: Its forward is a whole pass; what no unit has is gathered for all of it.
-        model: Within it; the units are named as its modules are.
-        units: Modules that are gathered when they are called; None chooses.
-        kept: Modules with parameters of another dtype than their neighbours', which are gathered by themselves, as they are.
+        root: Module whose forward is a whole pass; parameters outside all units are gathered for the whole pass.
+        model: Model within ``root``; units are named like its modules.
+        units: Names of modules whose parameters are gathered when they are called; None selects `composite_members`.
+        kept: Modules with parameters of another dtype, which form units of their own and are not rounded.
         comm: A `mptrain.parallel.communicator.DistributedCommunicator`.
-        compute: Dtype to which parameters are rounded when they are gathered; None leaves them.
-        wide: Sum half-precision gradients in FP32.
+        compute: Dtype to which gathered parameters are rounded; None does not round.
+        wide: Whether to sum half-precision gradients in FP32.
 
     Raises:
-        ConfigError: There is no such module.
+        ConfigError: The model has no module of a given name.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -51,19 +52,19 @@ def shard(
     apart = {id(module): module for module in kept if any(True for _ in module.parameters())}
     order = {id(module): place for place, module in enumerate(model.modules())}
     gathered = {id(module): module for module in chosen} | apart
-    for key in sorted(gathered, key=order.__getitem__, reverse=True):  # the inner ones first
+    for key in sorted(gathered, key=order.__getitem__, reverse=True):  # inner modules first
         fully_shard(gathered[key], mesh=mesh, mp_policy=as_it_is if key in apart else rounded)
     fully_shard(root, mesh=mesh, mp_policy=rounded)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # shares of the whole are summed
+            module.set_gradient_divide_factor(1.0)  # gradients are shares of the global batch: sum, do not average
             module.set_force_sum_reduction_for_comms(True)
 
 
 def composite_members(model: nn.Module) -> list[nn.Module]:
-    """Members of sequences and lists of modules that consist of modules themselves: the blocks of most networks.
+    """Return the members of ``nn.Sequential`` and ``nn.ModuleList`` that have submodules: the blocks of most networks.
 
-    Those that share a parameter with anything outside are left out, since a parameter is gathered in one place.
+    Members that share a parameter with another module are left out, because a parameter belongs to one unit.
     """
     places: dict[int, set[int]] = {}
     for module in model.modules():
@@ -87,7 +88,7 @@ def _named(model: nn.Module, name: str) -> nn.Module:
         guess = did_you_mean(name, known)
         raise ConfigError(
             f"distributed.units: the model has no module {name!r}",
-            f"did you mean {guess}?" if guess else "name modules as the model does",
+            f"did you mean {guess}?" if guess else "use qualified names of the model's modules",
         )
     found: nn.Module = known[name]
     return found

@@ -1,13 +1,13 @@
-"""Strategies that make the gradients of a step those of all ranks.
+"""Strategies that synchronise the gradients of a step over ranks.
 
-Every rank trains on its part of the batch, and its loss counts with its share of the whole batch's loss terms. So the sum over
-ranks is the gradient of the whole batch's mean loss, whatever the parts are, and one learning rate, one scale and one
-verdict mean what they mean on one rank.
+Every rank trains on its part of the global batch, and its loss is weighted by its share of the batch's loss terms. So
+the sum over ranks is the gradient of the global batch's mean loss for any split, and learning rate, loss scale and
+overflow check work as on one rank.
 
-    backward pass → sum over ranks → norms of the sums, agreed on by all → everything else of the step, on each rank
+    backward pass → all_reduce of gradients → norms, all_reduced → rest of the step on each rank
 
-Agreement costs a sum of P + 1 numbers of FP64. It is what makes an overflow behind the reduction (a broken
-device, a part of the weights that only one rank has) everybody's overflow.
+The all_reduce of norms has P + 1 FP64 numbers. It makes every rank skip a step that overflows on one rank only, after
+the reduction of gradients (a broken device, or a shard of the weights that only one rank has).
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ if TYPE_CHECKING:
     from mptrain.optimizer.weights import AcrossMeasure, AcrossNorms, Weights
     from mptrain.workloads.base.batch import Batch
 
-    #: The loss of a micro-batch, with a model and without.
+    #: Functions that return the loss of a micro-batch, with and without a model argument.
     LossOfModel = Callable[[nn.Module, Batch], Tensor]
     Loss = Callable[[Batch], Tensor]
 
-    #: A region that leaves the buffers of a model as they were.
+    #: Context in which a model's buffers do not change.
     Unchanged = Callable[[], AbstractContextManager[None]]
 
 
 class ParallelStrategy(Protocol):
-    """A way of dividing a run among processes, as a training step uses it.
+    """Interface of a parallel strategy, as used by a training step.
 
     Attributes:
-        comm: The processes.
+        comm: The communicator.
     """
 
     comm: Communicator
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """Return whether an update on this batch has one micro-batch, on every rank."""
+        """Return whether an update on this batch has a single micro-batch on every rank."""
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """Yield the micro-batches of this rank's part of a batch, each with its share of the loss terms of the whole batch.
+        """Yield the micro-batches of this rank, each with its share of the global batch's loss terms.
 
         Args:
-            batch: This rank's part.
-            wanted: The number of micro-batches; there are as many on every rank where passes wait for each other.
-            unchanged: Entered while a dummy is trained on, whose samples are seen elsewhere.
+            batch: This rank's part of the global batch.
+            wanted: Number of micro-batches; equal on every rank if passes of ranks wait for each other.
+            unchanged: Context for dummy micro-batches, which repeat samples of another micro-batch.
         """
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """Return what computes the loss of a micro-batch, a float32 scalar, and synchronises gradients in its backward pass."""
+        """Return a function from a micro-batch to its float32 loss, whose backward pass may synchronise gradients."""
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Sum gradients over ranks, where the backward passes have not done so."""
+        """Sum gradients over ranks if the backward passes have not done so."""
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure] | None:
-        """Return what makes norms, and a measure, of this rank's gradients those of all ranks; None on one rank.
+        """Return functions that combine norms, and a measure, of gradients across ranks; None on one rank.
 
-        A loss, of which ranks have their shares, becomes that of the whole batch in place: the same exchange does for both.
+        The loss shares of the ranks are summed into ``loss`` in place, in the same all_reduce as the norms.
         """
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Overwrite lasting buffers by those of rank 0."""
+        """Overwrite persistent buffers with those of rank 0."""
 
 
 class SingleProcessStrategy:
-    """A run on one rank, where nothing is exchanged."""
+    """Strategy of a run on one rank, without communication."""
 
     comm = SINGLE_PROCESS
 
@@ -106,12 +106,12 @@ class SingleProcessStrategy:
 
 
 class _DistributedStrategy(ABC):
-    """Base of both ways of dividing a run among several ranks.
+    """Base class of the strategies for several ranks.
 
     Args:
-        comm: The processes.
-        wide: Sum half-precision gradients in FP32.
-        meeting: Passes of the model wait for those of other ranks, so that all need as many.
+        comm: The communicator.
+        wide: Whether to sum half-precision gradients in FP32.
+        meeting: Whether passes of the model wait for other ranks, so that all ranks need equally many passes.
     """
 
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool) -> None:
@@ -124,7 +124,7 @@ class _DistributedStrategy(ABC):
         return wanted == 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """See `ParallelStrategy`. Where passes wait for nobody, ranks may have different numbers of micro-batches."""
+        """See `ParallelStrategy`. Without ``meeting``, ranks may have different numbers of micro-batches."""
         parts = batch.split(wanted)
         for micro in parts:
             if micro.is_dummy:
@@ -142,14 +142,14 @@ class _DistributedStrategy(ABC):
 
     @abstractmethod
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return norms of the gradients that all ranks agree on: float64 ``[P]``, -1 where there is none."""
+        """Return gradient norms, equal on all ranks: float64 ``[P]``, -1 for a missing gradient."""
 
     @abstractmethod
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """Return what a scaler asks to know, as all ranks agree on it; float64 ``[1]``."""
+        """Return the measurement that a scaler requests, equal on all ranks; float64 ``[1]``."""
 
     def _summed(self, squares: Tensor, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return the roots of sums over ranks; a loss is summed in place."""
+        """Return square roots of sums over ranks; a loss is summed in place."""
         if loss is None:
             sums = self.comm.all_reduce_(squares)
         else:
@@ -160,32 +160,31 @@ class _DistributedStrategy(ABC):
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
         """See `ParallelStrategy`."""
-        self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # of any dtype
+        self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # as bytes: works for any dtype
 
 
 class DDPStrategy(_DistributedStrategy):
-    """Every rank has all weights: torch's DistributedDataParallel, and our own sums where an update has several micro-batches.
+    """Data parallelism with replicated weights: torch's DDP, or an all_reduce after several micro-batches.
 
     Args:
-        comm: The processes.
-        wide: Sum half-precision gradients in FP32.
-        meeting: Passes of the model wait for those of other ranks, as synchronised BatchNorm does.
-        find_unused: Look in every step for parameters without a gradient.
+        comm: The communicator.
+        wide: Whether to sum half-precision gradients in FP32.
+        meeting: Whether passes of the model wait for other ranks, as with synchronised BatchNorm.
+        find_unused: Whether to look in every step for parameters without a gradient.
     """
 
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool, find_unused: bool = False) -> None:
         super().__init__(comm, wide=wide, meeting=meeting)
         self._find_unused = find_unused
-        self._complete: dict[
-            int, bool
-        ] = {}  # by learner: all parameters had a gradient on all ranks in the first batch
+        # By learner: whether all parameters had a gradient on all ranks in the first batch.
+        self._complete: dict[int, bool] = {}
         self._wrapped: dict[int, nn.Module] = {}
         self._sums: list[tuple[Tensor, Tensor]] = []
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """See `ParallelStrategy`; called where no parameters but those of ``weights`` ask for gradients.
+        """See `ParallelStrategy`; called when only the parameters of ``weights`` require gradients.
 
-        The first batch, which is the rehearsal's, is summed at its end, and tells whether a gradient is missing anywhere.
+        The first batch, which is that of the rehearsal, does not use DDP; it shows whether any gradient is missing.
         """
         key = id(weights)
         if not single_microbatch or key not in self._complete:
@@ -198,18 +197,19 @@ class DDPStrategy(_DistributedStrategy):
         return self._wrapped[key]
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """See `ParallelStrategy`: a gradient that this rank does not have counts as zeros where another has one.
+        """See `ParallelStrategy`: a missing gradient counts as zeros if another rank has one.
 
         Raises:
-            ConfigError: It has none of a parameter of which all had one in the first batch, and others wait for it.
+            ConfigError: A gradient is missing that all ranks had in the first batch, and other ranks wait for it.
         """
         missing = dict.fromkeys(weights.gradients.missing())
         key = id(weights)
         if single_microbatch and key in self._wrapped:
             if missing and self._complete[key] and not self._find_unused:
                 raise ConfigError(
-                    f"{next(iter(missing))} gets no gradient from a batch, though every parameter got one from the first batch",
-                    "write distributed.find_unused_parameters=true, behind mptrain resume RUN to go on with this run",
+                    f"{next(iter(missing))} has no gradient in this batch,"
+                    " but every parameter had one in the first batch",
+                    "resume with mptrain resume RUN distributed.find_unused_parameters=true",
                 )
             weights.gradients.take_sums(self._sums)
             self._sums.clear()
@@ -223,24 +223,24 @@ class DDPStrategy(_DistributedStrategy):
         sum_over_ranks(list(weights.gradients.in_place().values()), self.comm, wide=self._wide)
 
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """See `ParallelStrategy`: the root mean square over ranks, which are equal but for faults."""
+        """See `ParallelStrategy`: the root mean square over ranks, whose norms are equal unless a device is faulty."""
         return self._summed(_squares(norms) / self.comm.world_size, norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """See `ParallelStrategy`: that of the first rank; all have the same gradients, or refuse the step."""
+        """See `ParallelStrategy`: the measurement of rank 0; all ranks have equal gradients, or skip the step."""
         measured = measure(grads)
-        if grads:  # else it is nowhere in particular, and the same on all
+        if grads:  # without gradients the measurement is on the CPU and equal on all ranks
             self.comm.broadcast_([measured])
         return measured
 
 
 class FSDP2Strategy(_DistributedStrategy):
-    """Every rank has a part of the weights: gradients come out of the backward pass as parts of the sums.
+    """Data parallelism with sharded weights: the backward pass yields shards of the summed gradients.
 
     Args:
-        comm: The processes.
-        root: The loss of the one learner, whose parameters are sharded; each pass gathers weights.
-        wide: Sum half-precision gradients in FP32.
+        comm: The communicator.
+        root: Loss module of the only learner, whose parameters are sharded; each pass gathers weights.
+        wide: Whether to sum half-precision gradients in FP32.
     """
 
     def __init__(self, comm: Communicator, root: LossModule, *, wide: bool) -> None:
@@ -256,7 +256,7 @@ class FSDP2Strategy(_DistributedStrategy):
         """See `ParallelStrategy`."""
 
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """See `ParallelStrategy`: of the parts that the ranks hold."""
+        """See `ParallelStrategy`: norms of whole gradients from the norms of their shards."""
         return self._summed(_squares(norms), norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
@@ -269,11 +269,11 @@ class FSDP2Strategy(_DistributedStrategy):
 
 
 class LossModule(nn.Module):
-    """A module whose forward is a loss, so that the whole of it is one pass.
+    """Module whose forward returns the loss, so that model and loss form one pass.
 
     Args:
-        loss: None where it is named later.
-        model: What it is computed with.
+        loss: Loss function, or None to set it later.
+        model: The model.
     """
 
     def __init__(self, loss: LossOfModel | None, model: nn.Module) -> None:
@@ -282,7 +282,7 @@ class LossModule(nn.Module):
         self.loss = loss
 
     def forward(self, micro: Batch) -> Tensor:
-        """The mean loss over a micro-batch's terms, a float32 scalar."""
+        """Return the mean loss over the terms of a micro-batch, a float32 scalar."""
         assert self.loss is not None
         return self.loss(self.model, micro)
 
@@ -290,14 +290,14 @@ class LossModule(nn.Module):
 def strategy_of(
     comm: Communicator, root: LossModule | None, *, wide: bool, meeting: bool, find_unused: bool = False
 ) -> ParallelStrategy:
-    """The way in which a run is spread.
+    """Return the parallel strategy of a run.
 
     Args:
-        comm: Who they are.
-        root: What was sharded; None where every rank has all weights.
-        wide: Sum half-precision gradients in FP32.
-        meeting: Passes of the model wait for those of other ranks.
-        find_unused: Look in every step for parameters without a gradient.
+        comm: The communicator.
+        root: The sharded loss module; None if every rank has all weights.
+        wide: Whether to sum half-precision gradients in FP32.
+        meeting: Whether passes of the model wait for other ranks.
+        find_unused: Whether to look in every step for parameters without a gradient.
     """
     if comm.world_size == 1:
         return SingleProcessStrategy()

@@ -1,11 +1,11 @@
-"""BatchNorm over the samples of all ranks, without a wait for the device.
+"""BatchNorm over the samples of all ranks, without host synchronisation.
 
     mean = sum x / N      var = sum (x - mean)^2 / N      y = (x - mean) / sqrt(var + eps) * weight + bias
 
-N counts the values of a channel on all ranks. Forward exchanges mean, deviation and count of each rank, backward two sums of each
-channel. torch.nn.SyncBatchNorm does the same and drops ranks without samples in between, for which the host has to know how many
-there are; here every rank has some (`mptrain.parallel.strategy`). On CUDA its kernels are used; on a CPU, for which torch has none,
-functions of the same names.
+N is the number of values of a channel on all ranks. The forward pass exchanges mean, standard deviation and count of
+each rank, the backward pass two sums of each channel. torch.nn.SyncBatchNorm does the same but drops ranks without
+samples, so the host has to read the counts. Here every rank has samples (`mptrain.parallel.strategy`). CUDA uses
+torch's kernels. torch has no such kernels for CPUs, so this module has functions of the same names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
-    """The model with BatchNorm layers that take statistics over all ranks.
+    """Convert the BatchNorm layers of a model to `SyncBatchNorm`.
 
     Args:
-        model: In FP32; changed in place.
-        comm: Who they are.
+        model: Model in FP32, changed in place.
+        comm: The communicator.
     """
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -37,29 +37,29 @@ def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
 
 
 class SyncBatchNorm(BatchNorm):
-    """BatchNorm over the samples of all ranks; the answer in the dtype of the input."""
+    """BatchNorm over the samples of all ranks; the output has the dtype of the input."""
 
     comm: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """A copy; the ranks stay who they are."""
+        """Copy the layer; the copy shares the communicator."""
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__dict__.update({k: v if k == "comm" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
         return twin
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        """Any that BatchNorm has."""
+        """Accept any number of dimensions that BatchNorm supports."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """See `torch.nn.SyncBatchNorm`."""
-        if not self.training:  # also without running statistics: ranks evaluate at their own pace
+        if not self.training:  # even without running statistics: ranks evaluate different numbers of batches
             return super().forward(input)
         share, mean, var = self.momentum, self.running_mean, self.running_var
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         direct = mean is not None and mean.dtype == torch.float32 and share is not None
-        if not direct:  # the kernel takes FP32 statistics, whose dtype its counts have, and a share that the host knows
+        if not direct:  # the kernel requires FP32 running statistics and a momentum known on the host
             mean, var = torch.zeros(2, input.shape[1], device=input.device)
         answer: Tensor = _Synchronised.apply(
             input, self.weight, self.bias, mean, var, share if direct else 1.0, self.eps, self.comm
@@ -74,7 +74,7 @@ class SyncBatchNorm(BatchNorm):
 
 
 class _Synchronised(torch.autograd.Function):
-    """torch.nn.modules._functions.SyncBatchNorm without its waits."""
+    """`torch.nn.modules._functions.SyncBatchNorm` without synchronisation."""
 
     @staticmethod
     def forward(
@@ -111,23 +111,23 @@ class _Synchronised(torch.autograd.Function):
 
 
 def _kernels_for(x: Tensor) -> Any:
-    """Return the holder of the five functions that compute on the device of a tensor."""
+    """Return the namespace of the five BatchNorm functions for a tensor's device."""
     return torch if x.is_cuda else CpuBatchNormOps
 
 
 def _dense(x: Tensor) -> Tensor:
-    """The tensor in one of the layouts that the kernels take."""
+    """Return the tensor in a memory format that the kernels support."""
     if x.is_contiguous(memory_format=torch.channels_last) or x.is_contiguous(memory_format=torch.channels_last_3d):
         return x
     return x.contiguous()
 
 
 class CpuBatchNormOps:
-    """torch's functions of the same names, which it has for CUDA alone; statistics are float64."""
+    """CPU versions of torch's CUDA-only functions of the same names, with float64 statistics."""
 
     @staticmethod
     def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Mean and reciprocal standard deviation of each channel."""
+        """Return mean and reciprocal standard deviation of each channel."""
         var, mean = torch.var_mean(x.double(), _all_but_channels(x), correction=0)
         return mean, (var + eps).rsqrt()
 
@@ -142,7 +142,7 @@ class CpuBatchNormOps:
         eps: float,
         counts: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Those of all ranks together, ``[N, C]`` to ``[C]``; running statistics follow by a share of ``momentum``."""
+        """Combine the statistics of all ranks, ``[N, C]`` to ``[C]``, and update the running statistics."""
         count = counts.sum()
         share = (counts / count)[:, None]
         mean = (share * means).sum(0)
@@ -156,7 +156,7 @@ class CpuBatchNormOps:
     def batch_norm_elemt(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
     ) -> Tensor:
-        """The normalised input."""
+        """Return the normalised input."""
         normal = ((x - _wide(mean, x)) * _wide(invstd, x)).float()
         if weight is not None:
             normal = normal * _wide(weight.float(), x)
@@ -168,7 +168,7 @@ class CpuBatchNormOps:
     def batch_norm_backward_reduce(
         grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *asked: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums over the gradient, and over its product with what the input is off the mean; gradients of weight and bias."""
+        """Return the sums of gradient and gradient times centred input, and the gradients of weight and bias."""
         sum_grad = grad.double().sum(_all_but_channels(x))
         sum_product = (grad * (x - _wide(mean, x))).sum(_all_but_channels(x))
         dtype = x.dtype if weight is None else weight.dtype
@@ -185,7 +185,7 @@ class CpuBatchNormOps:
         sum_product: Tensor,
         counts: Tensor,
     ) -> Tensor:
-        """The gradient of the input, of sums over all ranks."""
+        """Return the gradient of the input from the sums over all ranks."""
         count = counts.sum()
         slope = _wide(sum_product / count * invstd.square(), x)
         inner = grad - _wide(sum_grad / count, x) - (x - _wide(mean, x)) * slope
@@ -197,5 +197,5 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _wide(values: Tensor, x: Tensor) -> Tensor:
-    """One value for each channel, against a tensor whose second dimension are channels."""
+    """Reshape one value for each channel to broadcast against a tensor with channels in its second dimension."""
     return values.view(-1, *(1,) * (x.ndim - 2))

@@ -1,6 +1,6 @@
-"""The words of torchrun to the ranks that it has begun: who they are, and where they meet again when it begins them anew.
+"""Environment variables of torchrun, and the rendezvous of the ranks that torchrun starts and restarts.
 
-Read before torch is imported: the command line asks who speaks for all.
+Imported before torch, because the command line needs to know which rank prints.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """One of several ranks that torchrun has begun.
+    """One of several ranks that torchrun has started.
 
     Attributes:
-        rank: Among all.
-        count: Of all.
-        local_rank: Among those on this machine.
-        local_count: Of those on this machine.
-        speaks: It says its errors: the first on its machine, or nobody has said whether it is.
+        rank: Rank of this process.
+        count: World size.
+        local_rank: Rank of this process on this machine.
+        local_count: Number of ranks on this machine.
+        speaks: Whether this rank prints its errors: local rank 0, or a rank without LOCAL_RANK.
     """
 
     rank: int
@@ -37,29 +37,29 @@ class TorchrunRank:
 
 
 def torchrun_rank() -> TorchrunRank | None:
-    """Return what torchrun says of this process; None where it says nothing, or there is only one rank.
+    """Read this process's rank from torchrun's variables; None without them, or with only one rank.
 
     Raises:
-        EnvironmentRefused: Variables of torchrun's are there that mean nothing, or some are missing.
+        EnvironmentRefused: torchrun's variables are invalid or incomplete.
     """
     rank, count = _number("RANK"), _number("WORLD_SIZE")
     if rank is None or count is None or count < 2:
         return None
     if rank >= count:
         raise EnvironmentRefused(
-            f"the environment says RANK={rank} and WORLD_SIZE={count}", f"ranks count from 0 to {count - 1}"
+            f"environment: RANK={rank} is out of range for WORLD_SIZE={count}", f"set RANK from 0 to {count - 1}"
         )
     if not os.environ.get("MASTER_ADDR") or _number("MASTER_PORT", most=_LAST_PORT) is None:
         raise EnvironmentRefused(
-            "the environment names a RANK and a WORLD_SIZE, but not where the ranks meet",
-            "begin them by torchrun, or set MASTER_ADDR and MASTER_PORT too",
+            "environment: RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not",
+            "start the ranks with torchrun, or set MASTER_ADDR and MASTER_PORT too",
         )
     local_rank, local_count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     return TorchrunRank(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
 
 
 def torchrun_command(command: str) -> str:
-    """Return a command line as it is begun on as many ranks as this process is one of; as it is where torchrun began none."""
+    """Prefix a command line with torchrun for as many ranks as now; return it unchanged without torchrun."""
     begun = torchrun_rank()
     if begun is None:
         return command
@@ -67,7 +67,7 @@ def torchrun_command(command: str) -> str:
     machines = _number("GROUP_WORLD_SIZE") or -(-count // here)
     if machines == 1:
         return f"torchrun --nproc-per-node={here} -m {command}"
-    each = here if machines * here == count else "..."  # other machines have other numbers of them
+    each = here if machines * here == count else "..."  # machines have different numbers of ranks
     return f"torchrun --nproc-per-node={each} --nnodes={machines} ... -m {command}"
 
 
@@ -78,40 +78,38 @@ def _number(name: str, most: float = math.inf) -> int | None:
     word = os.environ.get(name) or None
     if word is not None and not (word.isdecimal() and int(word) <= most):
         what = "a whole number" if most == math.inf else f"a number up to {most}"
-        raise EnvironmentRefused(
-            f"the environment says {name}={word}, which is not {what}", f"unset {name}, or let torchrun set it"
-        )
+        raise EnvironmentRefused(f"environment: {name}={word} is not {what}", f"unset {name}, or let torchrun set it")
     return None if word is None else int(word)
 
 
 def restarts() -> int:
-    """Return how often torchrun has begun the ranks again."""
+    """Return how often torchrun has restarted the ranks."""
     return _number("TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def agent_keeps_the_store() -> bool:
-    """Return whether the store of these ranks outlives them."""
+    """Return whether torchrun's agent hosts the store, so that it outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def rendezvous_endpoint() -> str:
-    """Return where the ranks meet, for people."""
+    """Return the address of the rendezvous for display."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-#: Seconds of one attempt to reach the store, and those in which one that is there answers.
+#: Seconds of one attempt to connect to the store, and seconds in which a running store must respond.
 _ATTEMPT, _ANSWER = 3.0, 30.0
 
 
 def store_of_torchrun(timeout: float = 30.0) -> Store:
-    """Return the store at which the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
+    """Return the rendezvous store of the ranks that torchrun has started; it survives restarts of ranks.
 
     Args:
-        timeout: Seconds to look for it.
+        timeout: Seconds to try to connect.
 
     Raises:
-        EnvironmentRefused: This rank has to keep it and cannot.
-        RankLost: Nobody keeps it.
+        EnvironmentRefused: This rank must host the store and cannot.
+        RankLost: No process hosts the store.
     """
     import socket
     from datetime import timedelta
@@ -122,7 +120,7 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
 
     keeps = _number("RANK") == 0 and not agent_keeps_the_store()
     host, port, deadline = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), time.monotonic() + timeout
-    while not keeps:  # torch would look for it too, but hears no signal meanwhile
+    while not keeps:  # torch would retry too, but does not handle signals meanwhile
         try:
             with socket.create_connection((host, port), timeout=_ATTEMPT):
                 break
@@ -130,7 +128,7 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
             if time.monotonic() >= deadline:
                 why = error.strerror or type(error).__name__
                 raise RankLost(
-                    f"no first rank has answered at {rendezvous_endpoint()} for {timeout:g} s: {why}"
+                    f"rank 0 has not responded at {rendezvous_endpoint()} for {timeout:g} s: {why}"
                 ) from error
             time.sleep(0.1)
     try:
@@ -139,30 +137,30 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
         )
     except RuntimeError as error:
         if not keeps:
-            raise RankLost(f"the ranks cannot meet at {rendezvous_endpoint()}") from error
+            raise RankLost(f"cannot connect to the store at {rendezvous_endpoint()}") from error
         raise EnvironmentRefused(
-            f"the first rank cannot listen at {rendezvous_endpoint()}",
-            "MASTER_ADDR must be its machine, and MASTER_PORT a free port of that",
+            f"rank 0 cannot listen at {rendezvous_endpoint()}",
+            "set MASTER_ADDR to the machine of rank 0, and MASTER_PORT to a free port there",
         ) from error
     store.set_timeout(timedelta(seconds=timeout))
     return store
 
 
-#: Keys under which ranks say that they have come, and the first of them that all have.
+#: Store keys: a rank has joined, and all ranks have joined, which rank 0 sets.
 _COME, _ALL = "come", "all"
 
 
 def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
-    """Wait until all ranks have come to a store, hearing signals meanwhile.
+    """Wait until all ranks have joined, handling signals meanwhile.
 
     Args:
-        store: Of this beginning of the ranks.
-        rank: Which this one is.
-        count: How many there must be.
-        timeout: Seconds to wait for them.
+        store: Store of this start of the ranks.
+        rank: Rank of this process.
+        count: World size.
+        timeout: Seconds to wait.
 
     Raises:
-        RankLost: They do not come, or the store has gone.
+        RankLost: Not all ranks join in time, or the store is lost.
     """
     from mptrain.parallel.communicator import RankLost
 
@@ -174,26 +172,24 @@ def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
                 store.set(_ALL, "")
             elif time.monotonic() > deadline:
                 found = sum(store.check([key]) for key in keys)
-                raise RankLost(f"{found} of {count} ranks have come to {rendezvous_endpoint()} within {timeout:g} s")
-            time.sleep(0.02 + count / 10_000)  # one store answers all of them
+                raise RankLost(f"{found} of {count} ranks joined at {rendezvous_endpoint()} within {timeout:g} s")
+            time.sleep(0.02 + count / 10_000)  # one store serves all ranks
     except RuntimeError as error:
-        raise RankLost(
-            f"whoever kept the store at {rendezvous_endpoint()} has ended before all ranks had come"
-        ) from error
+        raise RankLost(f"the store at {rendezvous_endpoint()} was closed before all ranks had joined") from error
 
 
-#: Key under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
+#: Store key of the run directory, which rank 0 sets for ranks that torchrun restarts.
 _RUN = "mptrain/run"
 
 
 def remember_run(root: str) -> None:
-    """Let ranks that torchrun begins again go on with the run in a folder."""
+    """Store the run directory, so that ranks that torchrun restarts resume the run."""
     if torchrun_rank() is not None and agent_keeps_the_store():
         store_of_torchrun().set(_RUN, root)
 
 
 def run_before_restart() -> str | None:
-    """The folder of the run that these ranks had begun when torchrun had to begin them again."""
+    """Return the directory of the run before torchrun restarted the ranks; None if there is none."""
     if torchrun_rank() is None or not agent_keeps_the_store():
         return None
     store = store_of_torchrun()

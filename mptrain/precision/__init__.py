@@ -1,1 +1,1 @@
-"""Which dtype each tensor of a training step has: the policy, how it is applied, how it is checked."""
+"""Precision of a training step: dtype policies, their application to a model and their check."""

@@ -1,7 +1,7 @@
-"""Gives a model the dtypes that a policy asks for.
+"""Application of a precision policy to a model.
 
-Parameters and buffers are cast once; modules that stay in FP32 cast what flows through them. The model itself does not
-know: it was drawn in FP32 and is blind to precision.
+Parameters and buffers are cast once; modules kept in FP32 cast their inputs and outputs. The model is built in FP32 and
+must not depend on the precision.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
-# torch's batch norm takes half-precision input with FP32 weights and statistics and returns half precision: no cast
-# is needed, and activations stay half (they dominate the memory of a step).
+# torch's batch norm takes half-precision input with FP32 weights and statistics and returns half precision. So no cast
+# is needed, and activations, which dominate the memory of a step, stay in half precision.
 _MIXED_KERNELS = BatchNorm
 
 
 def count_out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
-    """Count the finite values whose magnitude a floating-point dtype cannot hold; waits for the device."""
+    """Count the finite values beyond the range of a floating-point dtype; synchronises with the device."""
     return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
 
 
 def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
-    """One sentence about values that were clamped to the range of a dtype; counts of them by the tensor's name."""
+    """Return a sentence about values clamped to the range of a dtype, from their counts by tensor name."""
     named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
     number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
@@ -47,14 +47,14 @@ def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
 
 
 def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
-    """Clamp in place what the parameters' dtype of a policy would make infinite, before `cast_model`.
+    """Clamp values in place that would overflow the parameter dtype of a policy, before `cast_model`.
 
-    So master weights, which are copies from before the cast, begin with the values that the network computes with.
-    Infinities, as masks hold them, stay.
+    Master weights are copied before the cast, so clamping makes them start from the values that the network computes
+    with. Infinities, as in masks, are kept.
 
     Args:
-        model: Built in FP32.
-        policy: The mode; modules that it keeps in FP32 are left alone.
+        model: Model in FP32.
+        policy: The precision policy; modules that it keeps in FP32 are not clamped.
 
     Returns:
         The number of values clamped, by the tensor's qualified name.
@@ -77,11 +77,11 @@ def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
 
 
 def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
-    """Cast a model in place as a policy asks.
+    """Cast a model in place to the dtypes of a policy.
 
     Args:
-        model: Built in FP32, on its device.
-        policy: The mode.
+        model: Model in FP32, on its device.
+        policy: The precision policy.
 
     Returns:
         The modules kept in FP32, by qualified name.
@@ -95,7 +95,7 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
     if policy.parameters != "float32":
         refuse_sharing(model, kept, inside)
     for module in model.modules():
-        if id(module) not in inside:  # there and back again would round what is to stay FP32
+        if id(module) not in inside:  # a cast to half precision and back would round modules kept in FP32
             module._apply(lambda tensor: cast_floating(tensor, DTYPES[policy.parameters]), recurse=False)
     for module in kept.values():
         module.float()
@@ -106,11 +106,11 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
 
 
 def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any]:
-    """The region in which a forward pass and its loss run: autocast where the policy asks for it, else nothing.
+    """Return the context of a forward pass and its loss: autocast if the policy uses it, else a null context.
 
-    It can be entered again and again, though not within itself. A weight that is used several times is cast once in a region,
-    also in a captured step, since regions begin and end within it: otherwise a graph would add up the gradients of its
-    uses in FP32, and an eager step in half precision.
+    The context can be entered repeatedly, but not nested. A weight that is used several times is cast once in a
+    context. A captured step enters and exits the context inside the graph, so it casts once too. Otherwise a graph
+    would sum the gradients of the uses in FP32, and an eager step in half precision.
     """
     if policy.autocast:
         return torch.autocast(device.type, dtype=DTYPES[policy.compute])
@@ -118,26 +118,27 @@ def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any
 
 
 def input_dtype(policy: Policy) -> torch.dtype:
-    """The dtype that a model's floating-point inputs are cast to: that of its parameters."""
+    """Return the dtype that floating-point inputs are cast to, which is the dtype of the parameters."""
     return DTYPES[policy.parameters]
 
 
 def set_matmul_precision(policy: Policy) -> None:
-    """Say how CUDA's matrix products may take liberties, for the whole process.
+    """Set the precision of CUDA matrix products for the whole process.
 
-    ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32. And sums of half-precision products stay
-    in FP32 (Micikevicius et al. 2018, section 3.3): torch's own default lets cuBLAS add up partial sums in half.
+    ``fp32`` disables TF32, which torch allows in cuDNN convolutions by default. Sums of half-precision products stay in
+    FP32 (Micikevicius et al. 2018, section 3.3), whereas torch by default lets cuBLAS add partial sums in half
+    precision.
 
-    torch has an older and a newer interface to TF32, which it compares when the older is read, as its compiler does:
-    where they disagree, reading raises. So both are set, and the newer, which has the last word, second.
+    torch has an older and a newer interface to TF32. Reading the older one, as torch's compiler does, raises an error
+    if they disagree. So both are set, and the newer one last, because it takes precedence.
     """
-    # torch evaluates Transformer layers by one operator that no autocast and no widening reaches into.
+    # torch evaluates Transformer layers with one fused operator, which bypasses autocast and `Upcast`.
     torch.backends.mha.set_fastpath_enabled(not policy.half)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     products = "tf32" if policy.tf32 else "ieee"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some versions of torch call the older interface deprecated
+        warnings.simplefilter("ignore")  # some torch versions deprecate the older interface
         torch.backends.cuda.matmul.allow_tf32 = policy.tf32
         torch.backends.cudnn.allow_tf32 = policy.tf32
     torch.backends.cuda.matmul.fp32_precision = products

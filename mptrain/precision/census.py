@@ -1,6 +1,6 @@
-"""Counts the operators of a step by what they were computed in: is the softmax in FP32, why is there no speed-up?
+"""Census of the operators of a step by dtype, to check for example that the softmax runs in FP32.
 
-It sees what is asked of torch, before a choice of kernels widens anything. It changes nothing.
+The census records the operators as called, before `mptrain.precision.upcast` widens any. It changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Pass = Literal["forward", "backward"]
 
 aten = torch.ops.aten
 
-#: Operators that compute nothing and are no views by torch's own account: their results are constants, are not written yet,
-#: or share memory.
+#: Operators that compute nothing but that torch does not mark as views: their results are constants, uninitialised or
+#: share memory.
 _NOTHING_COMPUTED = frozenset(
     {
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_",
@@ -30,12 +30,12 @@ _NOTHING_COMPUTED = frozenset(
     }
 )  # fmt: skip
 
-#: Operators that copy, perhaps into another dtype.
+#: Operators that copy a tensor, possibly to another dtype.
 _COPIES = frozenset({aten._to_copy.default, aten.copy_.default})
 
 
 class Operator(NamedTuple):
-    """An operator, as it was called in a step: the names of the floating dtypes that went in and came out."""
+    """An operator as called in a step, with the names of its floating-point input and output dtypes."""
 
     phase: Pass
     name: str
@@ -44,7 +44,7 @@ class Operator(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """A copy of a tensor into another dtype."""
+    """A copy of a tensor to another dtype."""
 
     phase: Pass
     from_dtype: str
@@ -52,14 +52,14 @@ class Cast(NamedTuple):
 
 
 class OperatorCensus(EagerMode):
-    """Counts operators on floating-point tensors by dtypes and pass, and casts apart from them.
+    """Dispatch mode that counts operators on floating-point tensors by dtype and pass, and casts separately.
 
     Attributes:
-        operators: How often each was called; views and reservations of memory are left out.
-        casts: How often tensors were copied into another dtype.
-        products: Of products (of matrices, convolutions, attention, LSTM layers): operator name to operand dtype to
-            number of calls.
-        in_half: The operators that were called with half-precision tensors.
+        operators: Number of calls of each operator, without views and allocations.
+        casts: Number of copies to another dtype.
+        products: Number of calls of products (matrix products, convolutions, attention, LSTM layers), by operator name
+            and operand dtype.
+        in_half: Operators called with half-precision tensors.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class OperatorCensus(EagerMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in PRODUCTS:
-            # The first alone: statistics among the others, such as an attention's, are FP32 in every mode.
+            # Only the first tensor: others may be statistics, e.g. of attention, which are FP32 in every mode.
             floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
             if (dtype := next(floating, None)) is not None:
                 self.products[func.overloadpacket.__name__][dtype] += 1
@@ -90,11 +90,11 @@ class OperatorCensus(EagerMode):
         return result
 
     def inside(self, products: Products) -> Products:
-        """A choice of kernels with this census in front of it, so that it sees what is asked of them."""
+        """Return a choice of kernels that this census observes, so that it sees operators before widening."""
         return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:
-        """``operators`` and ``casts`` as JSON values, the most frequent of each pass first."""
+        """Return ``operators`` and ``casts`` as JSON values, the most frequent of each pass first."""
         return {
             "operators": [
                 {"phase": one.phase, "operator": one.name, "inputs": one.inputs, "outputs": one.outputs, "calls": calls}
@@ -108,11 +108,11 @@ class OperatorCensus(EagerMode):
 
 
 class Observed(Products):
-    """A choice of kernels with a dispatch mode in front of it.
+    """Choice of kernels with a dispatch mode in front of it.
 
     Args:
-        mode: The mode; it sees what is asked of the kernels.
-        products: The choice.
+        mode: The dispatch mode, which sees each operator before widening.
+        products: The choice of kernels.
     """
 
     def __init__(self, mode: EagerMode, products: Products) -> None:
@@ -121,7 +121,7 @@ class Observed(Products):
 
 
 class _Nested(AbstractContextManager[Any]):
-    """Contexts that are entered one within the other, again and again."""
+    """Nested contexts that can be entered repeatedly."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
         self._contexts = contexts
@@ -139,18 +139,18 @@ class _Nested(AbstractContextManager[Any]):
 
 
 def current_pass() -> Pass:
-    """In which pass this thread is now: backward while a node of autograd's graph is evaluated."""
+    """Return the current pass of this thread: backward while autograd evaluates a node of its graph."""
     return "forward" if current_autograd_node() is None else "backward"
 
 
 def computes(func: Any) -> bool:
-    """Whether an operator writes values, and into no list: those on lists are the engine's own, on gradients."""
+    """Return whether an operator computes values; foreach operators are excluded, because only the engine uses them."""
     name = func.overloadpacket.__name__
     return not (func.is_view or name in _NOTHING_COMPUTED or name.startswith("_foreach_"))
 
 
 def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | None:
-    """From which dtype to which an operator casts; None where it does not, or no floating-point tensor is concerned."""
+    """Return the source and target dtype of a cast; None for other operators and for casts without floating point."""
     if func not in _COPIES or not isinstance(result, torch.Tensor):
         return None
     source = args[1] if func is aten.copy_.default else args[0]
@@ -160,7 +160,7 @@ def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | 
 
 
 def floating_in(values: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors among arguments or results, inside of sequences and mappings too."""
+    """Yield the floating-point tensors among arguments or results, also inside sequences and mappings."""
     if isinstance(values, torch.Tensor):
         if values.is_floating_point():
             yield values
@@ -172,15 +172,15 @@ def floating_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def dtype_names(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
-    """The names of their dtypes, each once, in their order."""
+    """Return the distinct dtype names of tensors, in order."""
     return tuple(dict.fromkeys(dtype_name(tensor) for tensor in tensors))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """``float16``, ``float32`` ..."""
+    """Return the dtype name of a tensor, such as ``float16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _ranked(counts: Counter[Any]) -> list[tuple[Any, int]]:
-    """Forward before backward, then by number of calls, then by name."""
+    """Sort counts: forward before backward, then by number of calls, then by name."""
     return sorted(counts.items(), key=lambda item: (item[0].phase == "backward", -item[1], item[0]))

@@ -1,4 +1,4 @@
-"""Reads from a real step which dtypes it had, and compares them with what the policy promised."""
+"""Check of the dtypes of a real training step against the precision policy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from mptrain.precision.policy import Policy
 
 
-#: Products that torch's autocast casts on CUDA and leaves as they are on a CPU (spectral_norm has them, torch 2.14).
+#: Products that torch's autocast casts on CUDA but not on a CPU (used by spectral_norm, torch 2.14).
 _NOT_CAST_ON_CPU = frozenset({"mv", "addmv", "dot"})
 
 
 def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
-    """Compare what a step did with what its policy says.
+    """Check the dtypes of a step against its policy.
 
     Args:
-        policy: The mode.
-        model: After `cast_model`, and after one step.
+        policy: The precision policy.
+        model: The model after `cast_model` and one step.
         kept: The modules kept in FP32.
-        census: What the step's products were made of.
+        census: Census of the step, with the dtypes of its products.
 
     Raises:
-        EnvironmentRefused: A parameter or a product had another dtype than promised.
+        EnvironmentRefused: A parameter or product has another dtype than the policy specifies.
     """
     promised = DTYPES[policy.parameters]
     in_kept = {id(p) for module in kept.values() for p in module.parameters()}
@@ -42,7 +42,7 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
     ]
     allowed = {DTYPES[policy.compute]}
     if any(True for module in kept.values() for p in module.parameters() if p.ndim > 1):
-        allowed.add(torch.float32)  # a kept module with kernels or matrices multiplies in FP32 by request
+        allowed.add(torch.float32)  # a kept module with weight matrices multiplies in FP32 as configured
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     wrong += [
         f"{count} {name} products were {dtype}"
@@ -54,6 +54,6 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
     if wrong:
         listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise EnvironmentRefused(
-            f"precision={policy.name} promises parameters {policy.parameters} and compute {policy.compute}, but {listed}",
-            "the model casts by itself or leaves autocast: name the module in precision.keep_fp32, or mend its forward",
+            f"precision={policy.name} means parameters {policy.parameters} and compute {policy.compute}, but {listed}",
+            "add the module to precision.keep_fp32, or fix its forward: it casts tensors itself or disables autocast",
         )

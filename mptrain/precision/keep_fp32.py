@@ -1,4 +1,4 @@
-"""Modules that ``precision.keep_fp32`` keeps in FP32: matches its patterns against a model, and casts what flows through such a module."""
+"""Modules that ``precision.keep_fp32`` keeps in FP32: pattern matching, and casts of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mptrain.torch_private import tree_map
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:
-    """The modules that a ``keep_fp32`` list names, by their qualified names.
+    """Return the modules that match a ``keep_fp32`` list, by qualified name.
 
-    An entry is ``norms``, the class name of a module or of one of its bases, a qualified module name, or a pattern of
-    one. A class of torch.nn may match nothing (a default has to suit every model); anything else that matches nothing
-    is a mistake.
+    An entry is ``norms``, the class name of a module or one of its base classes, a qualified module name, or a pattern
+    of qualified names. A torch.nn class may match nothing, because a default must suit every model. Any other entry
+    without a match is an error.
 
     Raises:
-        ConfigError: An entry matches no module; all such entries are reported together.
+        ConfigError: Entries match no module; all of them are reported together.
     """
     names = dict(model.named_modules())
     kept: dict[str, nn.Module] = {}
@@ -38,7 +38,7 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
         if not found and entry != "norms" and not hasattr(nn, entry):
             known = {type(module).__name__ for module in names.values()} | set(names) | {"norms"}
             close = did_you_mean(entry, known)
-            hint = f"did you mean {close}?" if close else "give a module's class name, its qualified name or a pattern"
+            hint = f"did you mean {close}?" if close else "use a module's class name, its qualified name or a pattern"
             problems.append(Problem(f"precision.keep_fp32: {entry!r} matches no module of the model", hint))
         kept.update(found)
     if problems:
@@ -47,25 +47,25 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
 
 
 def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:
-    """Refuse to keep a parameter in FP32 that another module shares and reads in half precision."""
+    """Raise an error if a parameter kept in FP32 is shared with a module that reads it in half precision."""
     places = {id(p): f"{name}.{own}" for name, module in kept.items() for own, p in module.named_parameters()}
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
             if id(module) not in inside and id(parameter) in places:
                 raise ConfigError(
-                    f"precision.keep_fp32 keeps {places[id(parameter)]}, which is {name}.{own} as well",
-                    f"name both modules or neither: precision.keep_fp32 may list {name}",
+                    f"precision.keep_fp32 keeps {places[id(parameter)]}, which is shared with {name}.{own}",
+                    f"list both modules or neither: add {name} to precision.keep_fp32",
                 )
 
 
 @functools.cache
 def float32_subclass(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass whose forward computes in FP32 and answers in the dtype it was given.
+    """Return a subclass whose forward computes in FP32 and returns the dtype of its input.
 
-    Given nothing but whole numbers, such as the tokens of an embedding, it answers in the dtype that it would have if
-    it had not been kept, ``answers_in``; casting the whole model casts that as well.
+    With integer input only, such as the tokens of an embedding, the output has the dtype ``answers_in``: the dtype that
+    the module would have if it were not kept in FP32. Casting the whole model casts ``answers_in`` too.
 
-    A subclass, and not a wrapped method, so that copying the module keeps working.
+    A subclass is used instead of a wrapped method so that modules can be copied.
     """
     if getattr(cls, "computes_in_float32", False):
         return cls
@@ -90,5 +90,5 @@ def float32_subclass(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
-    """Return a floating-point tensor in another dtype; anything else as it is."""
+    """Cast a floating-point tensor to another dtype; return any other value unchanged."""
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

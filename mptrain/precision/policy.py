@@ -1,7 +1,7 @@
-"""A precision mode as a row of facts.
+"""Precision policy: the dtypes of a precision mode.
 
-A mode is data: one frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and
-nothing anywhere asks for a mode by its name.
+A mode is a frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and no code
+checks for a mode by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mptrain.errors import ConfigError, Problem
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
-#: What the entry ``norms`` in ``keep_fp32`` stands for: every normalisation layer of torch.
+#: Classes of the entry ``norms`` in ``keep_fp32``: every normalisation layer of torch.
 NORMS = (
     "BatchNorm1d",
     "BatchNorm2d",
@@ -30,24 +30,24 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Policy:
-    """Which dtype each part of training has.
+    """Dtypes of the parts of training.
 
     Attributes:
-        name: What the mode is called on the command line.
+        name: Name of the mode on the command line.
         parameters: Dtype of the parameters that the forward pass reads.
         compute: Dtype of matrix products and convolutions.
-        autocast: Parameters are cast op by op by torch's autocast, instead of being stored in ``compute``.
-        master_weights: Half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et al.
-            2018, section 3.1).
-        optimizer_state: Dtype of momentum and moments; ``parameters`` stores them like the parameters.
-        keep_fp32: Modules whose parameters and arithmetic stay FP32: class names, module names or patterns of them
-            (``layer4.*``); ``norms`` stands for every normalisation layer of torch.
-        tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
+        autocast: Whether torch's autocast casts parameters op by op, instead of storing them in ``compute``.
+        master_weights: Whether half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et
+            al. 2018, section 3.1).
+        optimizer_state: Dtype of momentum and moments; ``parameters`` uses the dtype of the parameters.
+        keep_fp32: Modules whose parameters and arithmetic stay in FP32: class names, module names or patterns of them
+            (``layer4.*``); ``norms`` means every normalisation layer of torch.
+        tf32: Whether FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
         eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
-        cpu_kernels: On a CPU, half-precision products run ``native`` kernels, or ``upcast`` ones that compute in FP32
-            and round the result once; ``auto`` upcasts where the CPU has no such arithmetic. But for ``native``, long
-            sums that torch's CPU kernels add up in half precision are upcast on every CPU.
-        force: Run even where the device is known to do this mode badly.
+        cpu_kernels: Kernels of half-precision products on a CPU: ``native``, or ``upcast``, which computes in FP32 and
+            rounds the result once. ``auto`` upcasts if the CPU has no such arithmetic. Except with ``native``, long
+            sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
+        force: Whether to run on a device that does not support the mode well.
     """
 
     name: str
@@ -67,15 +67,16 @@ class Policy:
         if self.autocast and self.parameters != "float32":
             problems.append(
                 Problem(
-                    f"precision.autocast=true with precision.parameters={self.parameters}: autocast is for FP32 parameters",
-                    "choose fp16_dynamic for FP16 storage, or amp_dynamic for autocast",
+                    f"precision.autocast=true with precision.parameters={self.parameters}:"
+                    " autocast needs FP32 parameters",
+                    "use precision=fp16_dynamic for FP16 storage, or precision=amp_dynamic for autocast",
                 )
             )
         if not self.autocast and self.parameters != self.compute:
             problems.append(
                 Problem(
                     f"precision.compute={self.compute} with precision.parameters={self.parameters} and no autocast",
-                    "without autocast a product has the dtype of its operands: make both equal or set precision.autocast=true",
+                    "make both equal, or set precision.autocast=true: without it products use the parameters' dtype",
                 )
             )
         if self.master_weights and self.parameters == "float32":
@@ -88,14 +89,14 @@ class Policy:
         if self.optimizer_state == "parameters" and self.master_weights:
             problems.append(
                 Problem(
-                    "precision.optimizer_state=parameters with master weights: the state belongs to the FP32 master copy",
+                    "precision.optimizer_state=parameters with master weights: their optimizer state is FP32",
                     "set precision.optimizer_state=float32",
                 )
             )
         if self.tf32 and self.eval == "fp32":
             problems.append(
                 Problem(
-                    "precision.eval=fp32 with precision.tf32=true: TF32 is on or off for the whole run",
+                    "precision.eval=fp32 with precision.tf32=true: TF32 cannot be switched off for evaluation only",
                     "evaluate the finished run in FP32 with: mptrain eval RUN precision=fp32",
                 )
             )
@@ -104,17 +105,17 @@ class Policy:
 
     @property
     def half(self) -> bool:
-        """Whether matrix products run in FP16 or BF16."""
+        """True if matrix products run in FP16 or BF16."""
         return self.compute != "float32"
 
     @property
     def reductions(self) -> str:
-        """Dtype of statistics and means in normalisation layers, as this policy leads to it."""
+        """Dtype of statistics in normalisation layers under this policy."""
         kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
         return "float32" if self.autocast or kept or not self.half else self.parameters
 
     def describe(self) -> str:
-        """One sentence that names the dtype of parameters, compute, gradients, master weights, reductions and loss."""
+        """Return the dtypes of parameters, compute, gradients, master weights, reductions and loss as text."""
         compute = f"autocast {self.compute}" if self.autocast else self.compute
         if self.compute == "float32":
             compute += " with TF32 products" if self.tf32 else " (TF32 off)"

@@ -1,8 +1,8 @@
-"""What a device can do, and which precision suits it.
+"""Precision support of devices.
 
-Facts: NVIDIA tensor cores take FP16 from compute capability 7.0 (Volta), BF16 and TF32 from 8.0 (Ampere). torch's own
-`is_bf16_supported` counts emulation and says yes on a T4, so it is not asked. These are not asked of AMD's GPUs, which torch calls
-``cuda`` as well, and whose numbers mean something else.
+NVIDIA tensor cores support FP16 from compute capability 7.0 (Volta), BF16 and TF32 from 8.0 (Ampere). torch's
+`is_bf16_supported` includes emulation and is true on a T4, so it is not used. The rules for compute capabilities do not
+apply to AMD GPUs, which torch calls ``cuda`` too but whose version numbers mean something else.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a device can run a mode.
+    """Support of a precision mode on a device.
 
     Attributes:
-        ok: It can be run without ``precision.force``.
-        reason: What the device has or lacks.
-        advice: What to choose instead, or what to expect; empty when there is nothing to say.
-        forcible: Whether ``precision.force`` can make it run.
+        ok: Whether the mode runs without ``precision.force``.
+        reason: The feature that the device has or lacks.
+        advice: An alternative or a warning; may be empty.
+        forcible: Whether ``precision.force`` makes the mode run.
     """
 
     ok: bool
@@ -50,13 +50,13 @@ class Support:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that ``auto``, ``cpu``, ``cuda``, ``xpu``, ``mps`` or one of them with a number stands for.
+    """Resolve ``auto``, ``cpu``, ``cuda``, ``xpu``, ``mps``, or one of them with an index, to a device.
 
-    ``auto`` takes a CUDA device or the CPU. XPU and MPS are taken only where they are asked for: nobody has trained on them here,
-    and on MPS norms and scalers round differently, for want of FP64.
+    ``auto`` selects a CUDA device or the CPU. XPU and MPS must be requested explicitly, because they are untested, and
+    on MPS norms and scalers round differently without FP64.
 
     Raises:
-        EnvironmentRefused: An accelerator was asked for and is not there, or has fewer devices.
+        EnvironmentRefused: The requested accelerator is missing or has fewer devices.
     """
     if name == "auto":
         return current("cuda") if count_of("cuda") else torch.device("cpu")
@@ -76,20 +76,20 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _instead_of(kind: str) -> str:
-    """Return what to do without a device of a kind."""
+    """Return a hint for a missing device of a kind."""
     here = other_accelerator()
     if kind == "cuda" and here is not None:
-        return f"this machine has {here}, which is untried: device={here}; or use device=cpu"
+        return f"this machine has {here}, which is untested: use device={here} or device=cpu"
     needs = {
         "cuda": "use device=cpu or run: mptrain doctor",
-        "xpu": "XPU needs an Intel GPU, its driver and torch's build for it; else use device=cpu, or run: mptrain doctor",
-        "mps": "MPS needs macOS on Apple silicon and torch's build for it; else use device=cpu, or run: mptrain doctor",
+        "xpu": "use device=cpu, or run mptrain doctor; XPU needs an Intel GPU, its driver and torch's build for it",
+        "mps": "use device=cpu, or run mptrain doctor; MPS needs macOS on Apple silicon and torch's build for it",
     }
     return needs[kind]
 
 
 def supports(policy: Policy, device: torch.device) -> Support:
-    """Whether a device can run a policy, why, and what to choose instead."""
+    """Return whether a device supports a policy, with the reason and an alternative."""
     if device.type == "cuda" and not is_rocm():
         return cuda_support(policy, compute_capability(device), built_for())
     if device.type != "cpu":
@@ -107,13 +107,13 @@ def supports(policy: Policy, device: torch.device) -> Support:
         return Support(
             True,
             f"{why}; products compute in FP32 and round once to {policy.compute}",
-            "the numerics are those of tensor cores, but no faster than FP32",
+            "same numerics as tensor cores, but not faster than FP32",
         )
     if not has_native_half(policy.compute):
         return Support(
             True,
-            f"this CPU has no {policy.compute} arithmetic, and native kernels were asked for",
-            "expect steps 10 to 80 times slower than FP32; precision.cpu_kernels=auto avoids it",
+            f"this CPU has no {policy.compute} arithmetic, and precision.cpu_kernels=native",
+            "expect steps 10 to 80 times slower than FP32, or set precision.cpu_kernels=auto",
         )
     if policy.compute == "float16" and policy.cpu_kernels == "auto":
         return Support(
@@ -123,49 +123,51 @@ def supports(policy: Policy, device: torch.device) -> Support:
 
 
 def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
-    """As `supports`, for an NVIDIA device.
+    """Return the support of a policy on an NVIDIA device.
 
     Args:
-        policy: The mode.
+        policy: The precision policy.
         capability: Compute capability of the device.
-        built: What this torch has kernels for (`mptrain.device.built_for`); nothing is said of that where it is empty.
+        built: Architectures that this torch has kernels for (`mptrain.device.built_for`); not checked if empty.
     """
     sm = f"compute capability {capability[0]}.{capability[1]}"
     if built and not has_kernels(capability, built):
         return Support(
             False,
-            f"this torch has no kernels for {sm}; it has those for {', '.join(built)}",
-            "install a build of torch for it (https://pytorch.org/get-started/locally), or use device=cpu",
+            f"this torch build has no kernels for {sm}, only for {', '.join(built)}",
+            "install a torch build for this device (https://pytorch.org/get-started/locally), or use device=cpu",
             forcible=False,
         )
     if policy.compute == "bfloat16" and capability < (8, 0):
         instead = "precision=amp_dynamic" if capability >= (7, 0) else "precision=fp32"
-        return Support(False, f"{sm} has no BF16 arithmetic (8.0 and later have)", f"use {instead}")
+        return Support(False, f"{sm} has no BF16 arithmetic (requires 8.0 or later)", f"use {instead}")
     if policy.tf32 and capability < (8, 0):
-        return Support(False, f"{sm} has no TF32 (8.0 and later have)", "use precision=fp32 or precision=amp_dynamic")
+        return Support(
+            False, f"{sm} has no TF32 (requires 8.0 or later)", "use precision=fp32 or precision=amp_dynamic"
+        )
     if policy.compute == "float16" and capability < (7, 0):
-        return Support(False, f"{sm} has no FP16 tensor cores (7.0 and later have)", "use precision=fp32")
+        return Support(False, f"{sm} has no FP16 tensor cores (requires 7.0 or later)", "use precision=fp32")
     if not policy.half:
         return Support(True, f"{sm} runs {'TF32' if policy.tf32 else 'FP32'} natively")
     return Support(True, f"{sm} has {policy.compute} tensor cores")
 
 
 def _untried_support(policy: Policy, name: str, has: Capabilities) -> Support:
-    """Return the support of an accelerator that was only read about, by what it says of itself."""
+    """Return the support of a policy on an untested accelerator, from the accelerator's reported capabilities."""
     if policy.tf32 and not has.tf32:
-        return Support(False, f"{name} has no TF32 that torch switches", "use precision=fp32")
+        return Support(False, f"{name} has no TF32 switch in torch", "use precision=fp32")
     if not policy.half:
-        return Support(True, f"{name} has FP32; untried")
+        return Support(True, f"{name} has FP32; untested")
     if not (has.fp16 if policy.compute == "float16" else has.bf16):
-        return Support(False, f"{name} has no {policy.compute} here", "use precision=fp32")
-    return Support(True, f"{name} has {policy.compute}; untried")
+        return Support(False, f"{name} has no {policy.compute} on this machine", "use precision=fp32")
+    return Support(True, f"{name} has {policy.compute}; untested")
 
 
 def require_support(policy: Policy, device: torch.device) -> Support:
-    """The support of a mode on a device; a mode is never replaced by another.
+    """Return the support of a policy on a device, or raise; another policy is never substituted.
 
     Raises:
-        EnvironmentRefused: The device cannot run the mode well and ``precision.force`` is not set.
+        EnvironmentRefused: The device does not support the policy and ``precision.force`` is not set.
     """
     support = supports(policy, device)
     if not support.ok and not support.forcible:
@@ -173,6 +175,6 @@ def require_support(policy: Policy, device: torch.device) -> Support:
     if not support.ok and not policy.force:
         raise EnvironmentRefused(
             f"precision={policy.name} on {device}: {support.reason}",
-            f"{support.advice}, or precision.force=true to run it all the same",
+            f"{support.advice}, or set precision.force=true to run anyway",
         )
     return support

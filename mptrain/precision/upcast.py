@@ -1,17 +1,18 @@
-"""Half-precision products on CPUs that have no half-precision arithmetic.
+"""Half-precision products on CPUs without half-precision arithmetic.
 
 Without AVX512-FP16 or AMX, torch's FP16 convolutions and matrix products on a CPU run scalar fallbacks, 10 to 80 times
-slower than FP32, and its LSTM under autocast does not run at all. Here such a product is computed as a tensor core
-computes it (Micikevicius et al. 2018, section 3.3): operands in half precision, products and sums in FP32, the result
-rounded once to half precision. Every tensor in memory keeps its dtype, before and after; only the inside of the product
-is wide. The difference to a native kernel is the order of an FP32 sum.
+slower than FP32, and LSTM under autocast does not run at all. This module computes such a product like a tensor core
+(Micikevicius et al. 2018, section 3.3): operands in half precision, products and sums in FP32, the result rounded once
+to half precision. Tensors in memory keep their dtype; only the arithmetic inside the product is FP32. The difference to
+a native kernel is the order of an FP32 sum.
 
-An operator that chains products is wide from its operands to its results: attention, and an LSTM layer over all its
-time steps where torch makes one operator of it, which is under autocast, from FP32 input. Of FP16 input or weights it
-makes a chain of small operators on such a CPU, and what stands between its products is rounded at each time step.
+An operator that chains products computes in FP32 from operands to results: attention, and an LSTM layer over all time
+steps if torch runs it as one operator, which is the case under autocast with FP32 input. With FP16 input or weights
+torch runs the LSTM as many small operators on such a CPU, and intermediate results are rounded at each time step.
 
-Some operators are wide on every CPU. Torch's kernels there add some sums up in half precision, those for CUDA in FP32.
-And no CPU trains convolutions or LSTM layers in FP16: oneDNN has primitives for inference alone.
+Some operators are upcast on every CPU: torch's CPU kernels accumulate some sums in half precision where its CUDA
+kernels use FP32, and no CPU trains convolutions or LSTM layers in FP16, because oneDNN supports them for inference
+only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-#: Operators whose arithmetic is products summed up, on a CPU and on CUDA. Their first tensor is an operand.
+#: Operators that compute sums of products, on a CPU and on CUDA. Their first tensor is an operand.
 PRODUCTS = frozenset(
     {
         aten.mm.default,
@@ -58,7 +59,7 @@ PRODUCTS = frozenset(
     }
 )
 
-#: Sums that a CPU alone adds up in half precision: of 8,192 gradients of one token, half is lost in FP16.
+#: Sums that only CPU kernels accumulate in half precision: of 8,192 gradients of one token, FP16 loses half.
 SUMS = frozenset(
     {
         aten.embedding_dense_backward.default,
@@ -68,8 +69,8 @@ SUMS = frozenset(
     }
 )
 
-#: Products that no CPU computes in FP16 when it trains. With AVX512-FP16 the gradients of a convolution took 8 to 80 times
-#: as long as in FP32 (torch 2.14), and an LSTM layer raised that oneDNN has no such primitive.
+#: Products that no CPU supports in FP16 for training. With AVX512-FP16 the gradients of a convolution took 8 to 80
+#: times as long as in FP32 (torch 2.14), and an LSTM layer failed because oneDNN has no such primitive.
 NOT_TRAINED_IN_FP16 = frozenset(
     {
         aten.convolution_backward.default,
@@ -78,7 +79,7 @@ NOT_TRAINED_IN_FP16 = frozenset(
     }
 )
 
-#: Products that torch refuses of operands of several dtypes. Upcast they would be computed, and refused on other devices.
+#: Products that torch rejects for operands of different dtypes. They are not upcast, so that a CPU rejects them too.
 _OF_ONE_DTYPE = frozenset(
     {
         aten.mm.default,
@@ -92,8 +93,7 @@ _OF_ONE_DTYPE = frozenset(
     }
 )
 
-#: Places of results that are FP32 whatever the operands are, in torch's own kernels: statistics, and gradients that
-#: autograd rounds.
+#: Indices of results that are FP32 for any operands in torch's kernels: statistics, and gradients that autograd rounds.
 _STAY_WIDE: Mapping[Any, frozenset[int]] = {
     aten.mkldnn_rnn_layer_backward.default: frozenset(range(7)),
     aten._scaled_dot_product_flash_attention_for_cpu.default: frozenset({1}),
@@ -102,10 +102,10 @@ _STAY_WIDE: Mapping[Any, frozenset[int]] = {
 
 
 class EagerMode(TorchDispatchMode):
-    """A dispatch mode whose own operators are never compiled.
+    """Dispatch mode that does not import torch's compiler.
 
-    By itself torch wraps the method of a mode to keep its compiler away, and imports the compiler for it, which takes longer
-    than everything else at the start of a run.
+    By default torch wraps a mode's dispatch method to exclude it from compilation and imports the compiler to do so,
+    which takes longer than everything else at the start of a run.
     """
 
     @classmethod
@@ -113,7 +113,7 @@ class EagerMode(TorchDispatchMode):
         return False
 
 
-#: Modules that run a sum or an untrained product: in this step or, where a pass leaves modules out, in another.
+#: Operators of `SUMS` and `NOT_TRAINED_IN_FP16` that each module class may run, in this step or a later one.
 _RUN_BY: tuple[tuple[type[nn.Module], tuple[Any, ...]], ...] = (
     (nn.LayerNorm, (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)),
     (nn.Embedding, (aten.embedding_dense_backward.default,)),
@@ -124,10 +124,10 @@ _RUN_BY: tuple[tuple[type[nn.Module], tuple[Any, ...]], ...] = (
 
 
 class Upcast(EagerMode):
-    """Runs half-precision products and sums through FP32 kernels, forward and backward.
+    """Dispatch mode that runs half-precision products and sums with FP32 kernels, forward and backward.
 
     Args:
-        operators: Which ones.
+        operators: The operators to upcast.
     """
 
     def __init__(self, operators: frozenset[Any] = PRODUCTS | SUMS) -> None:
@@ -163,26 +163,26 @@ def _is_float(value: Any) -> bool:
 
 _HALF = (torch.float16, torch.bfloat16)
 
-#: Their results and gradients have the dtype of their weights, under autocast too.
+#: Modules whose results and gradients have the dtype of their weights, even under autocast.
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def uses_upcast(policy: Policy, device: torch.device) -> bool:
-    """Whether half-precision products of a run go through FP32 kernels."""
+    """Return whether a run computes half-precision products with FP32 kernels."""
     if device.type != "cpu" or not policy.half or policy.cpu_kernels == "native":
         return False
     return policy.cpu_kernels == "upcast" or not has_native_half(policy.compute)
 
 
 class Products:
-    """The choice of kernels of a run's passes.
+    """Choice of kernels for the passes of a run.
 
     Args:
-        operators: Those that run `Upcast`; where there are none, the context does nothing.
+        operators: Operators that `Upcast` handles; if empty, the context does nothing.
 
     Attributes:
-        operators: As given, until `leave_out_idle` forgets them.
-        context: To be entered around each pass, again and again.
+        operators: As given, until `leave_out_idle` clears them.
+        context: Context to enter around each pass; reusable.
     """
 
     def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
@@ -190,13 +190,13 @@ class Products:
         self.context: AbstractContextManager[Any] = Upcast(operators) if operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
-        """Forget the operators where a network runs none of them: a dispatch mode costs each of all operators some microseconds.
+        """Clear the operators if a network runs none of them, because a dispatch mode slows every operator slightly.
 
-        Where it runs one, all are kept: they cost no more then, and evaluation may run others than training does.
+        If the network runs any of them, all are kept: they cost nothing more, and evaluation may run other operators.
 
         Args:
-            model: The network; what its modules may run in other steps is kept.
-            in_half: The operators that one forward and backward pass of it called with half-precision tensors.
+            model: The network; operators that its modules may run in other steps count too.
+            in_half: Operators called with half-precision tensors in one forward and backward pass.
         """
         may = {
             operator
@@ -210,16 +210,16 @@ class Products:
 
 
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:
-    """The kernels of a run.
+    """Return the choice of kernels of a run.
 
     Args:
-        policy: The mode.
-        device: Where it runs.
-        compiled: torch.compile makes the kernels: it does nothing for a model within a `Upcast`, and sums in FP32.
+        policy: The precision policy.
+        device: The training device.
+        compiled: Whether torch.compile generates the kernels, which sum in FP32; it has no effect inside `Upcast`.
 
     Returns:
-        Everything `Upcast` where a run widens its products. On a CPU with arithmetic of its own `SUMS` are, and in FP16
-        `NOT_TRAINED_IN_FP16`, unless native kernels were asked for. Else nothing is.
+        All products and sums if the run upcasts. On a CPU with half-precision arithmetic only `SUMS`, and with FP16
+        also `NOT_TRAINED_IN_FP16`, unless ``cpu_kernels`` is ``native``. Otherwise none.
     """
     if uses_upcast(policy, device):
         return Products(PRODUCTS | SUMS)

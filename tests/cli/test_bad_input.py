@@ -136,20 +136,20 @@ def test_a_run_begins_under_torchrun(terminal, monkeypatch, words):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"RANK": "first", "WORLD_SIZE": "2"}, "the environment says RANK=first, which is not a whole number"),
-        ({"RANK": "0", "WORLD_SIZE": "-2"}, "the environment says WORLD_SIZE=-2, which is not a whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "the environment says RANK=2 and WORLD_SIZE=2"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "environment: RANK=first is not a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "environment: WORLD_SIZE=-2 is not a whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "environment: RANK=2 is out of range for WORLD_SIZE=2"),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "65536"},
-            "the environment says MASTER_PORT=65536, which is not a number up to 65535",
+            "environment: MASTER_PORT=65536 is not a number up to 65535",
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "2"},
-            "the environment names a RANK and a WORLD_SIZE, but not where the ranks meet",
+            "environment: RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not",
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"},
-            "the environment names a RANK and a WORLD_SIZE, but not where the ranks meet",
+            "environment: RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not",
         ),
     ],
 )

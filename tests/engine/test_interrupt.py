@@ -98,7 +98,7 @@ def test_an_orderly_stop_is_no_error_and_names_the_line_that_resumes(tmp_path, m
 
     monkeypatch.setattr(start_and_resume.Loop, "attempt", asked_once)
     assert main([*TINY, "train.epochs=5"]) == code
-    slow = "warning: precision=amp_dynamic on cpu: the numerics are those of tensor cores, but no faster than FP32"
+    slow = "warning: precision=amp_dynamic on cpu: same numerics as tensor cores, but not faster than FP32"
     said = [
         line for line in capsys.readouterr().err.splitlines() if line != slow
     ]  # a CPU with FP16 arithmetic is not slow

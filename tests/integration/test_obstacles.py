@@ -139,7 +139,7 @@ def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch):
     assert code == 3
     assert errors == [
         "error: precision=tf32 on cpu: a CPU has no TF32",
-        "hint: use precision=fp32, or precision.force=true to run it all the same",
+        "hint: use precision=fp32, or set precision.force=true to run anyway",
     ]
 
 

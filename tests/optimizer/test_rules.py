@@ -134,7 +134,7 @@ def test_state_is_typed_like_the_weight_it_belongs_to():
 
 
 def test_nesterov_without_momentum_is_refused():
-    with pytest.raises(ConfigError, match=r"optimizer\.nesterov=true needs momentum"):
+    with pytest.raises(ConfigError, match=r"optimizer\.nesterov=true requires momentum"):
         SGD(momentum=0.0, nesterov=True)
 
 

@@ -22,9 +22,13 @@ TORCH = {
 @pytest.mark.parametrize(
     ("optimizer", "width", "words"),
     [
-        (torch.optim.Adam, 3, "momentum_buffer of weight, and Adam needs exp_avg and exp_avg_sq"),
-        (torch.optim.SGD, 3, "momentum_buffer of weight, and SGD needs no state"),
-        (lambda params: torch.optim.SGD(params, momentum=0.9), 4, r"is \(2, 3\), and the parameter \(2, 4\)"),
+        (torch.optim.Adam, 3, "momentum_buffer of weight, but Adam needs exp_avg and exp_avg_sq"),
+        (torch.optim.SGD, 3, "momentum_buffer of weight, but SGD needs no state"),
+        (
+            lambda params: torch.optim.SGD(params, momentum=0.9),
+            4,
+            r"has shape \(2, 3\), but the parameter has \(2, 4\)",
+        ),
     ],
     ids=["other kind", "other constants", "other shape"],
 )
@@ -41,7 +45,7 @@ def test_a_parameter_without_state_or_name_is_named():
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with pytest.raises(ValueError, match="no state of bias"):
         torch_optim_state(weights.updater.state_dict(), optimizer, dict(model.named_parameters()))
-    with pytest.raises(ValueError, match="not among those named"):
+    with pytest.raises(ValueError, match="not in named"):
         torch_optim_state(weights.updater.state_dict(), optimizer, {})
 
 

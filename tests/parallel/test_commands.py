@@ -90,7 +90,7 @@ def test_nothing_is_lost_with_a_rank(tmp_path, undisturbed, how):
         assert f"saved after step {saved} of" in said
         assert f"hint: continue with: mptrain resume {run.relative_to(tmp_path)}" in said
         if how == "a killed rank":
-            assert "rank 1 was ended by SIGKILL" in said
+            assert "rank 1 was killed by SIGKILL" in said
     finished = run_command("resume", "r", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
@@ -177,7 +177,7 @@ def immortal(tmp_path_factory):
 def test_what_is_done_again_without_a_rank_is_on_record_once(tmp_path, immortal, place):
     lost = train_mortal(tmp_path, MORTALS, DIES_IN=place)
     assert lost.returncode == 75, lost.stderr
-    assert "rank 1 was ended by SIGKILL; saved after step" in lost.stderr
+    assert "rank 1 was killed by SIGKILL; saved after step" in lost.stderr
     finished = train_mortal(tmp_path, ("resume", "r"), DIES_IN=place)
     assert finished.returncode == 0, finished.stderr
     result = result_of(tmp_path / "outputs/r")

@@ -40,7 +40,7 @@ except launch.RankLost as error:
     done = subprocess.run(
         [sys.executable, "-c", script], check=False, env=environment(), capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "rank 1 was ended by SIGKILL before training began\n", done.stderr
+    assert done.stdout == "rank 1 was killed by SIGKILL before training began\n", done.stderr
 
 
 @pytest.mark.distributed

@@ -210,9 +210,9 @@ def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_
         children[pid] = rank
     for pid in children:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert describe_ended_rank(children) == "rank 2 was ended by SIGKILL"
+    assert describe_ended_rank(children) == "rank 2 was killed by SIGKILL"
     survivors = {pid: rank for pid, rank in children.items() if rank != 2}
-    assert describe_ended_rank(survivors) == "rank 1 has ended with exit code 75"
+    assert describe_ended_rank(survivors) == "rank 1 exited with exit code 75"
     reap(list(children))
     assert describe_ended_rank(children) == ""
 

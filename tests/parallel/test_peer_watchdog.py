@@ -66,7 +66,7 @@ def lose_a_rank(folder, waits_in):
     seconds = time.time() - float((folder / "killed").read_text())
     print(f"noticed and ended within {seconds:.1f} s")
     assert seconds < 15
-    assert "rank 2 was ended by SIGKILL" in ended.stderr
+    assert "rank 2 was killed by SIGKILL" in ended.stderr
     assert "Traceback" not in ended.stderr
     return ended
 
@@ -75,14 +75,14 @@ def lose_a_rank(folder, waits_in):
 def test_a_killed_rank_is_noticed_by_all_that_wait_for_an_event(tmp_path):
     ended = lose_a_rank(tmp_path, "an event")
     for rank in (0, 1):  # the second has not begun the third, and hears of it
-        assert (tmp_path / f"noticed-{rank}").read_text() == "rank 2 was ended by SIGKILL"
+        assert (tmp_path / f"noticed-{rank}").read_text() == "rank 2 was killed by SIGKILL"
     assert "continue with: mptrain resume" in ended.stderr
 
 
 @pytest.mark.distributed
 def test_a_process_that_does_not_come_back_from_its_device_is_ended(tmp_path):
     ended = lose_a_rank(tmp_path, "the driver")
-    assert "the last checkpoint is what there is" in ended.stderr
+    assert "only the last checkpoint is available" in ended.stderr
 
 
 @pytest.mark.distributed
@@ -123,8 +123,8 @@ def test_a_rank_without_signs_of_life_is_missed_by_a_device_that_waits(quick):
     store = HashStore()
     store.set("alive/1", "7")
     watched = Watched(store=store)
-    assert watched.until_lost() == "rank 1 gives no sign of life"
-    assert store.get("gone") == b"rank 1 gives no sign of life"
+    assert watched.until_lost() == "rank 1 sends no heartbeat"
+    assert store.get("gone") == b"rank 1 sends no heartbeat"
     watched.close()
 
 
@@ -139,19 +139,19 @@ def test_signs_of_life_are_believed(quick):
 
 def test_who_has_ended_is_not_missed_where_the_device_is_idle_now_and_then(quick):
     """As at a run's end, where ranks end one after the other."""
-    watched = Watched(ended="rank 1 has ended with exit code 0")
+    watched = Watched(ended="rank 1 exited with exit code 0")
     for _ in range(60):
         watched.busy = False
         time.sleep(0.005)
         watched.busy = True
         time.sleep(0.005)
     assert not watched.peer_watchdog.lost
-    assert watched.until_lost() == "rank 1 has ended with exit code 0"  # it is busy for good now
+    assert watched.until_lost() == "rank 1 exited with exit code 0"  # it is busy for good now
     watched.close()
 
 
 def test_a_device_that_fails_waits_for_nobody(quick):
-    watched = Watched(ended="rank 1 has ended with exit code 1")
+    watched = Watched(ended="rank 1 exited with exit code 1")
 
     def failing():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -165,14 +165,14 @@ def test_a_device_that_fails_waits_for_nobody(quick):
 
 def test_what_the_first_rank_says_is_believed(quick):
     store = HashStore()
-    store.set("gone", "rank 3 was ended by SIGKILL")
+    store.set("gone", "rank 3 was killed by SIGKILL")
     watched = Watched(store=store, others=())
-    assert watched.until_lost() == "rank 3 was ended by SIGKILL"
+    assert watched.until_lost() == "rank 3 was killed by SIGKILL"
     watched.close()
 
 
 def test_ranks_that_live_and_do_not_answer_for_too_long_are_missed_by_a_device_that_waits(quick):
-    said = ["no rank has answered for 5 s"]
+    said = ["no rank has responded for 5 s"]
     watched = Watched(silence=lambda: said[0])
     watched.busy = False
     time.sleep(0.3)
@@ -181,15 +181,15 @@ def test_ranks_that_live_and_do_not_answer_for_too_long_are_missed_by_a_device_t
     watched.busy = True
     time.sleep(0.5)
     assert not watched.peer_watchdog.lost
-    said[0] = "no rank has answered for 5 s"
-    assert watched.until_lost() == "no rank has answered for 5 s"
+    said[0] = "no rank has responded for 5 s"
+    assert watched.until_lost() == "no rank has responded for 5 s"
     watched.close()
 
 
 def test_an_exchange_on_the_host_is_an_answer():
     group = DistributedCommunicator.__new__(DistributedCommunicator)
     group._timeout, group._heard = timedelta(seconds=5), time.monotonic() - 6
-    assert group._silence() == "no rank has answered for 5 s"
+    assert group._silence() == "no rank has responded for 5 s"
     with group._noticing_loss():
         pass
     assert not group._silence()
@@ -209,7 +209,7 @@ class Event:
 
     def query(self):
         if self.group is not None:
-            self.group._peer_watchdog.lost = "rank 1 was ended by SIGKILL"
+            self.group._peer_watchdog.lost = "rank 1 was killed by SIGKILL"
         return True
 
 

@@ -171,7 +171,7 @@ def test_keeping_one_of_two_modules_that_share_a_matrix_is_refused_and_keeping_b
         model[1].weight = model[0].weight
         return model
 
-    with pytest.raises(ConfigError, match=r"precision.keep_fp32 keeps 0.weight, which is 1.weight as well"):
+    with pytest.raises(ConfigError, match=r"precision.keep_fp32 keeps 0.weight, which is shared with 1.weight"):
         cast_model(tied(), mode("fp16_dynamic", keep_fp32=["Embedding"]))
     for policy in (mode("fp16_dynamic", keep_fp32=["0", "1"]), mode("amp_dynamic", keep_fp32=["0"])):
         model = tied()

@@ -109,7 +109,7 @@ def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(na
     kept, census = one_step(policy, model, torch.randn(4, 8))
     with pytest.raises(EnvironmentRefused) as refusal:
         check_step(policy, model, kept, census)
-    assert f"precision={name} promises" in str(refusal.value)
+    assert f"precision={name} means parameters" in str(refusal.value)
     assert "1 addmm products were torch.float32" in str(refusal.value)
     assert "precision.keep_fp32" in refusal.value.hint
 

@@ -122,8 +122,8 @@ def test_nothing_is_written_through_a_hard_link(capsys, run, name, words):
     code, errors = answers(capsys, list(words))
     assert code == 6
     first, hint = errors.splitlines()[-2:]
-    assert first == f"error: {run}/{name} is the same file as another one (a hard link), which would change too"
-    assert hint == f"hint: write into a copy with files of its own: cp -r {run} {run}-copy"
+    assert first == f"error: {run}/{name} has another hard link, which would change too"
+    assert hint == f"hint: work on a copy: cp -r {run} {run}-copy"
     assert precious.read_bytes() == content
     changed = {str(path) for path, held in before.items() if path.read_bytes() != held}
     assert changed <= {f"{run}/run.lock"}
@@ -134,7 +134,7 @@ def test_a_backup_of_hard_links_can_be_read_and_its_copy_resumed(capsys, run):
     assert answers(capsys, ["report", "backup"])[0] == 0
     code, errors = answers(capsys, ["resume", str(run), "train.max_steps=3"])
     assert code == 6
-    assert "(a hard link)" in errors
+    assert "has another hard link" in errors
     shutil.copytree("backup", "copy")
     assert answers(capsys, ["resume", "copy", "train.max_steps=3"])[0] == 0
 
@@ -143,7 +143,7 @@ def test_what_is_appended_to_is_a_file_of_its_own(tmp_path):
     flags = os.O_WRONLY | os.O_APPEND
     os.close(open_in_place(tmp_path / "log", flags))
     (tmp_path / "link").hardlink_to(tmp_path / "log")
-    with pytest.raises(StorageError, match="is the same file as another one"):
+    with pytest.raises(StorageError, match="has another hard link"):
         open_in_place(tmp_path / "log", flags)
     (tmp_path / "soft").symlink_to(tmp_path / "log")
     with pytest.raises(OSError, match="symbolic links"):
