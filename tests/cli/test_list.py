@@ -21,7 +21,7 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     terminal("list", "optimizer")
     line = next(line for line in terminal.out.splitlines() if "optimizer.lr=" in line)
     assert "${" not in line
-    assert "unless the model says otherwise" in line
+    assert "unless the model sets it" in line
     assert "optimizer.betas=[0.9,0.999] " in terminal.out
 
 

@@ -41,8 +41,8 @@ COLUMNS = [
     [
         (80, ["fp16_dynamic  -0.0017 [-0.0362, +0.0329]    123,456      7 %"], None),
         (55, ["-0.0017    123,456      7 %", "              [-0.0362, +0.0329]"], None),
-        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "no room for: throughput"),
-        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "no room for: throughput, skipped"),
+        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "columns not shown: throughput"),
+        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "columns not shown: throughput, skipped"),
     ],
 )
 def test_cells_are_broken_where_they_say_then_the_least_important_columns_are_left_out(

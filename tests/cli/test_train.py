@@ -59,7 +59,7 @@ def test_the_start_names_model_data_precision_scaler_device_and_directory(tmp_pa
     assert " note " not in text
     assert main(["resume", "x", "train.max_steps=4"]) == 0
     text = " ".join(capsys.readouterr().out.partition("\ndone\n")[0].split())
-    assert " steps 4, from 2 on run outputs/x note " in text
+    assert " steps 4, resuming from 2 run outputs/x note " in text
 
 
 def test_long_facts_are_wrapped_not_cut(capsys):
