@@ -52,7 +52,7 @@ def _columns(comparison: Comparison) -> list[Column]:
             f"{escape(comparison.metric)} on {comparison.split}{BREAK}± 95 %\n({better} is{BREAK}better)",
             lambda result: _plus_minus(result.metric),
         ),
-        column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", lambda result: _between(result.difference)),
+        column(f"Δ vs {escape(comparison.reference)}\n[95 % CI]", lambda result: _between(result.difference)),
         column(f"{term}/s", lambda result: formatting.rate(result.throughput.mean) if result.throughput else "", 0),
         column("speed", lambda result: _ratio(result.speed, is_reference=result is reference), 3),
         column("peak\nmemory", lambda result: readable_bytes(round(result.peak.mean)) if result.peak else "", 2),

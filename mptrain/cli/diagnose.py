@@ -28,7 +28,7 @@ MOST_ROWS, ENDS = 40, 6
 _VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR"}
 
 _LEGEND = (
-    "of 65,504: largest magnitude relative to FP16's maximum; below 2^-14: share of nonzero values that are subnormal",
+    "of 65,504: largest magnitude relative to FP16's maximum; below 2^-14: subnormal share of nonzero values",
     "zero: share of all values; backward: gradients, multiplied by the loss scale",
 )
 

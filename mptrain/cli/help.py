@@ -184,7 +184,7 @@ def _whole_help(catalogue: Catalogue, width: int) -> str:
     keys = [(f"{entry.key}={entry.value}", entry.comment) for entry in catalogue.root_entries()]
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
     parts = [
-        f"mptrain {__version__}: mixed precision training that records the loss scale and overflows of every step",
+        f"mptrain {__version__}: mixed precision training with a record of every loss scale and overflow",
         _section("Usage", _columns(list(_LINES.items()), width)),
         _section("Examples", [f"  {line}" for line in _EXAMPLES]),
         _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", _columns(groups, width)),

@@ -86,7 +86,7 @@ def render_table(columns: Sequence[Column], piped_width: int, least_gap: int = 2
         left_out.append(least.name or " ".join(least.title.split()))
         shown.remove(least)
     lines = capture(piped_width, _table(shown, gap), least_width=size().minimum)
-    return [*lines, f"columns not shown: {', '.join(left_out)}"] if left_out else lines
+    return [*lines, f"not shown: {', '.join(left_out)}"] if left_out else lines
 
 
 def _console(piped_width: int) -> Console:

@@ -44,7 +44,10 @@ ROWS = [
     (["seed=1", "model=", "cnn"], ["error: 'model= cnn': no spaces around '='", "hint: write model=cnn"]),
     (["seed=1", "model", "=cnn"], ["error: 'model =cnn': no spaces around '='", "hint: write model=cnn"]),
     (["-sc"], ["error: -sc takes install=SHELL and nothing else", "hint: write mptrain completion SHELL"]),
-    (["-sc", "install=tcsh"], ["error: there is no completion for 'tcsh'", "hint: there is bash, zsh, fish"]),
+    (
+        ["-sc", "install=tcsh"],
+        ["error: there is no completion for 'tcsh'", "hint: supported shells are bash, zsh, fish"],
+    ),
     (["seed=99999999999999999999"], ["must be a whole number from 0 to 2^63-1"]),
     (["model.widths=[]"], ["error: model.widths=[]: must be a list, each entry a whole number, at least 1"]),
     (["model=mlp", "model.hidden=64"], ["hint: write model.hidden=[64]"]),

@@ -44,7 +44,7 @@ def test_a_torchvision_for_another_torch_is_recognised(terminal, monkeypatch):
     ("name", "error", "mend"),
     [
         ("sklearn", ModuleNotFoundError("No module named 'sklearn'"), "pip install scikit-learn"),
-        ("torch", OSError("libx"), "install torch again"),
+        ("torch", OSError("libx"), "reinstall torch"),
         ("omegaconf", ModuleNotFoundError("No module named 'omegaconf'"), "pip install omegaconf"),
     ],
 )

@@ -36,7 +36,7 @@ def test_what_is_wrong_ends_with_4_by_name_and_with_a_hint(terminal):
 
 def test_every_line_fits_a_narrow_terminal(terminal, monkeypatch):
     for place in ("mptrain.cli.messages", "mptrain.cli.doctor_model"):
-        monkeypatch.setattr(f"{place}.width_of", lambda stream: 80)
+        monkeypatch.setattr(f"{place}.line_width", lambda stream: 80)
     assert terminal("doctor", "model=cnn", *TINY[2:], "precision=fp16_static", "precision.keep_fp32=[]") == 4
     assert max(map(len, terminal.out.splitlines())) <= 80
     assert "found: 1, 4, 8, 12: parameters and statistics of 4 norms are FP16" in terminal.out

@@ -33,7 +33,8 @@ def test_a_group_that_does_not_exist_is_named(terminal):
 def test_an_option_where_a_group_stands_is_answered_with_its_group(terminal):
     assert terminal("list", "fp16_static") == 2
     assert (
-        "hint: it is an option of precision: write mptrain list precision, or mptrain help fp16_static" in terminal.err
+        "hint: fp16_static is an option of precision: write mptrain list precision or mptrain help fp16_static"
+        in terminal.err
     )
     assert terminal("help", "precision=fp16_static") == 0
     assert terminal.out.startswith("precision=fp16_static\n")

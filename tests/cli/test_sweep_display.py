@@ -108,7 +108,7 @@ def test_time_left_is_known_once_a_job_is_done_or_says_it(tmp_path):
 def test_a_signal_is_answered_on_the_screen(tmp_path):
     table = table_of(sweep_of(tmp_path, "running"))
     table.stopping("SIGINT")
-    assert any(line.startswith("SIGINT: running jobs save themselves") for line in drawn(table))
+    assert any(line.startswith("SIGINT: running jobs save checkpoints") for line in drawn(table))
 
 
 def test_no_colours_where_none_are_wanted(tmp_path):
