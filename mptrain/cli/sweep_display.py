@@ -303,7 +303,7 @@ def print_outcome(sweep: Sweep) -> None:
         say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
     if living := [job for job in sweep.jobs if job.status == "running" and job.reason]:
         are = "are" if len(living) > 1 else "is"
-        say(f"\n{len(living)} of the jobs {are} still running in processes that an earlier command started:")
+        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier command, which were not stopped:")
         for job in living:
             say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
     failed = [job for job in sweep.jobs if job.status == "failed"]
