@@ -1,1 +1,4 @@
-"""Parses words, calls the layers below, prints, answers with an exit code. No torch at module level."""
+"""Command-line interface: parses arguments, calls the layers below, prints and returns exit codes.
+
+Help, completion and usage errors must appear at once, so their modules must not import torch.
+"""

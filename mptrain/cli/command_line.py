@@ -1,8 +1,8 @@
-"""Reading of a command line's words: options and their values, overrides, and hints for words that mean something else.
+"""Command-line parsing: options and their values, overrides, and hints for mistyped arguments.
 
-Hydra's own flags keep their names. Those that ask Hydra to show something are answered by it
-(`mptrain.cli.hydra_app`); the others are understood here, because training does not go through Hydra's main.
-Nothing heavy is imported here, since usage errors answer at once.
+Hydra's own flags keep their names. Flags that display something are passed to Hydra (`mptrain.cli.hydra_app`). This
+module parses the others, because training does not go through ``hydra.main``. It imports nothing heavy, so that usage
+errors appear at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALIASES = {
     "-sc": "--shell-completion",
 }
 
-#: Options of a training command that a value follows, and that may stand before the name of another command as well.
+#: Options of a training command that take a value. They may also come before the name of another command.
 TRAINING = {"--config-dir": "VALUE", "--config-name": "VALUE", "--jobs": "VALUE", "--launcher": "VALUE"}
 
 #: Values of ``--cfg`` and ``--info``.
@@ -43,21 +43,21 @@ _SUGGESTED += ("--info", "--shell-completion", "--traceback")
 
 @dataclass(frozen=True)
 class Flags:
-    """Words of a training command, sorted.
+    """Parsed arguments of a training command.
 
     Attributes:
-        overrides: The words that are no flags.
-        multirun: Sweep over words with several values.
-        config_dirs: Further folders of groups and options.
-        config_name: The file at the top.
-        jobs: Points of a sweep that run at a time; None where nothing is said.
-        launcher: Where they run instead of here: a file, or the name of an executor; None for here.
-        cfg: The configuration that Hydra shows; empty for none.
-        package: The part of it to show.
-        resolve: Show it with its interpolations resolved.
-        info: What Hydra tells of how it is composed; empty for nothing.
-        hydra_help: Show Hydra's own help.
-        completion: The shell whose script is asked for in Hydra's way; empty where none is.
+        overrides: The arguments that are not flags.
+        multirun: Whether to sweep over overrides with several values.
+        config_dirs: Additional folders of groups and options.
+        config_name: Name of the top-level config file.
+        jobs: Number of sweep points that run at a time; None if not given.
+        launcher: Launcher of the sweep points: a file or the name of an executor; None runs them on this machine.
+        cfg: Kind of configuration that Hydra shows; empty for none.
+        package: Part of the configuration to show.
+        resolve: Whether to resolve interpolations in the shown configuration.
+        info: Kind of composition details that Hydra shows; empty for none.
+        hydra_help: Whether to show Hydra's own help.
+        completion: Shell given with Hydra's ``-sc install=SHELL``; empty if not given.
     """
 
     overrides: tuple[str, ...]
@@ -75,23 +75,23 @@ class Flags:
 
     @property
     def show(self) -> bool:
-        """Return whether Hydra is asked to show something."""
+        """Return whether any flag asks Hydra to display something."""
         return bool(self.cfg or self.package or self.resolve or self.info or self.hydra_help)
 
 
 def take_options(
     words: Sequence[str], valued: Mapping[str, str], switches: Collection[str] = ()
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Take a command's options out of its words.
+    """Separate a command's options from its other arguments.
 
     Args:
-        words: Of the command line.
-        valued: Options that a value follows, behind ``=`` or as the next word, each with what hints call that value.
+        words: Arguments of the command.
+        valued: Options with a value, after ``=`` or as the next argument, each mapped to the value's name in hints.
         switches: Options without a value.
 
     Returns:
-        The other words, unknown options among them; and the values of each option that is there, in the order in
-        which the options stand last. Of a switch they are empty.
+        The other arguments, including unknown options; and a mapping from each option that was given to its values,
+        in the order of the options' last occurrences. The list of a switch is empty.
 
     Raises:
         UsageError: An option lacks its value.
@@ -116,11 +116,11 @@ def take_options(
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """Return the flags and overrides of a training command.
+    """Parse the flags and overrides of a training command.
 
     Raises:
-        UsageError: A flag without its value, or with a wrong one.
-        ConfigError: Unknown flags; what else is wrong with the overrides is said with them.
+        UsageError: A flag lacks its value or has an invalid one.
+        ConfigError: There are unknown flags. The error also lists the problems of the overrides.
     """
     alone = ("--multirun", "--run", "--resolve", "--hydra-help", "--shell-completion")
     rest, found = take_options(words, dict.fromkeys(_WITH_VALUE, "VALUE"), alone)
@@ -147,14 +147,14 @@ def read_flags(words: Sequence[str]) -> Flags:
         raise ConfigError([*problems, *([] if flags.multirun else _problems_of(flags, [*overrides, *meant_words]))])
     for option in ("--jobs", "--launcher"):
         if option in found and not flags.multirun:
-            raise UsageError(f"{option} is about the points of a sweep", "add -m, or leave it out")
+            raise UsageError(f"{option} applies only to sweeps", "add -m, or remove it")
     cfg = found.get("--cfg", [""])[-1]
     if cfg and cfg not in _CFG:
-        raise UsageError(f"--cfg {cfg}: there is no such configuration", f"it shows {', '.join(_CFG)}")
+        raise UsageError(f"--cfg {cfg}: invalid value", f"choose from {', '.join(_CFG)}")
     if info and info not in _INFO:
-        raise UsageError(f"--info {info}: there is no such information", f"it shows {', '.join(_INFO)}")
+        raise UsageError(f"--info {info}: invalid value", f"choose from {', '.join(_INFO)}")
     shell = ""
-    if "--shell-completion" in found:  # whether there is such a one, the command ``completion`` says
+    if "--shell-completion" in found:  # the command ``completion`` checks the name of the shell
         if len(overrides) != 1 or not overrides[0].startswith("install="):
             raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
         shell = overrides[0].removeprefix("install=")
@@ -170,7 +170,7 @@ def read_flags(words: Sequence[str]) -> Flags:
 
 
 def training_flags(found: Mapping[str, list[str]], overrides: Sequence[str], *, multirun: bool) -> Flags:
-    """Return the flags for options of `TRAINING` that were taken out of a command line."""
+    """Build the flags from the `TRAINING` options that `take_options` found."""
     jobs, launcher = found.get("--jobs"), found.get("--launcher")
     return Flags(
         tuple(overrides),
@@ -183,10 +183,10 @@ def training_flags(found: Mapping[str, list[str]], overrides: Sequence[str], *, 
 
 
 def read_jobs(text: str) -> int:
-    """Return the number of ``--jobs``.
+    """Parse the value of ``--jobs``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The value is not a whole number from 1 to 9,999.
     """
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
         raise UsageError(f"--jobs {text}: must be a whole number, at least 1", "write for example --jobs 2")
@@ -194,7 +194,7 @@ def read_jobs(text: str) -> int:
 
 
 def command_first(words: list[str], commands: Collection[str]) -> list[str]:
-    """Return the words with the command first where it stands behind flags."""
+    """Move a command that follows flags to the front of the arguments."""
     place = 0
     while place < len(words):
         flag, equals, _ = words[place].partition("=")
@@ -207,19 +207,19 @@ def command_first(words: list[str], commands: Collection[str]) -> list[str]:
 
 
 def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) -> None:
-    """Refuse ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``, which a shell makes several words of.
+    """Reject ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``, which a shell splits into words.
 
     Args:
         words: The command line.
-        commands: The names of all commands, which are no keys.
-        keys: Whether a key without ``=`` in front of a plain word is meant as ``KEY VALUE`` in this command.
+        commands: Names of all commands; they are never taken for keys.
+        keys: Whether this command reads a key without ``=`` followed by a plain word as ``KEY VALUE``.
 
     Raises:
-        ConfigError: Names them all.
+        ConfigError: At least one such form was found; the error lists all of them.
     """
     problems = []
     rest = list(words)
-    flag = ""  # before these two
+    flag = ""  # the option before the current two words
     while len(rest) > 1:
         before, word = rest[0], rest[1]
         plain = "=" not in word and word[:1] not in ("-", "~", "")
@@ -235,14 +235,14 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
         if what:
             meant = "".join(rest[:used]) if "=" in before + word else f"{before}={word}"
             problems.append(Problem(f"'{' '.join(rest[:used])}': {what}", f"write {meant}"))
-        flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
+        flag = before if before.startswith("--") and before != "--multirun" else ""  # may take a value
         del rest[:used]
     if problems:
         raise ConfigError(problems)
 
 
 def command_hint(word: str, commands: Collection[str]) -> str:
-    """Return the hint for a first word that is no command."""
+    """Return the hint for a first word that is not a command."""
     from mptrain.runlog.run_paths import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
@@ -258,21 +258,21 @@ def command_hint(word: str, commands: Collection[str]) -> str:
     if os.path.isfile(os.path.join(word, RUN_JSON)):  # noqa: PTH113, PTH118
         return f"write mptrain resume {word}, or mptrain report {word}"
     if command := translate_command(word):
-        return f"did you mean mptrain {command}?" + " mptrain help sweep says how to sweep" * (command == "-m")
+        return f"did you mean mptrain {command}?" + " mptrain help sweep explains sweeps" * (command == "-m")
     if near := near_names(word, commands):
         return f"did you mean {either(near)}?"
     return f"commands are {', '.join(commands)}; configuration is KEY=VALUE"
 
 
 def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
-    """Return the run and the overrides of a command that takes both.
+    """Split the arguments of a command into its run and its overrides.
 
     Raises:
-        UsageError: There is no run.
-        ConfigError: Names all words behind it that are not of the form KEY=VALUE.
+        UsageError: No run is given.
+        ConfigError: Arguments after the run are not of the form KEY=VALUE; the error lists all of them.
     """
     if not words or words[0].startswith("-") or ("=" in words[0] and not _is_place(words[0])):
-        raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or its path")
+        raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or mptrain {command} PATH")
     problems = []
     rest = words[1:]
     while rest:
@@ -285,7 +285,7 @@ def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
             if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
                 value = rest.pop(0)
             meant = flag_hint(word, value or "VALUE")
-        hint = f"did you mean {meant}? configuration is written without dashes" if meant else ""
+        hint = f"did you mean {meant}? KEY=VALUE takes no leading dashes" if meant else ""
         problems.append(
             Problem(f"'{word}' is not of the form KEY=VALUE", hint or f"mptrain {command} RUN KEY=VALUE ...")
         )
@@ -301,17 +301,20 @@ def _is_key(word: str, commands: Collection[str]) -> bool:
 
 
 def _is_place(word: str) -> bool:
-    """Return whether a word with ``=`` in it is a folder: those of a sweep's runs are named after overrides."""
+    """Return whether a word that contains ``=`` is a folder; sweeps name run folders after overrides."""
     return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
 
 
 def flag_hint(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
-    """Return the words that an unknown flag and its value stand for, without dashes; empty where it is like another flag.
+    """Return the arguments that an unknown flag and its value probably mean, without dashes.
 
     Args:
-        word: The flag as it was written.
-        value: What follows it, or stands for that.
-        flags: Those of the command.
+        word: The flag as typed.
+        value: Its value, or a placeholder.
+        flags: Flags of the command.
+
+    Returns:
+        The suggested arguments; empty if there is no guess or the flag resembles one of ``flags``.
     """
     catalogue = Catalogue([location.configs()])
     flag, equals, _ = word.partition("=")
@@ -326,23 +329,23 @@ def flag_hint(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
 
 
 def _hint(word: str, meant: str) -> str:
-    """Return the hint for an unknown flag that stands for these words."""
+    """Return the hint for an unknown flag, given the arguments that `flag_hint` suggests."""
     flag = word.partition("=")[0]
     if flag == "--version":
-        return "it stands alone: mptrain --version"
+        return "use it alone: mptrain --version"
     if flag in ("--config-path", "-cp"):
         return "--config-dir adds a folder of groups and options"
     if meant.startswith("mptrain "):
         return f"did you mean {meant}?"
     if meant:
-        return f"did you mean {meant}? configuration is written without dashes"
+        return f"did you mean {meant}? KEY=VALUE takes no leading dashes"
     guess = "--version" if flag == "-v" else did_you_mean(flag, _SUGGESTED)
     return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
 
 
 def _problems_of(flags: Flags, overrides: Sequence[str]) -> Sequence[Problem]:
-    """Return what is wrong with words that stand beside unknown flags, so that all is said at once."""
-    if not overrides or not all("=" in word for word in overrides):  # those of another command
+    """Return the problems of the overrides next to unknown flags, so that one error reports everything."""
+    if not overrides or not all("=" in word for word in overrides):  # arguments of another command
         return ()
     from mptrain.config.compose import compose
 

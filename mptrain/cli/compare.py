@@ -1,4 +1,4 @@
-"""``mptrain compare``: arms of a command line, or runs that exist; a table, verdicts, a report."""
+"""``mptrain compare``: compares newly trained arms or existing runs, with a table, verdicts and a report."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ from mptrain.sweep.runner import sweep_folder
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
 
-#: Options of its own that a value follows, and all that it takes; the others mean the same as without ``compare``.
+#: Options with a value that only ``compare`` has; and all options that it takes.
 _OWN = ("--reference", "--margin", "--metric", "--by")
 _OPTIONS = {**dict.fromkeys(_OWN, "VALUE"), **TRAINING}
 
 
 def compare(words: Sequence[str]) -> int:
-    """Compare arms that are trained for it, or runs that exist.
+    """Train arms and compare them, or compare existing runs.
 
     Returns:
-        0; 7 where a run failed for another reason than its numerics; 130 or 75 where a signal ended it.
+        0; 7 if a run failed for a reason other than its numerics; 130 or 75 if a signal ended the comparison.
 
     Raises:
-        MptrainError: The words are wrong, or runs differ in more than they claim; then nothing is run or written.
+        MptrainError: The arguments are invalid, or the runs differ in more than the compared keys. Nothing is run or
+            written then.
     """
     rest, found = take_options(words, _OPTIONS, ("--anyway",))
     places: list[str] = []
@@ -55,7 +56,7 @@ def compare(words: Sequence[str]) -> int:
     for word in rest:
         if word.startswith("-"):
             _refuse_option(word, rest)
-        elif not Path(word).is_file():  # SWEEP/0* names the logs beside the runs as well
+        elif not Path(word).is_file():  # SWEEP/0* also matches the log files next to the runs
             is_place = ("=" not in word or Path(word).is_dir()) and not word.startswith("~")
             (places if is_place else overrides).append(word)
     odd = [*overrides, *(flag for flag in found if flag in TRAINING)]
@@ -66,8 +67,8 @@ def compare(words: Sequence[str]) -> int:
         )
     if places and odd:
         raise UsageError(
-            f"compare takes runs that exist or KEY=VALUE words, not both: {places[0]} and {odd[0]}",
-            "leave one of them out",
+            f"compare takes either existing runs or KEY=VALUE arguments, not both: {places[0]} and {odd[0]}",
+            "remove one of them",
         )
     reference, margin, metric, by = (found[option][-1] if option in found else None for option in _OWN)
     question = ComparisonOptions(
@@ -82,27 +83,27 @@ def compare(words: Sequence[str]) -> int:
 
 
 def _refuse_option(word: str, rest: Sequence[str]) -> None:
-    """Refuse an option that the command does not have.
+    """Reject an unknown option.
 
     Raises:
-        UsageError: With what it may stand for.
+        UsageError: Always; the hint suggests the option that was probably meant.
     """
     flag, _, value = word.partition("=")
     known = (*_OWN, "--anyway", *TRAINING)
     after = next(iter(rest[rest.index(word) + 1 :]), "VALUE")
     meant = flag_hint(word, value or after, known) or did_you_mean(flag, known)
-    listed = f"there is {', '.join((*_OWN, '--anyway', '--jobs'))}"
+    listed = f"options are {', '.join((*_OWN, '--anyway', '--jobs'))}"
     raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
 
 
 def conclude(sweep: Sweep) -> None:
-    """Judge a comparison whose jobs have run, print what was found and write its report.
+    """Judge a comparison whose jobs have run, print the result and write its report.
 
     Args:
-        sweep: Its folder is read again.
+        sweep: The comparison's sweep; its folder is read again.
 
     Raises:
-        MptrainError: There is nothing to compare, or the disk refuses.
+        MptrainError: There is nothing to compare, or the report cannot be written.
     """
     _show(judge(read_sweep(sweep.folder)), sweep.folder)
 
@@ -120,14 +121,14 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
         )
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
-            warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
+            warn(["one seed gives no variance estimate and so no verdict: add more seeds, such as seed=0,1,2,3"])
         question = replace(question, claimed=(*question.claimed, *claimed_by(points)))
         wanted = question.reference or reference_of(points)
         question = replace(question, reference=wanted)
         if wanted not in arms and wanted.partition("=")[2] not in arms:
             near = did_you_mean(wanted, arms)
             hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
-            raise UsageError(f"--reference {wanted}: no arm is called so", hint)
+            raise UsageError(f"--reference {wanted}: there is no such arm", hint)
         first = points[0].config
         assert first is not None
         folder = sweep_folder(first.run, "comparisons")
@@ -141,7 +142,7 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
 def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> int:
     _refuse_options(places)
     comparison = judge_runs(places, question, anyway=anyway)
-    folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # nothing is made for what is refused
+    folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # after judging: a rejected one leaves no folder
     comparisons = {"": with_relative_paths(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
     _show(comparisons, folder)
@@ -149,10 +150,10 @@ def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway:
 
 
 def _refuse_options(places: Sequence[str]) -> None:
-    """Refuse options of one group, such as two precisions, that stand where runs are named.
+    """Reject option names of one group, such as two precisions, given in place of runs.
 
     Raises:
-        UsageError: With the words that name them as arms.
+        UsageError: All arguments are options of one group; the hint is the command that trains them as arms.
     """
     if len(places) < 2 or any(Path(place).exists() or (Path("outputs") / place).exists() for place in places):
         return
@@ -166,7 +167,7 @@ def _refuse_options(places: Sequence[str]) -> None:
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
     from mptrain.report import write_report
 
-    written = write_report(folder)  # first: the reader of what is printed may stop reading
+    written = write_report(folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
@@ -182,6 +183,7 @@ def _margin(text: str) -> float:
     if not (margin > 0 and math.isfinite(margin)):
         raise UsageError(
             f"--margin {text}: must be a positive number, in the metric's unit",
-            f"write for example --margin 0.005, half a point of accuracy; the default is {shlex.quote(str(ComparisonOptions().margin))}",
+            "write for example --margin 0.005, which is half a percentage point of accuracy; "
+            f"the default is {shlex.quote(str(ComparisonOptions().margin))}",
         )
     return margin

@@ -1,4 +1,4 @@
-"""A comparison on a terminal: a row for each arm, then remarks about it."""
+"""Terminal output of a comparison: a table with a row for each arm, then remarks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from mptrain.runlog import readable_bytes
 if TYPE_CHECKING:
     from mptrain.comparison.results import ArmResult, Comparison, Interval
 
-#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+#: Minimum number of pairs for which a ratio is shown with its interval. With two pairs the interval is useless: it
+#: extends from almost zero to hundreds.
 _LEAST_FOR_RATIO = 3
 
 _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse": "red", "undecided": "yellow"}
 
 
 def print_comparison(comparison: Comparison, title: str = "") -> None:
-    """Print the table of a comparison, why each verdict is what it is, and how fair the comparison is.
+    """Print the table of a comparison, the reason for each verdict, and the checks of fairness.
 
     Raises:
-        StorageError: Standard output takes no more.
+        StorageError: Standard output cannot be written.
     """
     lines = render_table(_columns(comparison), piped_width=160)
     lines += ["", *_paragraphs(comparison)]
@@ -51,7 +52,7 @@ def _columns(comparison: Comparison) -> list[Column]:
             f"{escape(comparison.metric)} on {comparison.split}{BREAK}± 95 %\n({better} is{BREAK}better)",
             lambda result: _plus_minus(result.metric),
         ),
-        column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", lambda result: _between(result.difference)),
+        column(f"Δ vs {escape(comparison.reference)}\n[95 % CI]", lambda result: _between(result.difference)),
         column(f"{term}/s", lambda result: formatting.rate(result.throughput.mean) if result.throughput else "", 0),
         column("speed", lambda result: _ratio(result.speed, is_reference=result is reference), 3),
         column("peak\nmemory", lambda result: readable_bytes(round(result.peak.mean)) if result.peak else "", 2),
@@ -103,18 +104,18 @@ def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
 
 
 def _paragraphs(comparison: Comparison) -> list[str]:
-    """Return why each verdict is what it is, and how fair the comparison is, in lines."""
+    """Return the lines below the table: the reason for each verdict, and the checks of fairness."""
     said = [
         (f"{result.arm.name} {result.verdict.word}: ", result.verdict.why)
         for result in comparison.arms
         if result.verdict.word != "reference"
     ]
-    remarks: dict[str, list[str]] = {}  # many are about the machine, and hold for several arms
+    remarks: dict[str, list[str]] = {}  # many are about the machine and apply to several arms
     for result in comparison.arms:
         for remark in result.remarks:
             remarks.setdefault(remark, []).append(result.arm.name)
     said += [(f"{', '.join(names)}: ", remark) for remark, names in remarks.items()]
-    said += [("unfair: " if objection.fatal else "mind: ", objection.what) for objection in comparison.objections]
+    said += [("unfair: " if objection.fatal else "caveat: ", objection.what) for objection in comparison.objections]
     checks = comparison.checks
     if len(checks) > 1:
         checks = (f"{len(checks)} conditions of a fair comparison hold; the report lists them",)

@@ -1,7 +1,8 @@
-"""``mptrain completion SHELL``: what could stand at the end of a command line, in bash, zsh and fish.
+"""``mptrain completion SHELL``: command-line completion for bash, zsh and fish.
 
-The scripts in ``shells/`` ask ``mptrain completion query SHELL ...`` on every TAB; that must answer in a tenth of a second, so
-nothing here, and nothing it imports, imports torch or Hydra. The words that a command takes are those of its usage in the help.
+The scripts in ``shells/`` call ``mptrain completion query SHELL ...`` on every TAB. The answer must come within a tenth
+of a second, so this module and everything that it imports must not import torch or Hydra. The arguments of a command
+are taken from its usage line in the help.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mptrain.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 
-#: Flags that take the next word, and what may stand there.
+#: Flags with a value, and the form of the value.
 _TAKE = {
     "--config-dir": "FOLDER",
     "--config-name": "TOP",
@@ -32,32 +33,33 @@ _TAKE = {
     **dict.fromkeys(("--jobs", "--step", "--learner", "--package"), ""),
 }
 
-#: Beginnings of the words behind ``replay RUN``.
+#: Prefixes of the overrides that ``replay RUN`` accepts.
 _REPLAYED = ("scaler", "learners")
 
-#: Runs that are offered at most: the newest.
+#: Maximum number of runs that are offered, newest first.
 _MOST_RUNS = 200
 
-#: Letters that bash reads as something else than themselves.
+#: Characters that are special to bash.
 _ESCAPED = frozenset(" \t\n\\'\"`$&|;<>()[]{}*?!#")
 
 
 def script(shell: str) -> str:
-    """Return what makes a shell complete our command lines."""
+    """Return the completion script of a shell."""
     return (Path(__file__).parent / "shells" / f"completion.{shell}").read_text(encoding="utf-8")
 
 
 def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
-    """Print a shell's script, or, for ``query SHELL ...``, what could stand at the end of a command line.
+    """Print a shell's completion script, or answer ``query SHELL ...`` with the completions of a command line.
 
     Args:
-        words: ``bash``, ``zsh`` or ``fish``; or a query. Its further words are, for bash, the line up to the cursor and
-            the characters at which readline begins a new word; for zsh and fish, the words before the cursor, and the
-            one at it, for fish behind the last ``--`` with its quotes, or nothing where there is none.
-        texts: The help of each command.
+        words: ``bash``, ``zsh`` or ``fish``; or a query. For bash, a query has two more arguments: the line up to the
+            cursor, and the characters at which readline starts a new word. For zsh and fish, it has the words before
+            the cursor and the word at the cursor. In fish that word follows the last ``--``, includes its quotes, and
+            is missing if it is empty.
+        texts: Help text of each command.
 
     Raises:
-        UsageError: No such shell.
+        UsageError: The shell is unknown.
     """
     if len(words) == 1 and words[0] in SHELLS:
         print(script(words[0]), end="")
@@ -67,9 +69,9 @@ def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
         if words:
             what = f"there is no completion for '{' '.join(words)}'"
         guess = did_you_mean(words[0], SHELLS) if words else ""
-        raise UsageError(what, f"did you mean {guess}?" if guess else f"there is {', '.join(SHELLS)}")
+        raise UsageError(what, f"did you mean {guess}?" if guess else f"supported shells are {', '.join(SHELLS)}")
     _, shell, *rest = words
-    if shell == "bash":  # readline replaces only what stands behind the last = or :
+    if shell == "bash":  # readline replaces only the text after the last = or :
         line = split(rest[0], rest[1])
         found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, texts)]
     else:
@@ -87,10 +89,10 @@ class Line:
     """A command line up to the cursor.
 
     Attributes:
-        words: The words before the one at the cursor, without quotes.
-        current: The word at the cursor, without quotes; empty after a blank.
-        kept: How many characters of it readline leaves where they are; it replaces the rest.
-        quote: The quote that is open at the cursor, or nothing.
+        words: Words before the cursor's word, without quotes.
+        current: Word at the cursor, without quotes; empty after a space.
+        kept: Number of leading characters of ``current`` that readline keeps; it replaces the rest.
+        quote: Quote character that is open at the cursor; empty for none.
     """
 
     words: list[str] = field(default_factory=list)
@@ -100,14 +102,14 @@ class Line:
 
 
 def split(text: str, breaks: str) -> Line:
-    """Return the words of a line.
+    """Split a command line into words.
 
     Args:
         text: The line up to the cursor; quotes may be open.
-        breaks: The characters at which readline begins a new word, ``COMP_WORDBREAKS``.
+        breaks: Characters at which readline starts a new word, ``COMP_WORDBREAKS``.
     """
     line = Line()
-    inside = False  # of a word, which may be an empty one in quotes
+    inside = False  # inside a word, which may be an empty quoted one
     letters = iter(text)
     for letter in letters:
         if line.quote:
@@ -132,34 +134,34 @@ def split(text: str, breaks: str) -> Line:
 
 
 def escaped(text: str, quote: str) -> str:
-    """Return a word as it is typed: inside an open quote as it is, else with a backslash before what the shell would read."""
+    """Escape characters that are special to bash with backslashes, unless a quote is open."""
     if quote:
         return text
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
 
 
 def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> list[Candidate]:
-    """Return the words that the one at the cursor could become.
+    """Return the completions of the word at the cursor.
 
     Args:
-        before: The words before it, without the program's name.
-        current: What is typed of it.
-        texts: The help of each command.
+        before: Words before it, without the program's name.
+        current: The part of the word that is typed.
+        texts: Help text of each command.
     """
     try:
         found = list(_Words(before, texts).candidates(current))
-    except (MptrainError, OSError):  # a damaged run or installation: nothing can be said here
+    except (MptrainError, OSError):  # a damaged run or installation; completion cannot print errors
         return []
     return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
 
 
 class _Words:
-    """The words before the cursor, sorted."""
+    """Parsed words before the cursor."""
 
     def __init__(self, before: Sequence[str], texts: Mapping[str, str]) -> None:
         self.texts = texts
         last = ALIASES.get(before[-1], before[-1]) if before else ""
-        self.awaited = last if last in _TAKE else None  # the option whose value is being typed
+        self.awaited = last if last in _TAKE else None  # option whose value is being typed
         rest, found = take_options(before[:-1] if self.awaited else before, _TAKE)
         self.folders = [Path(folder).expanduser() for folder in found.get("--config-dir", ())]
         self.top = found.get("--config-name", ["train"])[-1].removesuffix(".yaml")
@@ -167,7 +169,7 @@ class _Words:
         self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
 
     def candidates(self, current: str) -> Iterator[Candidate]:
-        """Unfiltered."""
+        """Yield the completions at the cursor, not yet filtered by what is typed."""
         flag, equals, value = current.partition("=")
         if self.awaited is not None:
             yield from self._of_form(_TAKE[self.awaited], current)
@@ -182,13 +184,13 @@ class _Words:
             yield from self._words(current)
 
     def _words(self, current: str) -> Iterator[Candidate]:
-        """Yield the words that the command's usage has at this place."""
+        """Yield the arguments that the command's usage line has at this position."""
         usage = USAGE[self.command or "train"]
         forms = _forms(usage[0][0])
         taken = self.plain[1:] if self.command else self.plain
         if not forms:
             return
-        if forms[0].startswith("RUN") and len(usage) > 1:  # a configuration instead
+        if forms[0].startswith("RUN") and len(usage) > 1:  # KEY=VALUE is allowed in place of the run
             if taken and "=" in taken[0]:
                 forms = ["KEY=VALUE"]
             elif not taken:
@@ -204,7 +206,7 @@ class _Words:
             yield from self._of_form(form, current)
 
     def _of_form(self, form: str, current: str) -> Iterator[Candidate]:
-        """The words of one place: ``RUN|last``, ``GROUP``, ``job|hydra|all``."""
+        """Yield the candidates of one usage placeholder: ``RUN|last``, ``GROUP``, ``job|hydra|all``."""
         for part in filter(None, form.split("|")):
             match part:
                 case "RUN":
@@ -232,7 +234,7 @@ class _Words:
         return Catalogue([location.configs(), *(folder for folder in self.folders if folder.is_dir())], self.top)
 
     def _flags(self) -> Iterator[Candidate]:
-        """The flags that the help of the command names."""
+        """Yield the flags that appear in the help of the command."""
         if self.command in ("", "train"):
             for names, about in OPTIONS:
                 for name in names.split(", "):
@@ -246,27 +248,27 @@ class _Words:
 
 
 def _forms(usage: str) -> list[str]:
-    """Return the places of a command's words as its usage names them, without flags: ``["RUN|last", "KEY=VALUE"]``."""
+    """Return the positional placeholders of a usage line: ``["RUN|last", "KEY=VALUE"]``."""
     words = re.sub(r"^mptrain \S+|\[--[^]]*\]", "", usage)
     return re.findall(r"[A-Za-z][\w|=]*", words)
 
 
 def _saved(run: str) -> Path:
-    """Return the saved configuration of a run."""
+    """Return the path of a run's saved configuration."""
     from mptrain.runlog.directory import find_run
 
     return find_run(str(Path(run).expanduser())).paths.config
 
 
 def _recipes() -> Iterator[Candidate]:
-    """Those that come with mptrain, with their titles."""
+    """Yield the recipes included in mptrain, with their titles."""
     for path in sorted(location.recipes().glob("*/recipe.yaml")):
         entries = Option("recipes", path.parent.name, path).entries
         yield Candidate(path.parent.name, next((one.value for one in entries if one.key == "recipes.title"), ""))
 
 
 def _runs(typed: str) -> Iterator[Candidate]:
-    """Runs below ``outputs``, newest first; and folders, for those that are elsewhere."""
+    """Yield the runs under ``outputs``, newest first; then folders, for runs stored elsewhere."""
     from mptrain.runlog.run_paths import RUN_JSON
 
     yield from _newest_with(RUN_JSON, typed)
@@ -276,7 +278,7 @@ def _runs(typed: str) -> Iterator[Candidate]:
 
 
 def _newest_with(name: str, typed: str) -> Iterator[Candidate]:
-    """The outermost folders below ``outputs`` that hold a file of that name, newest first."""
+    """Yield the outermost folders under ``outputs`` that contain a file of that name, newest first."""
     found = []
     for folder, children, files in os.walk("outputs"):
         if name in files:

@@ -1,8 +1,8 @@
-"""Completion of ``KEY=VALUE``: groups and their options, keys of what the line has chosen, values where they are listed.
+"""Completion of ``KEY=VALUE``: groups and their options, keys of the chosen options, and enumerated values.
 
-Listed values come from annotations in our sources, which are parsed and not imported, since importing them would import
-torch. Only what is written plainly is found: ``Literal``, ``bool``, unions of them, names for them, and names imported
-from another of our modules.
+Enumerated values come from type annotations in mptrain's sources, which are parsed and not imported, because an import
+would load torch. Supported annotations are ``Literal``, ``bool``, unions of them, aliases, and names imported from
+another module of mptrain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mptrain.files import read_text
 
 
 class Candidate(NamedTuple):
-    """A word that could stand there, and what it means; a word that ends with ``=``, ``.``, ``/`` or ``,`` goes on."""
+    """A completion and its description; one that ends with ``=``, ``.``, ``/`` or ``,`` gets no space appended."""
 
     text: str
     about: str = ""
@@ -28,28 +28,28 @@ class Candidate(NamedTuple):
 _CHOOSES = re.compile(r"^\s*- override /(?P<group>[\w/]+): *(?P<option>\S+)")
 _HIDDEN = re.compile(r"(^|\.)_target_$|^model\.defaults\.|^chosen\.")
 
-#: Last parts of keys whose values are paths.
+#: Last components of keys whose values are paths.
 _PATHS = ("path", "root", "file", "folder", "weights")
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-#: Where the sections of a configuration say which dataclass checks them.
+#: Module that maps each section of a configuration to the dataclass that checks it.
 _SCHEMA = "mptrain.config.schema"
 
-#: Names lead from module to module at most so often.
+#: Maximum number of imports and aliases that are followed for a name.
 _DEPTH = 8
 
-#: Values of keys whose annotations are patterns.
+#: Values of keys that are annotated with patterns.
 _KNOWN = {"device": ("auto", "cpu", "cuda", "mps", "xpu")}
 
 
 class Overrides:
-    """Completes overrides that follow others.
+    """Completer of overrides.
 
     Args:
-        catalogue: The groups and options there are.
-        before: The overrides that the line has already.
-        saved: The ``config.yaml`` of the run that they are meant for; None for a new run.
+        catalogue: Available groups and options.
+        before: Overrides that the command line already contains.
+        saved: ``config.yaml`` of the run that the overrides apply to; None for a new run.
     """
 
     def __init__(self, catalogue: Catalogue, before: Sequence[str], saved: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class Overrides:
         self._saved = saved
 
     def candidates(self, current: str) -> Iterator[Candidate]:
-        """The words that ``current`` could become."""
+        """Yield the completions of ``current``."""
         sign = re.match(r"[+~]*", current)
         prefix = sign[0] if sign else ""
         name, equals, value = current[len(prefix) :].partition("=")
@@ -70,7 +70,7 @@ class Overrides:
             yield Candidate(prefix + found.text, found.about)
 
     def _names(self, typed: str, end: str) -> Iterator[Candidate]:
-        """Groups, and keys up to their next dot."""
+        """Yield groups, and keys up to their next dot."""
         for group in self._groups:
             if group.startswith(typed):
                 yield Candidate(group + end, self._catalogue.comment(group))
@@ -116,12 +116,12 @@ class Overrides:
 
     @property
     def _groups(self) -> list[str]:
-        """The groups that can be chosen."""
+        """Groups that can be chosen."""
         return [group for group in self._catalogue.groups if self._saved is None or group in RECHOSEN]
 
     @cached_property
     def _entries(self) -> dict[str, Entry]:
-        """Every key that the line's choices have, by its dotted name; a comment comes from the file that has one."""
+        """Keys of the chosen options, by dotted name; the first entry with a comment takes precedence."""
         found: dict[str, Entry] = {}
         for entry in self._all_entries:
             known = found.get(entry.key)
@@ -131,7 +131,7 @@ class Overrides:
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        """The ``_target_`` of each group, as far as the line says."""
+        """The ``_target_`` of each group, where the chosen options give one."""
         suffix = "._target_"
         return {e.key.removesuffix(suffix): e.value for e in self._all_entries if e.key.endswith(suffix)}
 
@@ -151,7 +151,7 @@ class Overrides:
         return [*kept, *(entry for options in asked for option in options for entry in option.entries)]
 
     def _chosen(self, chosen: dict[str, list[str]]) -> list[list[Option]]:
-        """The options of each group: what the line asks for, what that chooses besides, and ``chosen`` else."""
+        """Return the options of each group: given on the line, selected by those options, or else from ``chosen``."""
         words = [word.lstrip("+").partition("=") for word in self._before]
         asked = {name: value.split(",") for name, equals, value in words if equals and name in self._catalogue.groups}
         found = dict(chosen)
@@ -168,7 +168,7 @@ class Overrides:
         ]
 
     def _follow(self, group: str, name: str, asked: dict[str, list[str]], found: dict[str, list[str]]) -> None:
-        """Note what an option chooses in other groups that the line does not ask for."""
+        """Add the options that an option selects in other groups, unless the line sets those groups."""
         option = self._catalogue.groups.get(group, {}).get(name)
         for line in option.lines if option else ():
             match = _CHOOSES.match(line)
@@ -178,7 +178,7 @@ class Overrides:
 
 
 def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
-    """Files and folders that a path could become; a folder ends with a slash."""
+    """Yield the files and folders that complete a path; a folder ends with a slash."""
     folder, slash, start = typed.rpartition("/")
     place = Path(folder + slash).expanduser() if folder or slash else Path()
     try:
@@ -194,7 +194,7 @@ def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
 
 
 def choices_in_section(section: str, field: str) -> list[str]:
-    """Return the values of a field of a section, ``[]`` where they are not a short list; ``""`` is the top of the tree."""
+    """Return the enumerated values of a section's field, ``[]`` for none; section ``""`` is the top of the tree."""
     name = "" if section else "GeneralOptions"
     for node in _module(_SCHEMA).body:
         match node:
@@ -206,14 +206,14 @@ def choices_in_section(section: str, field: str) -> list[str]:
 
 
 def choices_of_target(target: str, field: str) -> list[str]:
-    """Return the values of a keyword of a class or function of ours by its dotted path, ``[]`` where they are not listed."""
+    """Return the enumerated values of a parameter of an mptrain class or function by dotted path, ``[]`` for none."""
     module, _, name = target.rpartition(".")
     annotation = _annotation(module, name, field)
     return list(dict.fromkeys(_values(*annotation, _DEPTH))) if annotation else []
 
 
 def _annotation(module: str, name: str, field: str) -> tuple[str, ast.expr] | None:
-    """Return the annotation of a field of a class or a parameter of a function, and the module that it is written in."""
+    """Return the annotation of a class's field or a function's parameter, and the module that contains it."""
     match _definition(module, name):
         case home, ast.Name(id=other):  # another name of a class
             return _annotation(home, other, field)
@@ -231,7 +231,7 @@ def _annotation(module: str, name: str, field: str) -> tuple[str, ast.expr] | No
 
 
 def _annotation_of_parameter(module: str, function: ast.FunctionDef, field: str) -> tuple[str, ast.expr] | None:
-    """Return the annotation of a parameter; of a function that takes ``options`` alone, that of a field of theirs."""
+    """Return the annotation of a parameter; if ``options`` is the only parameter, that of a field of its class."""
     arguments = [a for a in (*function.args.args, *function.args.kwonlyargs) if a.annotation]
     match arguments:
         case [ast.arg(arg="options", annotation=ast.Name(id=options))]:
@@ -265,7 +265,7 @@ def _values(module: str, node: ast.expr, depth: int) -> list[str]:
 
 
 def _definition(module: str, name: str, depth: int = _DEPTH) -> tuple[str, ast.expr | ast.stmt] | None:
-    """Return the class, function or value that a name stands for in a module, and the module that it is written in."""
+    """Return the class, function or value that a name refers to in a module, and the module that defines it."""
     for node in _module(module).body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() if node.name == name:
@@ -281,7 +281,7 @@ def _definition(module: str, name: str, depth: int = _DEPTH) -> tuple[str, ast.e
 
 @lru_cache(maxsize=64)
 def _module(name: str) -> ast.Module:
-    """Return the syntax tree of a module of ours; an empty one for any other, and where it cannot be read."""
+    """Return the syntax tree of an mptrain module; an empty tree for other modules and unreadable files."""
     path = _ROOT / name.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if name.split(".")[0] != "mptrain":

@@ -1,4 +1,4 @@
-"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: what is wrong with a step, and what mends it."""
+"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: finds the cause of a failed step and tests fixes."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from mptrain.report.page import Cell
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy
 
-#: Modules in the table at most, unless all are asked for; and how many of the first and the last stay at least.
+#: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
 MOST_ROWS, ENDS = 40, 6
 
-#: Flags that take a value, and what it is called.
+#: Flags with a value, and the name of the value in usage lines.
 _VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR"}
 
 _LEGEND = (
-    "of 65,504: the largest as a share of FP16's range; below 2^-14: share of the nonzero, held with fewer bits",
-    "zero: share of all values; backward: gradients, which carry the loss scale",
+    "of 65,504: largest magnitude relative to FP16's maximum; below 2^-14: subnormal share of nonzero values",
+    "zero: share of all values; backward: gradients, multiplied by the loss scale",
 )
 
 _COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
 
 
 def diagnose(words: Sequence[str]) -> int:
-    """Look at a step of a run, or of a configuration, and say what is wrong with it.
+    """Examine one step of a run or of a configuration, and print the cause of its failure and the fixes.
 
     Args:
-        words: A run with keys that differ, or a configuration; ``--step N``, ``--learner NAME``, ``--all``,
+        words: A run and overrides, or a configuration; ``--step N``, ``--learner NAME``, ``--all``,
             ``--config-dir DIR``.
 
     Raises:
-        MptrainError: It cannot be looked at.
+        MptrainError: The arguments are invalid, or the step cannot be examined.
     """
     rest, found = take_options(words, _VALUES, ("--all",))
     if unknown := [word for word in rest if word.startswith("-")]:
-        takes = "it takes --step N, --learner NAME, --all and --config-dir DIR"
-        raise UsageError(f"'{unknown[0]}' means nothing to diagnose", takes)
+        takes = "options are --step N, --learner NAME, --all and --config-dir DIR"
+        raise UsageError(f"unknown option '{unknown[0]}'", takes)
     step = _number(found["--step"][-1]) if "--step" in found else None
     learner = found.get("--learner", [None])[-1]
     from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
@@ -72,7 +72,7 @@ def diagnose(words: Sequence[str]) -> int:
 
 
 def _is_run(word: str) -> bool:
-    """Return whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
+    """Return whether an argument names a run; sweeps name run folders after overrides, so it may contain ``=``."""
     return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
 
 
@@ -88,14 +88,14 @@ def _print(found: Examination, *, everything: bool) -> None:
     lines += [line for remark in found.remarks for line in wrapped(remark)]
     lines += ["", *wrapped(as_sentence(found.verdict, found.operator))]
     for title, sentences in (
-        ("wrong as well", [one.sentence for one in found.also]),
-        ("worth knowing", found.notes),
-        ("what was tried", [_remedy(one) for one in found.remedies]),
+        ("also wrong", [one.sentence for one in found.also]),
+        ("notes", found.notes),
+        ("fixes tested", [_remedy(one) for one in found.remedies]),
     ):
         if sentences:
             lines += ["", title, *(line for sentence in sentences for line in wrapped(sentence, "- "))]
     shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
-    below = [f"{left_out} modules between them are left out; --all shows them"] if left_out else []
+    below = [f"{left_out} modules not shown; --all shows them"] if left_out else []
     below += [line for sentence in _LEGEND for line in wrapped(sentence)]
     lines += ["", *render_table(_columns(shown), piped_width=160)]
     lines += capture(160, *(Text(line, style="dim") for line in below), "", escape(summary(found.operators)))
@@ -116,9 +116,10 @@ def _remedy(one: Remedy) -> str:
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
-    """Return the modules to show where there are many, and how many are left out.
+    """Select the modules to show if there are many, and count the others.
 
-    Those stay where something breaks, with their neighbours, the first and the last, and those that reach farthest.
+    The selection keeps modules in which something breaks and their neighbours, the first and last modules, and those
+    with the largest magnitudes or the most subnormal values.
     """
     if len(modules) <= MOST_ROWS:
         return list(modules), 0

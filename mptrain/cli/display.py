@@ -1,6 +1,6 @@
-"""Displays of a run: what they show of its records, and the display where there is no terminal.
+"""Displays of a run: the state that they share, and the line-by-line display for output that is not a terminal.
 
-The one on a terminal is `mptrain.cli.panel`.
+The display for a terminal is in `mptrain.cli.panel`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions
     from mptrain.runlog.sink import Sink
 
-#: The most values that the histories of loss and loss scale keep; they span the whole run.
+#: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
 HISTORY = 64
 
-#: Weight of the newest loss in the shown one.
+#: Weight of the newest loss in the exponential moving average.
 SMOOTHING = 0.05
 
 
 @dataclass
 class LearnerProgress:
-    """State of one learner that displays show.
+    """Displayed state of one learner.
 
     Attributes:
-        last: Its newest step.
-        loss: Exponentially smoothed finite losses.
-        steps: Steps seen by this display.
-        overflows: Overflows seen, by phase.
+        last: Newest step.
+        loss: Exponential moving average of the finite losses.
+        steps: Number of steps seen by this display.
+        overflows: Number of overflows seen, by phase.
         phase: Phase of the newest overflow.
         scales: Loss scales over the run, thinned.
         losses: Smoothed losses at the same steps.
@@ -51,7 +51,7 @@ class LearnerProgress:
 
     @property
     def overflow_count(self) -> int:
-        """Overflows seen."""
+        """Number of overflows seen."""
         return sum(self.overflows.values())
 
     @property
@@ -61,7 +61,7 @@ class LearnerProgress:
 
     @property
     def skipped(self) -> int:
-        """Refused updates so far, over all attempts."""
+        """Number of skipped steps so far, over all attempts at the run."""
         return self.last.step - self.last.updates
 
     def take(self, record: StepRecord) -> None:
@@ -79,12 +79,12 @@ class LearnerProgress:
 
 
 class RunProgress:
-    """The newest of everything, for a display to render when it wants to.
+    """Latest state of a run, which a display may render at any time.
 
     Attributes:
-        learners: By name, in the order in which they were first seen.
-        progress: The newest progress record.
-        evaluation: The newest evaluation.
+        learners: Learners by name, in the order in which they first appeared.
+        progress: Newest progress record.
+        evaluation: Newest evaluation.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class RunProgress:
         self.evaluation: EvalRecord | None = None
 
     def take(self, record: Record) -> None:
-        """Keep what is shown of a record."""
+        """Update the state from a record."""
         if isinstance(record, StepRecord):
             learner = self.learners.get(record.learner)
             if learner is None:
@@ -111,11 +111,11 @@ class RunProgress:
 
 
 class PlainLines:
-    """A sink that prints a line every so often, and one for each epoch and each evaluation.
+    """Sink that prints a progress line at intervals, and a line for each epoch and each evaluation.
 
     Args:
-        stream: Where lines go.
-        seconds: Between two lines about progress; 0 prints every progress record.
+        stream: Output stream.
+        seconds: Seconds between two progress lines; 0 prints every progress record.
     """
 
     def __init__(self, stream: IO[str], seconds: float) -> None:
@@ -125,7 +125,7 @@ class PlainLines:
         self._printed = time.monotonic()
 
     def take(self, record: Record) -> None:
-        """Note the record, and print what is due."""
+        """Update the state from the record, and print a line if one is due."""
         self._seen.take(record)
         if isinstance(record, EvalRecord):
             metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}
@@ -147,7 +147,7 @@ class PlainLines:
             self._lines.say(self._progress(record))
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing; every line is already printed."""
 
     def _progress(self, progress: ProgressRecord) -> dict[str, object]:
         fields: dict[str, object] = {
@@ -176,12 +176,12 @@ class PlainLines:
 
 
 def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:
-    """Return the sink that shows a run.
+    """Create the sink that displays a run.
 
     Args:
-        log: How often lines are printed.
-        stream: Where to; a terminal that is not ``TERM=dumb`` gets the panel, without colours under NO_COLOR.
-        title: What is being trained, for the panel's frame.
+        log: Options that set how often lines are printed.
+        stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
+        title: Name of the model and precision for the panel's frame.
     """
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         from mptrain.cli.panel import LivePanel

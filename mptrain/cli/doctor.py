@@ -1,4 +1,4 @@
-"""``mptrain doctor``: what is installed, what the devices can do, and which precision suits them."""
+"""``mptrain doctor``: prints installed versions, devices and the precision modes that each device supports."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
     from mptrain.precision.support import Support
 
-#: What training cannot do without: module, and what to install.
+#: Modules that training needs.
 NEEDED = ("torch", "torchvision", "hydra", "omegaconf", "pydantic", "rich", "sklearn", "PIL")
 
-#: What the rest of this command needs itself.
+#: Modules that this command itself needs to describe the devices.
 ASKED = ("torch", "omegaconf", "pydantic")
 
 _DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def doctor() -> int:
-    """Print everything there is to know about this machine.
+    """Print the environment, the devices and the precision modes that they support.
 
     Returns:
-        0, or 3 when something that is needed is missing or broken.
+        0, or 3 if a required module is missing or broken.
     """
     broken = [problem for name in NEEDED if (problem := try_import(name))]
-    untried = "; untried" if sys.version_info >= (3, 14) else ""
+    untried = "; untested" if sys.version_info >= (3, 14) else ""
     outputs = Path("outputs")
     rows = [
         ("mptrain", __version__),
         ("python", f"{platform.python_version()} ({sys.executable}){untried}"),
         *((name, _version(name)) for name in NEEDED),
-        ("system", platform.platform() + ("" if sys.platform == "linux" else "; untried")),
+        ("system", platform.platform() + ("" if sys.platform == "linux" else "; untested")),
         ("memory", readable_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))),
         ("disk", f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}"),
     ]
@@ -59,32 +59,32 @@ def doctor() -> int:
             print()
             _print_support(name, device)
     for problem in broken:
-        print(f"\nbroken: {problem.what}\n  mend: {problem.hint}")
+        print(f"\nbroken: {problem.what}\n  fix: {problem.hint}")
     return EXIT_ENVIRONMENT if broken else EXIT_OK
 
 
 def try_import(name: str) -> Problem | None:
-    """Return the problem with a module that is needed; None where it can be imported."""
+    """Import a required module and return the problem, or None if the import succeeds."""
     try:
         importlib.import_module(name)
     except ImportError as error:
         return Problem(f"{name}: {error}", f"pip install {_DISTRIBUTIONS.get(name, name)}")
-    except Exception as error:  # importing a binary that does not fit raises RuntimeError, OSError and others
+    except Exception as error:  # an incompatible binary raises RuntimeError, OSError and others on import
         if "torchvision::nms does not exist" in str(error):
             return Problem(
                 f"torchvision {_version('torchvision')} was not built for torch {_version('torch')}: {error}",
-                "install both from one place: pip install --force-reinstall torch torchvision, "
+                "install both from the same source: pip install --force-reinstall torch torchvision, "
                 "or both with --index-url https://download.pytorch.org/whl/cpu",
             )
-        return Problem(f"{name}: {type(error).__name__}: {error}", f"install {name} again")
+        return Problem(f"{name}: {type(error).__name__}: {error}", f"reinstall {name}")
     return None
 
 
 def verdict(support: Support) -> str:
-    """Return how a mode runs on a device, in one word or two."""
+    """Return the support level of a precision mode on a device."""
     if not support.ok:
-        return "refused"
-    return "runs, slower" if support.advice else "suits"
+        return "unsupported"
+    return "supported, slower" if support.advice else "supported"
 
 
 def _version(name: str) -> str:
@@ -95,7 +95,7 @@ def _version(name: str) -> str:
 
 
 def _devices() -> list[tuple[str, str, torch.device]]:
-    """Name, description and torch device of everything that can train here."""
+    """Return the name, description and torch device of each device that can train on this machine."""
     import torch
 
     from mptrain import device as devices
@@ -111,7 +111,7 @@ def _devices() -> list[tuple[str, str, torch.device]]:
 
 
 def _accelerator(device: torch.device) -> str:
-    """Return what is known of an accelerator, in a line."""
+    """Return a one-line description of an accelerator."""
     from mptrain import device as devices
 
     has = devices.capabilities(device)
@@ -139,7 +139,7 @@ def _cpu_name() -> str:
 
 
 def _print_support(name: str, device: torch.device) -> None:
-    """Print the modes, those together to which the device says the same."""
+    """Print the support of each precision mode on a device, grouping modes with the same result."""
     from omegaconf import OmegaConf
 
     from mptrain.config.section_checks import check_section
@@ -152,7 +152,7 @@ def _print_support(name: str, device: torch.device) -> None:
         policy = check_section("precision", tree.get("precision"), Policy, [])
         if policy is not None:
             said.setdefault(supports(policy, device), []).append(mode)
-    order = ("suits", "runs, slower", "refused")
+    order = ("supported", "supported, slower", "unsupported")
     rows = [
         (verdict(support), f"{', '.join(modes)} ({'; '.join(filter(None, (support.reason, support.advice)))})")
         for support, modes in said.items()

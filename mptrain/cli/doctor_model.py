@@ -1,4 +1,4 @@
-"""``mptrain doctor KEY=VALUE ...``: does this model train rightly in this precision, and at which loss scales?"""
+"""``mptrain doctor KEY=VALUE ...``: checks gradients in a precision, and finds usable loss scales and data errors."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from mptrain.workloads.base.faulty_samples import by_remark
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
-#: Rows of the table at most: beyond, modules are shown by the module that holds them.
+#: Maximum number of table rows; with more modules, a row stands for all modules inside the same parent.
 ROWS = 32
 
-#: The most files of each kind that are named.
+#: Maximum number of files of each kind that are listed.
 FILES_NAMED = 100
 
-#: Names that are listed of a finding at most.
+#: Maximum number of module names that are listed for a finding.
 NAMED = 4
 
 _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
 
 
 def doctor_model(config: Config) -> int:
-    """Print what is wrong with the files of the data set, and what the first step's gradients say about a configuration.
+    """Check the files of the data set and the gradients of the first step, and print the problems found.
 
     Args:
-        config: Checked.
+        config: Validated configuration.
 
     Returns:
-        0, 4 where something is wrong with the model, or 6 where training stops at a file.
+        0, 4 if the model has a problem, or 6 if training would stop at a file.
 
     Raises:
-        MptrainError: The parts cannot be built, or do not get through their first batch.
+        MptrainError: The parts cannot be built, or the first batch fails.
     """
     with _waiting() as tell:
         data = check_data(config, tell)
@@ -66,25 +66,25 @@ def doctor_model(config: Config) -> int:
 
 
 def data_lines(name: str, report: DataReport) -> list[str]:
-    """Return what there is to say, in lines: every file that training stops at, leaves out or converts; nothing of data without files.
+    """Return the lines about files at which training stops, or which it skips or converts; none for data without files.
 
     Args:
-        name: Of the data set.
-        report: What was found.
+        name: Name of the data set.
+        report: Result of the check.
     """
     if not (report.files or report.stopping or report.skipped):
         return []
     count = len(report.stopping)
-    things = f"{count:,} things stop" if count > 1 else "one thing stops"
-    wrong = f"{things} training" if count else "nothing stops training"
-    left_out = f", {len(report.skipped):,} left out" if report.skipped else ""
-    of = f" of {report.files:,}, evenly spread" if report.read < report.files else ""
+    things = f"{count:,} errors stop" if count > 1 else "1 error stops"
+    wrong = f"{things} training" if count else "no errors"
+    left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
+    of = f" of {report.files:,}, evenly spaced" if report.read < report.files else ""
     lines = [f"{name}: {wrong}{left_out}; {report.read:,} files read{of}"]
     said = _each("found", report.stopping)
     if count:
-        hint = "mend or remove them; dataset.on_error=skip leaves out and counts files that cannot be used"
+        hint = "fix or remove them; dataset.on_error=skip skips and counts unusable files"
         said.append(("hint: ", hint))
-    said += _each("note", {place: f"left out: {reason}" for place, reason in report.skipped.items()})
+    said += _each("note", {place: f"skipped: {reason}" for place, reason in report.skipped.items()})
     for remark, places in by_remark(report.remarks).items():
         more = f" and {len(places) - FILES_NAMED:,} more" if len(places) > FILES_NAMED else ""
         said.append(("note: ", f"{remark}: {', '.join(places[:FILES_NAMED])}{more}"))
@@ -97,19 +97,26 @@ def _each(head: str, problems: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def verdict(report: ScalingReport) -> str:
-    """Return one sentence: whether something is wrong, and which loss scales are right."""
+    """Return a one-sentence summary: the number of problems, and the usable range of loss scales."""
     count = len(report.findings)
-    wrong = "nothing is wrong" if not count else "something is wrong" if count == 1 else f"{count} things are wrong"
+    wrong = "no problems found" if not count else "1 problem found" if count == 1 else f"{count} problems found"
     if why := why_no_range(report.evidence, report.findings):
         return f"{wrong}; {why}"
     scales = scales_of(report.modules)
     if not scales.good:
-        return f"{wrong}; no loss scale is right for all modules"
-    return f"{wrong}; loss scales {_span(scales.good)} are right, 2^{scales.best} is in their middle"
+        return f"{wrong}; no loss scale is usable for all modules"
+    return f"{wrong}; usable loss scales: {_span(scales.good)}, middle 2^{scales.best}"
 
 
 def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
-    """Return a row for each module, or, where they are many, for what holds them: errors as shares, scales as powers of two."""
+    """Return the lines of a table of modules, or of their parents if there are many.
+
+    Errors are percentages; loss scales are powers of two.
+
+    Args:
+        modules: Measurements of the modules.
+        width: Maximum width of a line in characters.
+    """
     rows = [("module", "FP32", "forward", "backward", "scales", "note")]
     for name, members in _grouped(modules).items():
         worst = max(members, key=lambda one: one.best if one.judged else 0.0)
@@ -130,7 +137,7 @@ def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
 
 
 def _grouped(modules: Sequence[ModuleScaling]) -> dict[str, list[ModuleScaling]]:
-    """Modules by name, cut to so many of its parts that there are few enough groups."""
+    """Group modules by the longest prefix of their dotted names that gives at most `ROWS` groups."""
     deepest = max(module.name.count(".") + 1 for module in modules)
     groups: dict[str, list[ModuleScaling]] = {}
     for depth in range(deepest, 0, -1):
@@ -143,14 +150,14 @@ def _grouped(modules: Sequence[ModuleScaling]) -> dict[str, list[ModuleScaling]]
 
 
 def _note(members: Sequence[ModuleScaling]) -> str:
-    """Return a remark on modules, in few words."""
+    """Return a short remark on the most serious problem of the modules; empty for none."""
     remarks = {
-        "wrong in FP32": any(one.ill_conditioned for one in members),
-        "not in proportion": any(not one.in_proportion for one in members),
+        "inaccurate in FP32": any(one.ill_conditioned for one in members),
+        "not proportional": any(not one.in_proportion for one in members),
         "never finite": any(one.judged and not one.finite for one in members),
-        "too far off": any(one.wrong for one in members),
+        "error too large": any(one.wrong for one in members),
         "drifts": any(one.drifts for one in members),
-        "zero but for rounding": all(one.nothing for one in members),
+        "zero up to rounding": all(one.nothing for one in members),
     }
     return next((words for words, holds in remarks.items() if holds), "")
 
@@ -158,36 +165,37 @@ def _note(members: Sequence[ModuleScaling]) -> str:
 def _compared(report: ScalingReport) -> str:
     form, reference = _FORMATS[report.evidence.compute], _FORMATS[report.reference]
     return (
-        f"one step of {report.samples} samples, the first, without an update. Errors of gradients, relative L2 norms: FP32 against "
-        f"{reference}; forward: what {form} in the forward pass makes of them, against {reference}; backward: what the backward pass "
-        f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow takes no "
-        f"more than {_share(LOST)} of a gradient, or twice the forward error up to half of it, and nothing overflows. Later gradients may be larger or "
-        f"smaller"
+        f"one step of {report.samples} samples, the first, without an update. Errors are relative L2 norms of "
+        f"gradients. FP32: against {reference}; forward: error caused by {form} in the forward pass, against "
+        f"{reference}; backward: error added by the backward pass at its best scale, at most "
+        f"{_share(report.modules[0].tolerance)} is accepted. scales: those at which no gradient overflows and "
+        f"underflow loses at most {_share(LOST)} of a gradient, or twice the forward error but no more than half of "
+        f"the gradient. Later gradients may be larger or smaller"
     )
 
 
 def _about_scales(report: ScalingReport) -> list[str]:
-    """Return sentences that compare the configured scales with the good ones."""
+    """Return sentences that compare the configured loss scales with the usable ones."""
     if why_no_range(report.evidence, report.findings):
         return []
     scales = scales_of(report.modules)
     sentences = [_configured(scales, name, *scale) for name, scale in report.evidence.scales.items()]
     if scales.overflows is not None:
-        sentences.insert(0, f"from 2^{scales.overflows} on gradients overflow")
+        sentences.insert(0, f"gradients overflow at 2^{scales.overflows} and above")
     return list(dict.fromkeys(sentence for sentence in sentences if sentence))
 
 
 def _configured(scales: UsableScales, learner: str, scale: float, constant: bool) -> str:
     whose = "" if learner == "main" else f" of the {learner}"
     suits = scales.suits(scale)
-    if not scales.good or (constant and not suits):  # a constant one that is wrong is a finding
+    if not scales.good or (constant and not suits):  # an unusable constant scale is already a finding
         return ""
-    how = "is right"
+    how = "is usable"
     if suits is None:
-        how = "is beyond those that were tried"
+        how = "is outside the tested range"
     elif not suits:
-        how = "is too high and will come down" if scale > 2.0 ** scales.good[-1] else "is too low and will grow"
-    return f"{'the constant scale' if constant else 'the first scale'}{whose}, {scale_in_words(scale)}, {how}"
+        how = "is too high and will decrease" if scale > 2.0 ** scales.good[-1] else "is too low and will grow"
+    return f"{'the constant scale' if constant else 'the initial scale'}{whose}, {scale_in_words(scale)}, {how}"
 
 
 def _said(finding: Finding) -> str:
@@ -203,7 +211,7 @@ def _span(exponents: Sequence[int]) -> str:
 
 
 def _share(error: float) -> str:
-    """A relative error as per cent, in at most six characters."""
+    """Format a relative error as a percentage of at most six characters."""
     if error == float("inf"):
         return "inf"
     return f"{100 * error:.2g} %" if error < 0.0995 else f"{100 * error:.0f} %"
@@ -211,7 +219,7 @@ def _share(error: float) -> str:
 
 @contextlib.contextmanager
 def _waiting() -> Iterator[Callable[[str], None]]:
-    """Give a function that says on a terminal what is being done, on a line of its own that goes away; nothing anywhere else."""
+    """Yield a function that shows the current activity on a temporary line of a terminal, and else does nothing."""
     shows = supports_colour(sys.stderr)
 
     def tell(what: str) -> None:

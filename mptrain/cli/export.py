@@ -1,4 +1,4 @@
-"""The command that takes weights out of a run."""
+"""``mptrain export``: writes the weights of a run as a plain state dict."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
 
 
 def export(words: Sequence[str]) -> int:
-    """Write a run's weights as a plain state dict, and say how to load it.
+    """Write a run's weights as a plain state dict, and print how to load it.
 
     Args:
         words: The run and flags.
 
     Raises:
-        MptrainError: A word that means nothing here, no usable checkpoint, or a disk that refuses.
+        MptrainError: An argument is invalid, the run has no usable checkpoint, or the file cannot be written.
     """
     trusted = [word for word in words if is_allow_override(word)]
     run, flags, output = _read([word for word in words if word not in trusted])
@@ -53,15 +53,15 @@ def export(words: Sequence[str]) -> int:
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
         ("load", f"model.load_state_dict(torch.load({str(done.path)!r}, weights_only=True))"),
         ("model", _call(done)),
-        ("data", f"{done.data}: labels, and how inputs are prepared" if done.data.exists() else ""),
-        ("tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),
+        ("data", f"{done.data}: labels and input preprocessing" if done.data.exists() else ""),
+        ("fine-tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),
     ]
     print_rows("exported", rows)
     return EXIT_OK
 
 
 def _call(done: Export) -> str:
-    """The call that makes the model, with what it was told of the data."""
+    """Return the call that constructs the model, including the arguments that depend on the data."""
     model = done.config.model
     card: dict[str, Any] = read_object(done.data) if done.data.exists() else {}
     told = {name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments}
@@ -70,25 +70,25 @@ def _call(done: Export) -> str:
 
 
 def _words(config: Config) -> list[str]:
-    """The words that make the same model and data, as far as the run knows them."""
+    """Return the overrides that select the same model and data, as far as the run records them."""
     groups = ("model.", "dataset", "task", "extensions.")
     words = [word for word in config.overrides if word.lstrip("+~").startswith(groups)]
     words = [word for word in words if not word.startswith("model.weights=")]
     chosen = config.chosen.get("model", "cnn")
-    if chosen == config.model.path:  # a target took the place of the option's, and is among the words
+    if chosen == config.model.path:  # model= names a target instead of an option
         return [*(word for word in config.overrides if word.startswith("model=")), *words]
     known = chosen in Catalogue([location.configs()]).groups["model"]
     return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
 
 
 def _read(words: Sequence[str]) -> tuple[str, Collection[str], Path | None]:
-    """Return the run, the flags that are there, and where to write."""
+    """Return the run, the flags given, and the output path."""
     runs, found = take_options(words, {"--output": "PATH"}, _FLAGS[:3])
     if odd := [word for word in runs if word.startswith("-")] or runs[1:]:
-        raise UsageError(f"'{odd[0]}' means nothing to export", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
+        raise UsageError(f"unexpected argument '{odd[0]}'", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
     output = Path(found["--output"][-1]) if "--output" in found else None
     if output and output.is_dir():
         raise UsageError(f"--output {output} is a folder", "write the path of a file")
     if not runs:
-        raise UsageError("export needs a run directory", "write mptrain export last, or its path")
+        raise UsageError("export needs a run directory", "write mptrain export last, or mptrain export PATH")
     return runs[0], found, output

@@ -1,6 +1,6 @@
-"""``mptrain --help``: built from the comments and names of the YAML files, without composing anything.
+"""``mptrain --help``: built from the names and comments in the YAML files, without composing a configuration.
 
-Must import nothing beyond the standard library and the catalogue: it has a fraction of a second.
+To answer within a fraction of a second, this module must import only the standard library and the catalogue.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from mptrain.config.catalogue import Catalogue, Entry
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
 
-#: How each command is written, and what it does.
+#: Usage line and description of each command.
 _LINES = {
     "mptrain [train] KEY=VALUE ...": "train (the default command)",
-    "mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]": "train every combination, each in a process of its own",
-    "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N] [--launcher FILE]": "train arms and compare them, with intervals and verdicts",
-    "mptrain compare RUN RUN ...": "compare runs that exist",
-    "mptrain resume RUN|SWEEP|last [KEY=VALUE ...]": "continue an interrupted run, or run what is missing of a sweep",
-    "mptrain eval RUN|last [--best] [KEY=VALUE ...]": "evaluate the last checkpoint of a run, or its best",
-    "mptrain export RUN|last [--best] [--fp16]": "write its weights as a plain state dict",
-    "mptrain report RUN|last ...": "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown",
-    "mptrain recommend RUN|last [--sweep SWEEP]": "which static loss scale to take, from a run's histograms",
-    "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]": "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
-    "mptrain diagnose KEY=VALUE ... [--step N] [--learner NAME] [--all]": "the same for a step of a configuration",
-    "mptrain replay RUN|last [KEY=VALUE ...]": "what another scaler would have done to a run; nothing is trained",
-    "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]": "run a published claim again, and judge it",
-    "mptrain list [GROUP|recipes]": "what there is to choose from, with keys and defaults",
-    "mptrain doctor [KEY=VALUE ...]": "what this machine can do; or whether a model trains rightly in a precision, at which loss scales",
-    "mptrain completion bash|zsh|fish": 'complete command lines: eval "$(mptrain completion bash)"',
-    "mptrain help [COMMAND|GROUP|sweep]": "how a command is used; what a group, an option or a key is",
+    "mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]": "sweep: train every combination, each in its own process",
+    "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N] [--launcher FILE]": (
+        "train arms and compare them, with confidence intervals and verdicts"
+    ),
+    "mptrain compare RUN RUN ...": "compare existing runs",
+    "mptrain resume RUN|SWEEP|last [KEY=VALUE ...]": "resume an interrupted run, or run the missing jobs of a sweep",
+    "mptrain eval RUN|last [--best] [KEY=VALUE ...]": "evaluate the last or best checkpoint of a run",
+    "mptrain export RUN|last [--best] [--fp16]": "export the weights of a run as a plain state dict",
+    "mptrain report RUN|last ...": "write an HTML and Markdown report of runs, sweeps, comparisons or recipes",
+    "mptrain recommend RUN|last [--sweep SWEEP]": "recommend a static loss scale from a run's histograms",
+    "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]": (
+        "find the cause of the failure at the step that ended a run, or at step N, and test fixes"
+    ),
+    "mptrain diagnose KEY=VALUE ... [--step N] [--learner NAME] [--all]": "the same for a step of a new configuration",
+    "mptrain replay RUN|last [KEY=VALUE ...]": "simulate another scaler on a run's recorded steps, without training",
+    "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]": (
+        "reproduce a published result and check its claim"
+    ),
+    "mptrain list [GROUP|recipes]": "list groups, their options, keys and defaults; or recipes",
+    "mptrain doctor [KEY=VALUE ...]": (
+        "show what this machine supports; or check a model's gradients in a precision and find usable loss scales"
+    ),
+    "mptrain completion bash|zsh|fish": 'set up shell completion: eval "$(mptrain completion bash)"',
+    "mptrain help [COMMAND|GROUP|sweep]": "show help on a command, group, option or key",
 }
 
-#: The lines of each command; shell completion takes from here which words a command takes.
+#: Usage lines and descriptions by command; shell completion takes the arguments of commands from here.
 USAGE: dict[str, list[tuple[str, str]]] = {}
 for _line, _about in _LINES.items():
     USAGE.setdefault(_line.split()[1].strip("[]").replace("-m", "train"), []).append((_line, _about))
@@ -52,47 +60,48 @@ _EXAMPLES = (
 
 OPTIONS = (
     ("-m, --multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)"),
-    ("--jobs N", "points of a sweep that run at a time, sharing CPU cores and GPUs; 1 if not given"),
-    ("--launcher slurm|local|FILE", "hand points of a sweep to Slurm through submitit; FILE says with what (YAML)"),
-    ("--config-dir DIR", "a folder with groups and options of your own"),
-    ("--config-name NAME", "another file at the top than train"),
+    ("--jobs N", "number of sweep points that run at a time, sharing CPU cores and GPUs (default: 1)"),
+    ("--launcher slurm|local|FILE", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)"),
+    ("--config-dir DIR", "add a folder with your own groups and options"),
+    ("--config-name NAME", "use another top-level config file (default: train)"),
     ("--cfg job|hydra|all", "show the composed configuration (--resolve, --package P)"),
-    ("--info", "show how Hydra composes it"),
-    ("--traceback", "show where an error came from; so does MPTRAIN_TRACEBACK=1"),
-    ("--version", "the version"),
+    ("--info", "show how Hydra composes the configuration"),
+    ("--traceback", "show the traceback of an error; MPTRAIN_TRACEBACK=1 does the same"),
+    ("--version", "show the version"),
 )
 
 _EXIT_CODES = (
-    ("0", "done"),
-    ("1", "a bug"),
-    ("2", "the command line or the configuration is wrong"),
-    ("3", "this machine cannot do it"),
-    ("4", "numerics: nothing but overflows, the loss diverged, or doctor found something wrong"),
-    ("5", "a recipe found something else than it expects"),
-    ("6", "data, checkpoint or disk"),
+    ("0", "success"),
+    ("1", "bug in mptrain"),
+    ("2", "invalid command line or configuration"),
+    ("3", "not supported on this machine"),
+    ("4", "numerics: only overflows, the loss diverged, or doctor found a problem"),
+    ("5", "an expectation of a recipe was not met"),
+    ("6", "data, checkpoint or disk error"),
     ("7", "some jobs of a sweep failed"),
-    ("75", "stopped by a signal after saving; run again to continue"),
+    ("75", "stopped by a signal after saving a checkpoint; run the command again to resume"),
     ("130", "Ctrl-C"),
 )
 
-#: Text about sweeps, which are no command of their own.
+#: Help text about sweeps, which are not a separate command.
 _SWEEP = (
-    "Trains every combination of the values: KEY=A,B lists them, KEY=range(1,4) counts from 1 to 3, GROUP=glob(fp16*) takes the "
-    "options that match. All points are checked before the first one begins; what happens to one does not stop the others. --jobs N "
-    "runs N at a time; --launcher slurm hands them to Slurm. To compare arms with intervals and verdicts: mptrain help compare."
+    "Trains every combination of the values. KEY=A,B lists values, KEY=range(1,4) stands for 1, 2 and 3, and "
+    "GROUP=glob(fp16*) for all matching options. All points are checked before the first one starts. A point that "
+    "fails does not stop the others. --jobs N runs N points at a time; --launcher slurm submits them to Slurm. To "
+    "compare arms with confidence intervals and verdicts, see mptrain help compare."
 )
 _SWEEP_USAGE = (USAGE["train"][1][0], "mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
 
 
 def print_help(words: list[str], texts: Mapping[str, str]) -> int:
-    """Print how mptrain is used, or what each word means: a command, a group, an option, a key.
+    """Print the overall help, or the help on commands, groups, options and keys.
 
     Args:
-        words: After ``help``.
-        texts: A text about each command, by its name.
+        words: Arguments after ``help``.
+        texts: Help text of each command by name.
 
     Raises:
-        ConfigError: Names the words that mean nothing.
+        ConfigError: There is no help on some of the words; the error lists them.
     """
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
     catalogue = Catalogue([location.configs()])
@@ -101,13 +110,13 @@ def print_help(words: list[str], texts: Mapping[str, str]) -> int:
         return EXIT_OK
     topics = [(word, _topic(word, texts, catalogue, width)) for word in words]
     if unknown := [word for word, text in topics if not text]:
-        raise ConfigError([Problem(f"there is no help about '{one}'", _nearest(one, catalogue)) for one in unknown])
+        raise ConfigError([Problem(f"there is no help on '{one}'", _nearest(one, catalogue)) for one in unknown])
     print("\n\n".join(text for _, text in topics))
     return EXIT_OK
 
 
 def _topic(word: str, texts: Mapping[str, str], catalogue: Catalogue, width: int) -> str:
-    """Return the help about a word; empty where the word means nothing."""
+    """Return the help on a word; empty for an unknown word."""
     keys = [entry for entry in catalogue.root_entries() if entry.key == word or entry.key.startswith(f"{word}.")]
     if word in USAGE or word == "sweep":
         usage = [line for line, _ in USAGE[word]] if word in USAGE else _SWEEP_USAGE
@@ -133,12 +142,12 @@ def _topic(word: str, texts: Mapping[str, str], catalogue: Catalogue, width: int
 
 
 def _is_called(entry: Entry, word: str) -> bool:
-    """Return whether a key has this dotted name, or this last part."""
+    """Return whether a word is the dotted name of a key or its last component."""
     return word in (entry.key, entry.key.rpartition(".")[2]) and ".defaults." not in entry.key and word != "_target_"
 
 
 def _nearest(word: str, catalogue: Catalogue) -> str:
-    """Return the hint for a word that means nothing."""
+    """Return the hint for an unknown word."""
     command = translate_command(word)
     topics = [*USAGE, "sweep", *catalogue.groups]
     options = [name for options in catalogue.groups.values() for name in options]
@@ -147,7 +156,7 @@ def _nearest(word: str, catalogue: Catalogue) -> str:
     return (
         f"did you mean mptrain help {near[0]}?"
         if near
-        else f"there is help about {', '.join(topics)}, their options and keys"
+        else f"help topics are {', '.join(topics)}, their options and keys"
     )
 
 
@@ -159,7 +168,8 @@ def _group_help(group: str, catalogue: Catalogue, width: int) -> str:
         for name, option in catalogue.groups[group].items()
     ]
     title = f"{group}: {comment}" if comment else group
-    keys = f"mptrain list {group} shows their keys and defaults; mptrain help {next(iter(catalogue.groups[group]))} those of one"
+    first = next(iter(catalogue.groups[group]))
+    keys = f"mptrain list {group} shows their keys and defaults; mptrain help {first} shows those of one option"
     return "\n".join([_section(title, _columns(rows, width)), "", keys])
 
 
@@ -167,18 +177,18 @@ def _keys_help(name: str, entries: list[Entry], width: int) -> str:
     rows = [(f"{entry.key}={entry.value}", entry.comment) for entry in entries]
     if name == entries[0].key:
         return "\n".join(_columns(rows, width)).lstrip()
-    return _section(f"{name}, with the defaults of its keys", _columns(rows, width))
+    return _section(f"{name}: keys and defaults", _columns(rows, width))
 
 
 def _whole_help(catalogue: Catalogue, width: int) -> str:
     keys = [(f"{entry.key}={entry.value}", entry.comment) for entry in catalogue.root_entries()]
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
     parts = [
-        f"mptrain {__version__}: mixed precision training, every step's loss scale and overflow on record",
+        f"mptrain {__version__}: mixed precision training with a record of every loss scale and overflow",
         _section("Usage", _columns(list(_LINES.items()), width)),
         _section("Examples", [f"  {line}" for line in _EXAMPLES]),
         _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", _columns(groups, width)),
-        _section("Keys, with their defaults", _columns(keys, width)),
+        _section("Keys and defaults", _columns(keys, width)),
         _section("Options", _columns(OPTIONS, width)),
         _section("Exit codes", _columns(_EXIT_CODES, width)),
     ]

@@ -1,7 +1,8 @@
-"""Lets Hydra show something: ``--cfg``, ``--info``, ``--hydra-help``.
+"""Display of Hydra's information: ``--cfg``, ``--info``, ``--hydra-help``.
 
-Training never goes through here. Hydra is asked by its own functions, not by ``hydra.main``: the argument parser of every released
-Hydra 1.3 has a help text that is no string, which Python 3.14 refuses. Hydra's errors come out as ours.
+Training must not use this module. It calls Hydra's functions instead of ``hydra.main``, because the argument parser of
+every released Hydra 1.3 has a help text that is not a string, which Python 3.14 rejects. Hydra's errors are converted
+to mptrain's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.value_checks import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
-#: We alone make run directories and log files.
+#: Overrides that stop Hydra from creating run directories and log files; mptrain creates its own.
 _QUIET = (
     "hydra.output_subdir=null",
     "hydra.run.dir=.",
@@ -30,19 +31,19 @@ _QUIET = (
 
 
 def show(flags: Flags) -> int:
-    """Let Hydra answer.
+    """Print the output of Hydra that the flags ask for.
 
     Args:
-        flags: The words of the command line, sorted.
+        flags: Parsed command line.
 
     Raises:
-        ConfigError: The overrides are wrong, or the files are.
-        UsageError: The flags do not go together.
+        ConfigError: The overrides or the config files are invalid.
+        UsageError: The flags cannot be combined.
     """
     if (flags.resolve or flags.package) and not (flags.cfg or flags.info or flags.hydra_help):
-        raise UsageError("--resolve and --package are about --cfg", "add --cfg job")
+        raise UsageError("--resolve and --package require --cfg", "add --cfg job")
     if flags.multirun or sum([bool(flags.cfg), bool(flags.info), flags.hydra_help]) != 1:
-        raise UsageError("only one of --multirun, --cfg, --info and --hydra-help can be asked for", "ask one by one")
+        raise UsageError("--multirun, --cfg, --info and --hydra-help cannot be combined", "use one at a time")
     composer = Composer(flags.config_dirs, flags.config_name)
     composer.require_keys(flags.overrides)
     handlers, level = logging.root.handlers[:], logging.root.level
@@ -54,7 +55,7 @@ def show(flags: Flags) -> int:
         if isinstance(error, BrokenPipeError):
             raise
         raise ConfigError(first_line(error)) from error
-    except SystemExit as leaving:  # of show_cfg, where there is no such package
+    except SystemExit as leaving:  # raised by show_cfg if the package does not exist
         raise UsageError(said.getvalue().strip().rpartition("\n")[2]) from leaving
     finally:
         logging.root.handlers[:] = handlers
@@ -79,6 +80,6 @@ def _parser_of_hydra() -> Any:
         return get_args_parser()
     except ValueError as error:
         raise UsageError(
-            "--hydra-help: this release of Hydra cannot describe its flags on Python 3.14 and later",
-            "mptrain --help lists those that work here",
+            "--hydra-help: this release of Hydra cannot print its help on Python 3.14 and later",
+            "mptrain --help lists the flags that mptrain supports",
         ) from error

@@ -1,4 +1,4 @@
-"""``mptrain list [GROUP|recipes]``: groups, options, keys, defaults, comments, read from YAML as text."""
+"""``mptrain list [GROUP|recipes]``: lists groups, options, keys, defaults and comments, read from YAML as text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
-#: Indentation of a text that begins on a line of its own because its head leaves no room.
+#: Indentation of a text that starts on a new line because its head is too long.
 _INDENT = 6
 
-#: A value that the model may choose, with the one that holds otherwise.
+#: Interpolation of a value that the model may set, with its default.
 _SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>\[[^]]*\]|[^],{}]*)\}")
 
 
 def list_groups(words: list[str]) -> int:
-    """Prints all groups with their options, or one group with the keys of every option; or all recipes.
+    """Print all groups with their options, one group with the keys of every option, or all recipes.
 
     Args:
-        words: At most one group, or ``recipes``, and ``--config-dir DIR`` for folders of one's own.
+        words: At most one group, or ``recipes``; and ``--config-dir DIR`` for additional folders.
 
     Raises:
-        UsageError: No such group, or too many words.
+        UsageError: The group does not exist, or there are too many arguments.
         ConfigError: A folder does not exist.
     """
     flags = read_flags(words)
@@ -39,7 +39,7 @@ def list_groups(words: list[str]) -> int:
             raise ConfigError(f"--config-dir {folder}: there is no such folder", hint)
     catalogue = Catalogue([location.configs(), *folders])
     if len(names) > 1:
-        raise UsageError(f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP")
+        raise UsageError(f"list shows one group at a time, but '{names[1]}' is given too", "write mptrain list GROUP")
     if not names:
         print(_overview(catalogue))
     elif names[0] in catalogue.groups:
@@ -49,10 +49,10 @@ def list_groups(words: list[str]) -> int:
     else:
         known = [*catalogue.groups, "recipes"]
         guess = did_you_mean(names[0], known)
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
+        hint = f"did you mean {guess}?" if guess else f"groups are {', '.join(known)}"
         if found := catalogue.options(names[0]):
             group = found[0].group
-            hint = f"it is an option of {group}: write mptrain list {group}, or mptrain help {names[0]} for it alone"
+            hint = f"{names[0]} is an option of {group}: write mptrain list {group} or mptrain help {names[0]}"
         raise UsageError(f"there is no group '{names[0]}'", hint)
     return EXIT_OK
 
@@ -80,7 +80,7 @@ def _overview(catalogue: Catalogue) -> str:
             if known := "; ".join(_known(option)):
                 lines.append(_beside(" " * (width + 4), known))
         lines.append("")
-    last = "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
+    last = "* default. mptrain list GROUP shows the keys of a group's options; mptrain list recipes shows the recipes."
     return "\n".join([*lines, _beside("", last)])
 
 
@@ -98,7 +98,7 @@ def option_text(catalogue: Catalogue, option: Option) -> str:
 
 
 def _known(option: Option) -> list[str]:
-    """Return how large an option is, what it needs besides mptrain, and what a data set is for."""
+    """Return the size of an option, its extra requirements, and the tasks of a data set."""
     needs = option.facts.get("needs", "")
     wanted = f"needs {needs}" if needs and needs != "nothing" else ""
     tasks = f"for task={', '.join(option.tasks)}" if option.group == "dataset" and option.tasks else ""
@@ -106,7 +106,7 @@ def _known(option: Option) -> list[str]:
 
 
 def _beside(head: str, text: str, *, bold: bool = False) -> str:
-    """Return a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
+    """Return a text after its head: wrapped with a hanging indent on a terminal, else on one line."""
     head, text = without_control_characters(head), without_control_characters(text)
     lines = [text]
     if sys.stdout.isatty() and len(head) + len(text) > (width := line_width(sys.stdout)):
@@ -119,11 +119,11 @@ def _beside(head: str, text: str, *, bold: bool = False) -> str:
 
 
 def in_short(entry: Entry) -> tuple[str, str]:
-    """Return ``KEY=VALUE`` and the comment of a key; of a value that the model may choose, the one that holds otherwise."""
+    """Return ``KEY=VALUE`` and the comment of a key; if the model may set the value, VALUE is the default."""
     value, comment = entry.value, entry.comment
     if chosen := _SELECTED.fullmatch(value):
         value = chosen["default"]
-        comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
+        comment = "; ".join(filter(None, [comment, "unless the model sets it"]))
     return f"{entry.key}={value}", comment
 
 

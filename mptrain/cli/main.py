@@ -1,7 +1,7 @@
-"""The entry point: first word, command, exit code. Everything that fails ends here, as lines and a number.
+"""Entry point of the command line: selects the command, reports errors and returns the exit code.
 
-Nothing is imported before the command that needs it is known: help and usage errors answer at once. The docstring of a
-command is its help, without the first line.
+Each command imports what it needs only when it runs, so that help and usage errors appear at once. The docstring of a
+command, without its first line, is its help text.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda: None) -> int:
-    """Run one command line.
+    """Run a command line.
 
     Args:
-        argv: The words after the program's name; those of this process when not given.
-        at_end: Called when all is done, and a run that a signal has ended has only to say so.
+        argv: Arguments after the program's name; those of this process if not given.
+        at_end: Called when the work is done; for a run that a signal ended, before its message is printed.
 
     Returns:
         The exit code (see `mptrain.errors`).
     """
-    # Threads that spin while they wait make a step 20 times slower as soon as another process wants the core.
+    # Threads that spin while waiting make a step 20 times slower as soon as another process uses the core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
-    # What torch's C++ warns of outside of Python is for people who mend torch: that ranks try again to meet, and the like.
+    # torch's C++ warnings, such as retries of the rendezvous, are meant for developers of torch.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
-    completing = words[:2] == ["completion", "query"]  # then the other words are those of some other command line
+    completing = words[:2] == ["completion", "query"]  # the other words are the command line to complete
     if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
     code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words), at_end)
-    # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
+    # Flush here, because a failure during interpreter shutdown cannot be reported.
     if code == EXIT_OK:
         code = _guarded(_flush)
     try:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
 
 
 def _be_silent_on_other_ranks() -> None:
-    """Of the ranks that torchrun has begun, the first one speaks for all; the first on each other machine says its errors."""
+    """Silence all ranks of torchrun except rank 0; the first rank of each other machine still prints errors."""
     begun = torchrun_rank()
     if begun is None or begun.rank == 0:
         return
@@ -80,7 +80,7 @@ def _be_silent_on_other_ranks() -> None:
 
 
 def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: None) -> int:
-    """Return the exit code of an action, whatever it raises."""
+    """Run an action, report any exception, and return the exit code."""
     try:
         return action()
     except KeyboardInterrupt as interrupt:
@@ -90,14 +90,14 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
             print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`mptrain list | head`); what it wanted it has.
+        # The reader closed the pipe (`mptrain list | head`); this is not an error.
         _discard_output()
         return EXIT_OK
     except MptrainError as error:
         if isinstance(error, Preempted):
             at_end()
         return report(error)
-    except SystemExit as leaving:  # of what a sweeper calls, for one
+    except SystemExit as leaving:  # for example from code that a sweeper calls
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
@@ -105,7 +105,8 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
         return report(out_of_memory(error) or error)
 
 
-#: What print() raises when standard output takes no more; errors about files name them, or are StorageErrors.
+#: Error numbers that print() raises if standard output cannot be written. Errors about files have a file name, or are
+#: StorageErrors.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
@@ -116,7 +117,7 @@ def _flush() -> int:
 
 
 def _discard_output() -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor holds nothing back
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to discard
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -146,20 +147,19 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _refuse_torchrun(what: str) -> None:
-    """Refuse what every rank that torchrun has begun would do for itself."""
+    """Reject commands that every rank of torchrun would run separately."""
     if torchrun_rank() is not None:
         raise UsageError(
-            f"torchrun begins the ranks of one run, and {what} is none",
-            "leave torchrun out; in a sweep, distributed.procs=2 gives each run two ranks",
+            f"torchrun starts the ranks of a single run, but {what} is not a single run",
+            "run it without torchrun; in a sweep, distributed.procs=2 gives each run two ranks",
         )
 
 
 def _train(words: list[str]) -> int:
     """Run ``mptrain train``.
 
-    Trains one configuration, or with -m every combination of several, --jobs N at a time. Any KEY=VALUE is
-    allowed. Nothing of a sweep starts before all of its points are valid; what happens to one of them does not
-    stop the others.
+    Trains one configuration, or with -m every combination of several values, --jobs N at a time. Any KEY=VALUE is
+    allowed. A sweep starts only after all of its points were checked. A point that fails does not stop the others.
     """
     flags = read_flags(words)
     if flags.completion:
@@ -194,11 +194,11 @@ def _composed(flags: command_line.Flags) -> Config:
 def _resume(words: list[str]) -> int:
     """Run ``mptrain resume``.
 
-    Continues a run from its last checkpoint. RUN is its directory, or the word last. Any key may change on the
-    way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer, schedule and logger
-    may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size. SWEEP is the
-    folder of a sweep: its points that are missing, failed or interrupted are run, --jobs N at a time, by what its
-    sweep.json says, without KEY=VALUE, here or with --launcher. The word last always means a run.
+    Resumes a run from its last checkpoint. RUN is its directory, or last for the run that was started last. Any
+    key may change (train.epochs or train.max_steps to train longer; precision, scaler, optimizer, schedule and
+    logger may be replaced), except model, dataset, task and train.batch_size. SWEEP is the folder of a sweep: its
+    missing, failed and interrupted points are run, --jobs N at a time, on this machine or with --launcher. Their
+    configuration comes from sweep.json, so KEY=VALUE is not allowed.
     """
     words, found = take_options(words, {"--jobs": "VALUE", "--launcher": "VALUE"})
     flags = command_line.training_flags(found, (), multirun=True)
@@ -223,9 +223,9 @@ def _resume(words: list[str]) -> int:
 def _eval(words: list[str]) -> int:
     """Run ``mptrain eval``.
 
-    Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the word last. Keys
-    such as device or precision.eval can be changed for it. --raw measures the weights themselves where a run has
-    averaged ones (train.ema_decay).
+    Evaluates the last checkpoint of a run, or with --best the best one. RUN is its directory, or last for the run
+    that was started last. Keys such as device or precision.eval can be changed for the evaluation. --raw evaluates
+    the raw weights if the run also has averaged weights (train.ema_decay).
     """
     rest, found = take_options(words, {}, ("--best", "--raw"))
     run, overrides = run_and_overrides("eval", rest)
@@ -237,9 +237,9 @@ def _eval(words: list[str]) -> int:
 def _export(words: list[str]) -> int:
     """Run ``mptrain export``.
 
-    Writes the weights of a run's last checkpoint, or with --best its best, as a plain state dict that torch.load
-    reads with weights_only=True: float32, or with --fp16 float16. Averaged weights (train.ema_decay) are taken
-    where there are any; --raw takes the others. --output PATH says where to.
+    Writes the weights of a run's last checkpoint, or with --best its best one, as a plain state dict that
+    torch.load reads with weights_only=True, in float32, or with --fp16 in float16. If the run has averaged weights
+    (train.ema_decay), they are exported; --raw exports the raw weights instead. --output PATH sets the file.
     """
     from mptrain.cli.export import export
 
@@ -249,12 +249,12 @@ def _export(words: list[str]) -> int:
 def _compare(words: list[str]) -> int:
     """Run ``mptrain compare``.
 
-    Trains every arm that the words form, with every seed (seed= repeats arms and forms none), or takes RUNs that
-    exist, folders of sweeps included, and says of each arm whether it is better than the reference, equivalent to
-    it, worse, or undecided, from differences paired by seed. --reference ARM (precision=fp32 if not given);
-    --margin X is the largest difference that counts as none, in the metric's unit, 0.01 if not given; --metric
-    NAME; --jobs N. RUNs must differ in precision and scaler only: --by KEY,KEY names what else they are to differ
-    in, --anyway compares them all the same.
+    Trains every arm, that is every combination of the values, with every seed (seed= repeats arms and forms no new
+    ones), or takes existing RUNs, including folders of sweeps. Reports for each arm if it is better than the
+    reference, equivalent, worse or undecided, from differences paired by seed. --reference ARM sets the reference
+    (default: precision=fp32); --margin X the largest difference that counts as equivalent, in the metric's unit
+    (default: 0.01); --metric NAME the metric; --jobs N the number of runs at a time. RUNs must differ only in
+    precision and scaler: --by KEY,KEY allows other keys to differ, --anyway skips this check.
     """
     from mptrain.cli.compare import compare
 
@@ -264,9 +264,8 @@ def _compare(words: list[str]) -> int:
 def _report(words: list[str]) -> int:
     """Run ``mptrain report``.
 
-    Writes report.html (one file, nothing to load) and report.md with figures/ into the folder of a run, finished
-    or not, of a sweep, a comparison or a recipe, and prints their paths. The word last is the run that was
-    started last.
+    Writes report.html (self-contained) and report.md with figures/ into the folder of a run, finished or not, of a
+    sweep, a comparison or a recipe, and prints their paths. The word last stands for the run that was started last.
     """
     from mptrain.cli.report import report_folders
 
@@ -276,12 +275,12 @@ def _report(words: list[str]) -> int:
 def _recommend(words: list[str]) -> int:
     """Run ``mptrain recommend``.
 
-    Says which static loss scales are usable for a RUN that was trained with diagnostics=histograms, which one to
-    take, from how many looks, and what every other one would do: what underflows at 2^0, what overflows at 2^24.
-    A scale is named only where less than 1 % of skipped steps is sure with 95 % confidence; too few looks end it
-    with exit code 6, and it says which diagnostics.every gives enough. Prints a table and writes forecast.html
-    and forecast.md into its folder. A run in FP32 shows all gradients; one in FP16 only those that it kept.
-    --sweep SWEEP shows what a sweep over scaler.scale measured beside it. The word last is the run that was
+    Recommends a static loss scale for a RUN that was trained with diagnostics=histograms. Prints the usable range
+    and the effect of every scale, from underflow at 2^0 to overflow at 2^24, and writes forecast.html and
+    forecast.md into the run's folder. A scale is recommended only if less than 1 % of steps would be skipped with
+    95 % confidence. With too few histograms the exit code is 6, and the output names a sufficient
+    diagnostics.every. A run in FP32 records all gradients; a run in FP16 only those that did not underflow.
+    --sweep SWEEP adds the measurements of a sweep over scaler.scale. The word last stands for the run that was
     started last.
     """
     from mptrain.cli.recommend import recommend_scale
@@ -292,14 +291,14 @@ def _recommend(words: list[str]) -> int:
 def _diagnose(words: list[str]) -> int:
     """Run ``mptrain diagnose``.
 
-    Does one step again, forward and backward without an update, and looks at every operator: which module first
-    gives something that is not finite, how far values reach into FP16's range, what is lost to underflow. Then it
-    tries what may mend the step, on that very step: a lower scale, precision.keep_fp32=[...], another precision.
-    Of a RUN that was ended by its numerics this is the step that ended it, else the one after its last
-    checkpoint; --step N trains in memory up to step N. Of several learners it is the one that went wrong;
-    --learner NAME chooses another. Into the run's folder diagnosis/ it writes what it found, else nothing.
-    KEY=VALUE alone is a configuration that was never run, step 1 if not given. --all shows every module;
-    --config-dir DIR adds groups and options of your own.
+    Repeats one step, forward and backward without an update, and checks every operator: which module first
+    produces a value that is not finite, how much of FP16's range is used, and what is lost to underflow. Then it
+    tests fixes on the same step: a lower scale, precision.keep_fp32=[...], another precision. For a RUN that was
+    ended by its numerics, it repeats the step that ended it, otherwise the step after the last checkpoint; --step N
+    trains in memory up to step N. With several learners, it examines the one that failed; --learner NAME selects
+    another. The result is written to diagnosis/ in the run's folder; nothing else is changed. KEY=VALUE without
+    RUN examines a new configuration, at step 1 by default. --all shows every module; --config-dir DIR adds a
+    folder with your own groups and options.
     """
     from mptrain.cli.diagnose import diagnose
 
@@ -309,11 +308,11 @@ def _diagnose(words: list[str]) -> int:
 def _replay(words: list[str]) -> int:
     """Run ``mptrain replay``.
 
-    Runs a loss scaling rule, scaler=NAME scaler.KEY=VALUE, over the recorded steps of a run, and shows its scales
-    beside those on record; without a rule, the run's own, which gives exactly the recorded scales. Writes
-    replay-NAME-KEY-VALUE.html and .md into the run's directory, so that every rule has its own. What a step would
-    have done at another scale is known, or estimated, from a run with diagnostics=histograms; rules that measure
-    gradients (logmax, als) need one.
+    Simulates a loss scaling rule, scaler=NAME scaler.KEY=VALUE, on the recorded steps of a run, and shows its
+    scales next to the recorded ones. Without a rule, the run's own is replayed, which gives exactly the recorded
+    scales. Writes replay-NAME-KEY-VALUE.html and .md into the run's directory, one pair of files for each rule.
+    With diagnostics=histograms, the outcome of a step at another scale is known or estimated; rules that measure
+    gradients (logmax, als) need histograms.
     """
     from mptrain.machine import dropping_nothing
 
@@ -327,11 +326,11 @@ def _replay(words: list[str]) -> int:
 def _reproduce(words: list[str]) -> int:
     """Run ``mptrain reproduce``.
 
-    Runs a recipe of mptrain list recipes, or the one in a folder of yours, prints what it found beside what it
-    expects, and ends with 5 where that is something else. Runs that have ended are not run again. --dry-run
-    prints the plain commands and runs nothing; --smoke only shows that everything runs, in short; --jobs N runs N
-    at a time; --config-dir DIR adds groups and options of your own. KEY=VALUE changes every run; run.root=DIR is
-    where.
+    Runs a recipe from mptrain list recipes or from your own folder, and prints its results and expectations. The
+    exit code is 5 if an expectation is not met. Finished runs are not repeated. --dry-run prints the plain
+    commands and runs nothing; --smoke shortens all runs to check that they work; --jobs N runs N at a time;
+    --config-dir DIR adds a folder with your own groups and options. KEY=VALUE changes every run; run.root=DIR sets
+    the output folder.
     """
     from mptrain.cli.reproduce import reproduce
 
@@ -341,8 +340,7 @@ def _reproduce(words: list[str]) -> int:
 def _list(words: list[str]) -> int:
     """Run ``mptrain list``.
 
-    Shows all groups and their options, or one group with every option's keys, defaults and comments; or all
-    recipes.
+    Lists all groups and their options, or the keys, defaults and comments of one group's options; or all recipes.
     """
     from mptrain.cli.list import list_groups
 
@@ -352,13 +350,13 @@ def _list(words: list[str]) -> int:
 def _doctor(words: list[str]) -> int:
     """Run ``mptrain doctor``.
 
-    Shows the environment, the devices, and which precision suits them. Ends with 3 when something that is needed
-    is broken. With KEY=VALUE (or --config-dir DIR) it trains nothing, but reads all files of the data set, lists
-    every one that training would stop at, leave out or convert, and ends with 6 where it would stop. Else it
-    computes the gradients of the first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24,
-    and says which scales are right, and what is wrong by module: a loss or a norm in half precision, gradients
-    that do not follow the scale, an eps that vanishes, a mask that becomes infinite. Ends with 4 when something
-    is wrong.
+    Shows the environment, the devices and the precision modes that they support. The exit code is 3 if a required
+    package is broken. With KEY=VALUE (or --config-dir DIR), it checks a configuration without training. It reads
+    all files of the data set and lists those at which training would stop (exit code 6) and those that it would
+    skip or convert. Then it computes the gradients of the first step in FP64, in FP32 and in the precision at loss
+    scales from 1 to 2^24. It prints the usable range of loss scales and the problems of each module, such as a loss
+    or norm in half precision, gradients that are not proportional to the loss scale, an eps that underflows, or a
+    mask that becomes infinite. The exit code is 4 if it found a problem.
     """
     if not words:
         from mptrain.cli.doctor import doctor
@@ -366,12 +364,12 @@ def _doctor(words: list[str]) -> int:
         return doctor()
     flags = read_flags(words)
     if plain := [word for word in flags.overrides if "=" not in word and not word.startswith("~")]:
-        raise UsageError(f"doctor takes KEY=VALUE, but there is '{plain[0]}'", "write mptrain doctor model=resnet18")
+        raise UsageError(f"doctor takes KEY=VALUE, but got '{plain[0]}'", "write mptrain doctor model=resnet18")
     if flags.multirun or flags.show:
         unknown = next(
             word for word in words if word.startswith("-") and not word.startswith(("--config-", "-cd", "-cn"))
         )
-        raise UsageError(f"doctor knows no {unknown}", "it looks at one configuration: mptrain doctor KEY=VALUE ...")
+        raise UsageError(f"unknown option '{unknown}'", "doctor checks one configuration: mptrain doctor KEY=VALUE ...")
     config = _composed(flags)
     from mptrain.cli.doctor_model import doctor_model
 
@@ -381,8 +379,8 @@ def _doctor(words: list[str]) -> int:
 def _completion(words: list[str]) -> int:
     """Run ``mptrain completion``.
 
-    Prints a script after which the TAB key completes groups, options, keys, values and runs. In bash and zsh:
-    eval "$(mptrain completion bash)"; in fish: mptrain completion fish | source.
+    Prints a script that enables TAB completion of groups, options, keys, values and runs. In bash and zsh: eval
+    "$(mptrain completion bash)"; in fish: mptrain completion fish | source.
     """
     from mptrain.cli.completion import completion
 
@@ -392,20 +390,20 @@ def _completion(words: list[str]) -> int:
 def _help(words: list[str]) -> int:
     """Run ``mptrain help``.
 
-    Shows how a command is used; or the options of a group, the keys of an option or of a section (train, log, run
-    ...), what a key means, or how to sweep.
+    Shows the usage of a command, the options of a group, the keys of an option or of a section (train, log, run
+    ...), the meaning of a key, or how to sweep.
     """
     return print_help(words, command_texts())
 
 
 def command_texts() -> dict[str, str]:
-    """Return the help of each command."""
+    """Return the help text of each command."""
     return {name: " ".join((command.__doc__ or "").split()[3:]) for name, command in COMMANDS.items()}
 
 
 def _version(words: list[str]) -> int:
     if words:
-        raise UsageError(f"--version takes no words, but there is '{words[0]}'")
+        raise UsageError(f"--version takes no arguments, but got '{words[0]}'")
     from mptrain import __version__
 
     print(f"mptrain {__version__}")
@@ -414,5 +412,5 @@ def _version(words: list[str]) -> int:
 
 _ALL = (_train, _resume, _eval, _export, _compare, _report, _recommend, _diagnose, _replay, _reproduce)
 
-#: Each command by its name.
+#: Commands by name.
 COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _doctor, _completion, _help)}

@@ -1,6 +1,6 @@
-"""All that a command prints: lines and rows on standard output, errors with their hints and warnings on standard error.
+"""Output of all commands: lines and rows on standard output; errors, hints and warnings on standard error.
 
-Nothing in it controls a terminal, no secret stands in it, and a traceback is printed only where the user asks for one.
+The output must not contain control characters or secrets. A traceback is printed only if the user asks for it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import IO
 from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, Problem, StorageError
 from mptrain.masking import masked
 
-#: Seconds between two signs of life on a terminal.
+#: Seconds between two updates of the elapsed time on a terminal.
 _TICK = 0.5
 
-#: Characters of one line; a word of the user's may be of any length.
+#: Maximum length of a message in characters; text from the user may be of any length.
 LONGEST = 1000
 
-#: Characters of a line of text at most, and at least.
+#: Maximum and minimum width of a line of text in characters.
 WIDTH, NARROWEST = 110, 60
 
 _COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
 
 def report(error: BaseException) -> int:
-    """Print what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
+    """Print an ``error:`` line for each problem of an exception, and its ``hint:`` line if it has one.
 
-    A run that a signal has stopped in order has a ``stopped:`` line, since nothing went wrong.
+    For a run that a signal stopped in an orderly way, the line starts with ``stopped:``.
 
     Returns:
-        The exit code it calls for.
+        The exit code for the exception.
     """
     if wants_traceback():
         traceback.print_exception(error)
@@ -52,10 +52,10 @@ def report(error: BaseException) -> int:
         isinstance(error, ModuleNotFoundError) and not (error.name or "mptrain").startswith("mptrain")
     ) or "torchvision::nms does not exist" in str(error):
         code = EXIT_ENVIRONMENT
-        hint = "mptrain doctor says what is missing and how to mend it"
+        hint = "mptrain doctor shows what is missing and how to fix it"
         problems = (Problem(f"the installation is broken: {error}", hint),)
     else:
-        hint = "" if wants_traceback() else "MPTRAIN_TRACEBACK=1 or --traceback shows where; please report it"
+        hint = "" if wants_traceback() else "MPTRAIN_TRACEBACK=1 or --traceback shows the traceback for a bug report"
         problems = (Problem(f"this is a bug in mptrain: {type(error).__name__}: {error}", hint),)
     for problem in problems:
         _say(kind, problem.what)
@@ -69,7 +69,7 @@ _warned: set[str] | None = None
 
 @contextlib.contextmanager
 def each_warning_once() -> Iterator[None]:
-    """Inside, a warning that was printed already is not printed again."""
+    """Within this context, print each distinct warning only once."""
     global _warned
     _warned = set()
     try:
@@ -79,7 +79,7 @@ def each_warning_once() -> Iterator[None]:
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Prints warnings, each once."""
+    """Print warnings without duplicates."""
     for sentence in dict.fromkeys(sentences):
         if _warned is not None:
             if sentence in _warned:
@@ -90,10 +90,10 @@ def warn(sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Turns a standard output that takes no more into an error for the user; one whose reader has gone stays what it is.
+    """Convert errors of writing to standard output to `StorageError`; a `BrokenPipeError` passes through unchanged.
 
     Raises:
-        StorageError: The disk is full, or the stream is broken otherwise.
+        StorageError: The disk is full, or the stream fails in another way.
     """
     try:
         yield
@@ -104,40 +104,41 @@ def writing() -> Iterator[None]:
 
 
 def unwritable(error: OSError) -> tuple[str, str]:
-    """Message and hint about a standard output that takes no more."""
+    """Return the message and hint for a standard output that cannot be written."""
     return f"standard output: {(error.strerror or str(error)).lower()}", "send the output somewhere else"
 
 
 def wants_traceback() -> bool:
-    """Return whether the user asked to see tracebacks."""
+    """Return whether the user asked for tracebacks."""
     return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
 
 
 def supports_colour(stream: object) -> bool:
-    """Return whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
+    """Return whether a stream is a terminal that shows colours, without NO_COLOR or TERM=dumb."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:
-    """One line without control characters and lone surrogates, whatever the user typed."""
+    """Return text as one line without control characters and lone surrogates, truncated to `LONGEST` characters."""
     clean = without_control_characters(" ".join(text.split()))
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
-#: Beginnings and ends of the colours and of the bold and dim text that are ours; no other sequence reaches a terminal.
+#: Escape sequences for colours, bold and dim text that mptrain uses; no other sequence reaches a terminal.
 _STYLES = re.compile(r"(\x1b\[(?:[0-3]|[39][0-7])(?:;(?:[0-3]|[39][0-7]))*m)")
 
 
 def say(text: str, *, styled: bool = False) -> None:
-    """Print lines in which nothing controls a terminal, and no secret of the environment stands.
+    """Print lines without control characters and without secrets of the environment.
 
     Args:
-        text: Lines; words out of files may stand in it.
-        styled: Where colours are shown, it may have such sequences as ours: others, out of a file, give at most colours.
+        text: Lines to print; may contain text from files.
+        styled: Keep the escape sequences of `_STYLES` if colours are supported. Text from files can then at most
+            change colours.
 
     Raises:
-        StorageError: Standard output takes no more.
+        StorageError: Standard output cannot be written.
     """
     styled = styled and supports_colour(sys.stdout)
     lines = []
@@ -151,10 +152,10 @@ def say(text: str, *, styled: bool = False) -> None:
 
 
 class KeyValues:
-    """Printer of ``key=value`` lines; once the reader of the stream has gone, it prints nothing more.
+    """Printer of ``key=value`` lines; after a write error it prints nothing more.
 
     Args:
-        stream: Where they go.
+        stream: Output stream.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -172,24 +173,24 @@ class KeyValues:
                 flush=True,
             )
         except OSError:
-            self._gone = True  # what is trained goes on without a reader
+            self._gone = True  # training continues without output
 
 
 def line_width(stream: IO[str]) -> int:
-    """Return the characters of a line of text: as wide as a terminal within limits, the same everywhere else."""
+    """Return the line width in characters: the terminal's within limits, or `WIDTH` if it is not a terminal."""
     if not stream.isatty():
         return WIDTH
     return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
 
 
 def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
-    """Return text in lines of a terminal, without breaking words, so that paths and commands stay whole.
+    """Wrap text to lines without breaking words, so that paths stay whole.
 
     Args:
-        text: It may come from the user or a file.
-        head: Stands before it.
-        width: Characters of a line; None for those of standard output.
-        indent: Before every line but the first.
+        text: Text, possibly from the user or a file.
+        head: Prefix of the first line.
+        width: Line width in characters; None for that of standard output.
+        indent: Prefix of every line except the first.
     """
     return textwrap.wrap(
         f"{head}{printable(text)}",
@@ -201,17 +202,17 @@ def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:
-    """Print a title and its rows; a row without text is left out. Control characters only on a terminal.
+    """Print a title and rows, omitting rows without text; bold and dim text appear only on a terminal.
 
     Commands are not wrapped, so that they can be copied.
 
     Args:
-        title: Of the whole.
+        title: Heading above the rows.
         rows: Names and texts.
-        stream: Standard output if not given.
+        stream: Output stream; standard output if not given.
 
     Raises:
-        StorageError: The stream takes no more.
+        StorageError: The stream cannot be written.
     """
     stream = stream or sys.stdout
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if supports_colour(stream) else ("", "", "")
@@ -233,7 +234,7 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
 
 @contextlib.contextmanager
 def checking(points: int) -> Iterator[None]:
-    """Tell a terminal that points are being checked, and for how long: imports take seconds, and their data are loaded for it."""
+    """Show on a terminal that points are being checked, with the elapsed time; imports and data take seconds."""
     if not points or not sys.stdout.isatty():
         yield
         return
@@ -250,7 +251,7 @@ def checking(points: int) -> Iterator[None]:
         ticking.start()
     try:
         yield
-    finally:  # nothing is drawn between what is said from here on
+    finally:  # wait for the thread, so that it prints nothing into later output
         over.set()
         if ticking.ident is not None:
             ticking.join()
@@ -258,12 +259,12 @@ def checking(points: int) -> Iterator[None]:
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a terminal that has gone; who says more will hear of it
+    with contextlib.suppress(OSError, ValueError):  # the terminal has closed; later output reports the error
         print(text, end="", flush=True)
 
 
 def without_control_characters(text: str) -> str:
-    """Text without control characters and lone surrogates, so that nothing in it controls a terminal, and without secrets."""
+    """Return text with control characters and lone surrogates escaped and secrets masked."""
     text = masked(text)
     if text.isprintable():
         return text
@@ -276,18 +277,18 @@ def _say(kind: str, text: str) -> None:
     text = printable(text)
     if sys.stderr.isatty():
         text = _wrapped(text, len(kind) + 2, shutil.get_terminal_size().columns)
-    with contextlib.suppress(OSError):  # nobody can be told that nobody can be told
+    with contextlib.suppress(OSError):  # an error of standard error cannot be reported
         print(label, text, file=sys.stderr)
 
 
-#: A command in a sentence.
+#: Pattern of a command within a sentence.
 _COMMAND = re.compile(r"(?<!\S)(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
 
 
 def _wrapped(text: str, left: int, width: int) -> str:
-    """Return text in lines that leave room for a label in front of the first, and the same room before the others.
+    """Wrap text with a hanging indent of ``left`` characters, the length of the label before the first line.
 
-    Neither a word nor a command is broken over two lines, so that a command can be copied.
+    Words and commands are not broken, so that commands can be copied.
     """
     whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(whole, max(width - left, 1), break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""The live panel of a run on a terminal."""
+"""Live panel that shows a run on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mptrain.cli.messages import printable
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.atomic_files import readable_bytes
 
-#: Seconds between two drawings; a terminal shows no more to anybody, and drawing takes milliseconds.
+#: Seconds between two redraws; a redraw takes milliseconds, and faster updates are not readable.
 INTERVAL = 0.25
 
 _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "unexpected": "bold red"}
@@ -29,56 +29,56 @@ _SPARKLINE = 24
 _GAP = "   "
 _SHORTEST_BAR = 6
 
-#: The least width, in characters, of those columns of an epoch's row for which it is not 8.
+#: Minimum width in characters of the columns of an epoch's row that differ from the default of 8.
 _CELL = {"epoch": 7, "skipped": 7, "time": 7}
 
 
 class Terminal(Console):
-    """A console that falls silent, instead of ending the process, when its terminal has gone."""
+    """Console that becomes silent when its terminal closes, instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
-        """Fall silent: nobody looks at it any more."""
+        """Stop all output after the terminal has closed."""
         self.quiet = True
 
 
 class LiveDisplay:
-    """A drawing on a terminal that is redrawn on demand, and not any more once the terminal has gone.
+    """Terminal display that is redrawn on demand until the terminal closes.
 
     Args:
         stream: The terminal.
-        colours: Whether to use any.
-        transient: The drawing goes away at the end.
+        colours: Whether to use colours.
+        transient: Whether to erase the display at the end.
     """
 
     def __init__(self, stream: IO[str], *, colours: bool, transient: bool) -> None:
         self._console = Terminal(file=stream, no_color=not colours)
-        # No refreshing thread: it would draw while signals are handled and worker processes are forked.
+        # A refresh thread would draw while signals are handled and worker processes are forked.
         self._live = Live(console=self._console, auto_refresh=False, transient=transient)
         self._drawn = 0.0
         self._gone = False
 
     def draw(self, drawing: RenderableType) -> None:
-        """Replace the drawing."""
+        """Replace the displayed content."""
         try:
             self._live.start()
             self._live.update(drawing, refresh=True)
         except OSError:
-            self._gone = True  # what is shown goes on without it
+            self._gone = True  # the run continues without the display
         self._drawn = time.monotonic()
 
     def close(self) -> None:
-        """Leave the terminal as it is."""
-        with contextlib.suppress(OSError):  # the terminal may have gone
+        """Stop the display."""
+        with contextlib.suppress(OSError):  # the terminal may have closed
             self._live.stop()
 
 
 class LivePanel(LiveDisplay):
-    """A sink that draws a panel, at most four times a second and only when records arrive.
+    """Sink that draws a panel when records arrive, at most four times a second.
 
     Args:
         stream: The terminal.
-        title: What is being trained.
-        colours: Whether to use any.
+        title: Title of the panel: the model and precision.
+        colours: Whether to use colours.
     """
 
     def __init__(self, stream: IO[str], title: str = "", *, colours: bool = True) -> None:
@@ -88,23 +88,23 @@ class LivePanel(LiveDisplay):
         self._titles: list[str] = []
 
     def take(self, record: Record) -> None:
-        """Note the record, and draw when the last drawing is old enough; an epoch leaves a row above the panel."""
+        """Update the state from a record, and redraw if a redraw is due; an epoch adds a row above the panel."""
         self._seen.take(record)
         if isinstance(record, EpochRecord):
             self._print_epoch(record)
         if isinstance(record, StepRecord) and record.overflow:
-            return  # its kind is on the next record
+            return  # the next record has the phase of the overflow
         if time.monotonic() - self._drawn >= INTERVAL or isinstance(record, EvalRecord):
             self._draw()
 
     def close(self) -> None:
-        """Draw the last state and leave it on the screen."""
+        """Draw the final state and keep it on the screen."""
         self._draw()
         super().close()
         self._gone = True
 
     def _print_epoch(self, record: EpochRecord) -> None:
-        """Print a row above the panel, and the titles of its columns where they are not those of the row before."""
+        """Print a row above the panel, preceded by column titles if they differ from those of the previous row."""
         columns = epoch_columns(record, self._seen, self._console.width)
         titles = [title for title, _ in columns]
         rows = [Text(_side_by_side(columns, titles), style="dim")] if titles != self._titles else []
@@ -112,26 +112,26 @@ class LivePanel(LiveDisplay):
         self._titles = titles
         self._draw()
         if not self._gone:
-            with contextlib.suppress(OSError):  # the terminal may have gone
+            with contextlib.suppress(OSError):  # the terminal may have closed
                 self._console.print(*rows, sep="\n")
 
     def _draw(self) -> None:
         if not self._gone and self._seen.learners:
-            width = self._console.width - 2 * len("^C")  # which a terminal writes behind the panel's last character
+            width = self._console.width - 2 * len("^C")  # a terminal echoes ^C after the panel's last character
             self.draw(render(self._seen, self._title, width))
 
 
 def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tuple[str, str]]:
-    """Return titles and values of an epoch's row; those that matter least are left out of a narrow terminal.
+    """Return the titles and values of an epoch's row, without the least important ones if the terminal is narrow.
 
     Args:
-        record: The epoch of one learner.
-        seen: What the display knows of the run.
-        width: Characters of a line.
+        record: Record of one learner's epoch.
+        seen: Displayed state of the run.
+        width: Line width in characters.
     """
     of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
     metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in formatting.metric_order(record.val)]
-    columns = [  # the higher the number, the sooner it is left out
+    columns = [  # columns with higher numbers are dropped first
         (0, "epoch", f"{record.epoch}{of}"),
         *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
         (0, "train loss", f"{record.train_loss:.4f}"),
@@ -150,13 +150,13 @@ def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tu
 
 
 def _side_by_side(columns: list[tuple[str, str]], cells: list[str]) -> str:
-    """Return cells below each other from row to row, each as wide as its title and as numbers usually are."""
+    """Join cells to a row, padded so that consecutive rows align."""
     widths = [max(len(title), len(value), _CELL.get(title, 8)) for title, value in columns]
     return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def render(seen: RunProgress, title: str = "", width: int | None = None) -> RenderableType:
-    """The panel for a state; as wide as the terminal where no width is given."""
+    """Return the panel for a state; without ``width`` it is as wide as the terminal."""
     rows: list[RenderableType] = []
     if seen.progress is not None:
         rows.append(_progress(seen.progress))
@@ -172,7 +172,7 @@ def render(seen: RunProgress, title: str = "", width: int | None = None) -> Rend
 
 
 def _shown(name: str) -> str:
-    """A word out of a file, or of a part of the user's, which controls neither rich nor the terminal."""
+    """Return text from a file or a user's class, with rich markup and control characters escaped."""
     return escape(printable(name))
 
 
@@ -228,11 +228,11 @@ def _machine(progress: ProgressRecord) -> RenderableType:
 
 
 class _Parts:
-    """Pieces of text side by side, as many on a line as fit; none is cut or broken while it fits alone.
+    """Renderable that places pieces of text side by side, as many on a line as fit, without breaking a piece.
 
     Args:
-        markup: Of each piece.
-        first: What takes the rest of the first line, or a line of its own where little is left.
+        markup: Markup of each piece.
+        first: Renderable that fills the rest of the first line, or its own line if there is too little room.
     """
 
     def __init__(self, *markup: str, first: RenderableType | None = None) -> None:
@@ -251,7 +251,7 @@ class _Parts:
                 yield grid
                 return
             yield self._first
-            yield Segment.line()  # which a progress bar leaves out
+            yield Segment.line()  # a progress bar does not end its line
         line = Text()
         for piece in self._pieces:
             if line.cell_len and line.cell_len + len(_GAP) + piece.cell_len > width:

@@ -1,4 +1,4 @@
-"""``mptrain recommend RUN [--sweep SWEEP]``: which static loss scale is usable, from the histograms of a run."""
+"""``mptrain recommend RUN [--sweep SWEEP]``: recommends a static loss scale from the histograms of a run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from mptrain.runlog.directory import last_run
 if TYPE_CHECKING:
     from mptrain.report.page import Table
 
-#: Letters of a row of the table where no terminal says how many it takes.
+#: Width of the table in characters if standard output is not a terminal.
 _WIDTH = 160
 
 _COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
 
 
 def recommend_scale(words: Sequence[str]) -> int:
-    """Print the recommended scale and what every other one would do, and write it as a page into the run's folder.
+    """Print the recommended scale and the effect of every other scale, and write both as a page into the run's folder.
 
     Args:
         words: The run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
 
     Returns:
-        0, or 6 where the looks of a learner are too few to tell.
+        0, or 6 if a learner has too few histograms for a recommendation.
 
     Raises:
-        UsageError: Not exactly one run is named, or something else is.
-        StorageError: The run has no histograms, the sweep no static scales, or a folder cannot be read or written.
+        UsageError: The arguments do not name exactly one run.
+        StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
     """
     run, sweep = _read(words)
     path = last_run(Path("outputs")).root if run == "last" else place(run)
@@ -63,7 +63,7 @@ def recommend_scale(words: Sequence[str]) -> int:
 
 
 def _read(words: Sequence[str]) -> tuple[str, str]:
-    """The run and the sweep that are named; the sweep is empty where none is."""
+    """Return the run and the sweep of the arguments; the sweep is empty if not given."""
     runs, found = take_options(words, {"--sweep": "outputs/sweeps/NAME"})
     hint = "recommend takes a run, and --sweep SWEEP"
     for word in runs:
@@ -71,16 +71,16 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
             raise UsageError(f"unknown option '{word}'", hint)
         if "=" in word and not Path(word).exists():
             if re.match(r"(learners\.[^.=]+\.)?scaler\b", word):
-                hint += f"; what a scaler would have done says mptrain replay RUN {shlex.quote(word)}"
-            raise UsageError(f"KEY=VALUE is not taken, but there is '{word}'", hint)
+                hint += f"; to simulate another scaler, write mptrain replay RUN {shlex.quote(word)}"
+            raise UsageError(f"recommend does not take KEY=VALUE, but got '{word}'", hint)
     if len(runs) != 1:
-        what = f"recommend takes one run, but there are {len(runs)}" if runs else "recommend needs a run directory"
+        what = f"recommend takes one run, but got {len(runs)}" if runs else "recommend needs a run directory"
         raise UsageError(what, "write mptrain recommend last, or the path of a run with histograms")
     return runs[0], found.get("--sweep", [""])[-1]
 
 
 def _drawn(shown: Table) -> list[str]:
-    """Return a table of a report for a terminal; heads are folded where it is narrow, and no number is ever cut off."""
+    """Render a report's table for the terminal; on a narrow one, headings are folded but numbers never truncated."""
     columns = []
     for at, name in enumerate(shown.head):
         cells = [(escape(printable(row[at].text)), _COLOURS.get(row[at].tone)) for row in shown.rows]

@@ -1,4 +1,4 @@
-"""``mptrain replay``: what another loss scaling rule would have done to a run, without training it again."""
+"""``mptrain replay``: simulates another loss scaling rule on the recorded steps of a run, without training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mptrain.report.replay_page import CAVEAT, COLUMNS, Replay, replay_rows
 
 
 def replay(run: str, overrides: Sequence[str]) -> int:
-    """Replay a rule, print what it would have done, write its page, and print the paths of that.
+    """Replay a rule, print its effect, write its page, and print the paths of the page.
 
     Args:
         run: The run directory, or ``last``.
-        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; none replays the run's own rule.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; if empty, the run's own rule is replayed.
 
     Raises:
-        MptrainError: The run or the rule cannot be had, or the records do not say enough.
+        MptrainError: The run or the rule cannot be loaded, or the records are not sufficient.
     """
     found = replay_run(run, overrides)
     written = write_replay(found)
@@ -54,5 +54,5 @@ def _lines(found: Replay) -> list[str]:
     for note in found.notes:
         lines += wrapped(note, "note: ")
     if any(learner.parted is not None for learner in found.learners):
-        lines += wrapped(CAVEAT, "mind: ")
+        lines += wrapped(CAVEAT, "caveat: ")
     return lines

@@ -1,4 +1,4 @@
-"""``mptrain report PATH ...``: writes reports and says where they are."""
+"""``mptrain report PATH ...``: writes reports and prints their paths."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mptrain.runlog.directory import last_run
 
 
 def place(word: str) -> Path:
-    """A folder, or one of that name below ``outputs``, as ``run.name=`` named it."""
+    """Return the folder at a path, or else the folder of that name under ``outputs``, where ``run.name=`` puts runs."""
     path, named = Path(word).expanduser(), Path("outputs") / word
     return named if named.is_dir() and not path.exists() else path
 
 
 def report_folders(words: Sequence[str]) -> int:
-    """Write the report of every folder that is named, and print the paths of its files.
+    """Write the report of each folder, and print the paths of its files.
 
     Args:
         words: Folders of runs, sweeps or comparisons; ``last`` is the run that was started last.
 
     Raises:
-        UsageError: No folder is named, or something that is none.
-        StorageError: A folder is none of them, or cannot be read or written.
+        UsageError: No folder is given, or an argument is not a folder.
+        StorageError: A folder is not a run, sweep or comparison, or it cannot be read or written.
     """
     if not words:
         raise UsageError(
@@ -32,7 +32,7 @@ def report_folders(words: Sequence[str]) -> int:
         )
     for word in words:
         if word.startswith("-") or (("=" in word) and not Path(word).exists()):
-            raise UsageError(f"'{word}' is not a folder", "report takes folders only, or the word last")
+            raise UsageError(f"'{word}' is not a folder", "report takes only folders, or the word last")
     from mptrain.report import write_report
 
     for word in words:

@@ -1,4 +1,4 @@
-"""``mptrain reproduce NAME``: runs a recipe, prints what it found and whether that is what its claim says."""
+"""``mptrain reproduce NAME``: runs a recipe, prints its results, and checks them against its claim."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 _FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
 _COLOURS = {"met": "32", "not met": "31", "undecided": "33", "REPRODUCED": "32", "NOT REPRODUCED": "31"}
 
-#: Stands before the numbers of an expectation, under its text.
+#: Indentation of the numbers below the text of an expectation.
 _BELOW = " " * 13
 
 
 def reproduce(words: Sequence[str]) -> int:
-    """Run a recipe, or prints what it would run.
+    """Run a recipe, or print the commands that it would run.
 
     Returns:
-        0 where everything was found as expected, or nothing was to be judged; 5 where not; 7 where a run failed for
-        other reasons than numerics; 130 or 75 where a signal ended it.
+        0 if all expectations are met or nothing is judged; 5 if an expectation is not met; 7 if a run failed for a
+        reason other than numerics; 130 or 75 if a signal ended it.
 
     Raises:
-        MptrainError: The command line, the recipe or a run of it is wrong, or cannot be run here: then nothing is run.
+        MptrainError: The command line, the recipe or one of its runs is invalid, or cannot be run on this machine.
+            Nothing is run then.
     """
     name, own, found = read_words(words)
     smoke, config_dirs = "--smoke" in found, tuple(found.get("--config-dir", ()))
@@ -59,27 +60,27 @@ def reproduce(words: Sequence[str]) -> int:
 
 
 def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, list[str]]]:
-    """Return the name of a recipe, overrides, and the values of options, of the words after ``reproduce``.
+    """Split the arguments of ``reproduce`` into the name of a recipe, overrides, and the values of options.
 
     Raises:
-        UsageError: No name, two of them, or an unknown flag.
+        UsageError: There is no name or more than one, or a flag is unknown.
     """
     rest, found = take_options(words, {"--jobs": "2", "--config-dir": "DIR"}, _FLAGS[:2])
     if unknown := [word for word in rest if word.startswith("-")]:
         guess = did_you_mean(unknown[0].partition("=")[0], _FLAGS)
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(_FLAGS)}"
+        hint = f"did you mean {guess}?" if guess else f"options are {', '.join(_FLAGS)}"
         raise UsageError(f"unknown option '{unknown[0]}'", hint)
     own = [word for word in rest if "=" in word or word.startswith("~")]
     names = [word for word in rest if word not in own]
     if not names:
-        raise UsageError("reproduce needs the name of a recipe", f"there is {', '.join(recipe_names())}")
+        raise UsageError("reproduce needs the name of a recipe", f"recipes are {', '.join(recipe_names())}")
     if len(names) > 1:
-        raise UsageError(f"reproduce runs one recipe at a time, but there is '{names[1]}' too", "run one after another")
+        raise UsageError(f"reproduce runs one recipe at a time, but '{names[1]}' is given too", "run them separately")
     return names[0], own, found
 
 
 def cost(recipe: Recipe) -> str:
-    """Return the cost of running a recipe, in words."""
+    """Describe the cost of running a recipe: time, hardware and data."""
     needs = recipe.needs
     minutes = f"about {needs.minutes:g} minute{'s' if needs.minutes > 1 else ''}"
     if needs.minutes < 1:
@@ -91,31 +92,31 @@ def cost(recipe: Recipe) -> str:
 
 
 def _require_keys(points: Sequence[Point], config_dirs: Sequence[str]) -> None:
-    """Refuse unknown keys of the command line and of a recipe of the user's, without importing torch.
+    """Reject unknown keys of the command line and of a user's recipe, without importing torch.
 
     Raises:
-        ConfigError: With the problems of all arms.
+        ConfigError: There are unknown keys; the error lists the problems of all arms.
     """
     from mptrain.config.compose import Composer
     from mptrain.sweep.points import require_keys
 
-    arms = {point.arm: point for point in points}  # seeds differ in nothing else
+    arms = {point.arm: point for point in points}  # one point of each arm; the others differ only in their seeds
     require_keys(list(arms.values()), Composer(config_dirs))
 
 
 def _print_plan(recipe: Recipe, points: Sequence[Point], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
-    """Print the recipe, and the plain commands that it stands for."""
+    """Print the recipe and the plain commands that it consists of."""
     place = [f"run.root={root}"] if root != "outputs" else []
     folders = [f"--config-dir={one}" for one in config_dirs]
     commands = [shlex.join(["mptrain", *folders, *point.overrides, *place]) for point in points]
     commands += [_arithmetic_command(target.path, target.arguments) for target in recipe.arithmetic.values()]
     print_recipe(recipe, smoke=smoke)
     expected = [f"  {expectation.text}" for expectation in recipe.expectations]
-    say("\n".join(["", *commands, *(["", "expects", *expected] if expected else [])]))
+    say("\n".join(["", *commands, *(["", "expectations", *expected] if expected else [])]))
 
 
 def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
-    """A line that computes an entry in any Python that has mptrain."""
+    """Return a shell command that computes an arithmetic entry in any Python with mptrain installed."""
     module, _, name = path.rpartition(".")
     shown = {key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in arguments.items()}
     call = f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
@@ -123,10 +124,10 @@ def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
 
 
 def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> None:
-    """Print what a recipe claims, where that comes from, and what it takes to see.
+    """Print the claim, source and cost of a recipe.
 
     Raises:
-        StorageError: Standard output takes no more.
+        StorageError: Standard output cannot be written.
     """
     runs = counted(len(recipe_points(recipe, smoke=smoke)))
     rows = [("claim", recipe.claim), ("source", recipe.source), ("cost", f"{runs}{remark}; {cost(recipe)}")]
@@ -134,7 +135,7 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
 
 
 def counted(runs: int) -> str:
-    """``12 runs``."""
+    """Format a number of runs: ``12 runs``."""
     return f"{runs} run{'' if runs == 1 else 's'}"
 
 
@@ -146,7 +147,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     require_measures(ready, {}, numbers)
     sweep = plan(ready, jobs)
     before = sum(map(sweep.has_ended, sweep.jobs))
-    print_recipe(recipe, smoke=ready.smoke, remark=f", {before} of them have ended before" if before else "")
+    print_recipe(recipe, smoke=ready.smoke, remark=f", {before} of them already finished" if before else "")
     say(f"recipe={sweep.folder}")
     if before:
         warn(other_circumstances(sweep))
@@ -167,24 +168,24 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
         from mptrain.report import write_report
 
         written = write_report(sweep.folder)
-        say(f"smoke: {_how_they_ended(sweep)}; expectations are not judged on shortened runs")
+        say(f"smoke: {_how_they_ended(sweep)}; expectations are not checked on shortened runs")
         say(f"report={written.html}")
         return EXIT_OK
     return _conclude(ready, sweep, numbers)
 
 
 def _how_they_ended(sweep: Sweep) -> str:
-    """Say how many runs are done, and which failed by their numerics: that is a finding, and no run to be repeated."""
+    """Count the runs that are done and those that failed by their numerics, which are results and are not repeated."""
     failed = [job for job in sweep.jobs if job.status == "failed"]
     done = f"{len(sweep.jobs) - len(failed)} of {counted(len(sweep.jobs))} done"
     if not failed:
         return done
     arms = ", ".join(dict.fromkeys(printable(job.arm) for job in failed))
-    return f"{done}, {len(failed)} failed by {'its' if len(failed) == 1 else 'their'} numerics ({arms})"
+    return f"{done}, {len(failed)} failed because of {'its' if len(failed) == 1 else 'their'} numerics ({arms})"
 
 
 def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
-    """Print which runs there is no verdict without."""
+    """Print the unfinished runs and the command that runs the rest."""
     from mptrain.cli.sweep_display import print_outcome
 
     print_outcome(sweep)
@@ -194,12 +195,12 @@ def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
     name = ready.recipe.name if _is_ours(ready.recipe) else str(ready.recipe.path)
     words = [*ready.words, *([f"run.root={root}"] if str(root) != "outputs" else [])]
     again = shlex.join(["mptrain", "reproduce", name, *words, *flags])
-    say(f"\nno verdict: {len(missing)} of {len(sweep.jobs)} runs did not end\nto run the rest: {again}")
+    say(f"\nno verdict: {len(missing)} of {len(sweep.jobs)} runs did not finish\nto run the rest: {again}")
     return code or EXIT_SWEEP
 
 
 def _is_ours(recipe: Recipe) -> bool:
-    """It is one of those that come with mptrain."""
+    """Return whether a recipe is included in mptrain."""
     return recipe.path == location.recipes() / recipe.name / RECIPE_YAML
 
 
@@ -212,7 +213,7 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
     comparisons = judge(sweep) if sweep.jobs else {}
     verdict = decide(ready.recipe, measured(sweep), numbers, comparisons)
     write_verdict(ready, verdict, numbers)
-    written = write_report(sweep.folder)  # first: the reader of what is printed may stop reading
+    written = write_report(sweep.folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
@@ -229,7 +230,7 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
 
 def _print_verdict(verdict: RecipeVerdict, words: Sequence[str]) -> None:
     if not verdict.findings:
-        say("\nnothing is expected of this recipe: its numbers are what it is for")
+        say("\nthis recipe has no expectations; it only reports numbers")
         return
     say("")
     print_rows("expectations", [])

@@ -1,4 +1,4 @@
-"""``mptrain -m`` and ``mptrain resume SWEEP``: checks every point, runs them, prints a table."""
+"""``mptrain -m`` and ``mptrain resume SWEEP``: checks all points of a sweep, runs them and prints a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mptrain.sweep.runner import missing_points, refresh_status, require_free, s
 
 
 def sweep(flags: Flags) -> int:
-    """Run all combinations of a command line's values.
+    """Run all combinations of the values on a command line.
 
     Returns:
-        0; 7 where a job failed; 130 or 75 where a signal ended the sweep.
+        0; 7 if a job failed; 130 or 75 if a signal ended the sweep.
 
     Raises:
-        MptrainError: A point is wrong, cannot be run here, or has parts that do not go together: then none is run. Or
-            the sweep's folder cannot be made or written.
+        MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts; nothing is run
+            then. Or the sweep's folder cannot be created or written.
     """
     if has_sweeper(flags.overrides):
         from mptrain.cli.sweeper_search import search
@@ -45,16 +45,16 @@ def sweep(flags: Flags) -> int:
 
 
 def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: str | None = None) -> Sweep | None:
-    """Return the sweep that ``mptrain resume PATH`` means; None where it means a run.
+    """Return the sweep that ``mptrain resume PATH`` names, or None if the path names a run.
 
     Args:
-        path: A folder, a name below ``outputs``, or ``last``, which is a run always.
-        overrides: Must be empty for a sweep.
-        jobs: Of ``--jobs``; must be None for a run.
-        launcher: Of ``--launcher``; must be None for a run.
+        path: A folder, a name under ``outputs``, or ``last``, which always means a run.
+        overrides: Overrides of the command; must be empty for a sweep.
+        jobs: Value of ``--jobs``; must be None for a run.
+        launcher: Value of ``--launcher``; must be None for a run.
 
     Raises:
-        UsageError: ``KEY=VALUE`` for a sweep, or one of these flags for a run.
+        UsageError: ``KEY=VALUE`` is given for a sweep, or one of the flags for a run.
         StorageError: ``sweep.json`` is damaged.
     """
     places = (Path(path), Path("outputs") / path)
@@ -62,31 +62,32 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
     if folder is None:
         for flag, value in (("--jobs", jobs), ("--launcher", launcher)):
             if value is not None:
-                raise UsageError(f"{flag} is about the points of a sweep, and {path} is none", "leave it out")
+                raise UsageError(f"{flag} applies only to sweeps, and {path} is not a sweep", f"remove {flag}")
         return None
     found = read_sweep(folder)
     if overrides:
+        one_run = f"mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{allow_argument_for(found)}"
         raise UsageError(
-            f"{folder} is a sweep, and goes on as it was started: {overrides[0]} cannot change",
-            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{allow_argument_for(found)}; or start a sweep with -m",
+            f"{folder} is a sweep and resumes with its own configuration: {overrides[0]} cannot change",
+            f"change one run: {one_run}; or start a new sweep with -m",
         )
     return found
 
 
 def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
-    """Run what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
+    """Run the missing, failed and interrupted jobs of a sweep, with the configuration in ``sweep.json`` only.
 
     Args:
-        found: As it was read.
-        jobs: Jobs at a time; None takes as many as before.
-        allow: Packages whose code was let in with the command.
-        launcher: Of ``--launcher``: what ran before says nothing of where the rest runs.
+        found: The sweep as read from its folder.
+        jobs: Number of jobs at a time; None keeps the recorded number.
+        allow: Packages that the command allows (``extensions.allow``).
+        launcher: Value of ``--launcher``; the launcher of an earlier attempt is not reused.
 
     Returns:
-        As `sweep`.
+        The exit code, as for `sweep`.
 
     Raises:
-        MptrainError: As `sweep`; or its jobs let in other code.
+        MptrainError: As for `sweep`; or the jobs allow packages that the command does not.
     """
     with each_warning_once():
         require_free(found)
@@ -96,29 +97,29 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         asked = launcher_of(launcher, jobs) if missing else None
         if missing:
             _require_trust(found, allow)
-            warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
+            warn(f"{found.paths.json} loads config files from --config-dir {one}" for one in found.config_dirs)
             check_points(
                 missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before"
             )
         else:
             say(f"{found.folder} is already done")
         if has_sweeper(found.words):
-            say("these are the points that its sweeper asked for; it is not asked for more")
+            say("only the points recorded in sweep.json are run; the sweeper is not called again")
         code = finish(found, composer, asked)
     if found.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         from mptrain.cli.compare import conclude
 
         conclude(found)
     elif found.kind == "recipe" and code == EXIT_OK:
-        say(f"\nto judge it: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
+        say(f"\nto check its expectations: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
     return code
 
 
 def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
-    """Refuse the words of ``sweep.json`` about whose code may be called: it may come from somebody else than who resumes it.
+    """Check the packages that ``sweep.json`` allows against those of the command, because the file is untrusted.
 
     Raises:
-        ConfigError: They let in what the command does not.
+        ConfigError: The file allows packages that the command does not.
     """
     packages = allowed_packages(word for job in sweep.jobs for word in job.overrides)
     if not set(packages) <= set(allow):
@@ -128,6 +129,6 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
 
 
 def has_sweeper(words: Sequence[str]) -> bool:
-    """Return whether the words of a sweep leave its points to a sweeper of Hydra's."""
+    """Return whether the overrides select a Hydra sweeper that chooses the points."""
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
     return any(key == "hydra/sweeper" or key.startswith("hydra.sweeper.") for key in keys)

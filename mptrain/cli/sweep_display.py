@@ -1,4 +1,4 @@
-"""Sweeps on standard output: a live table while they run, or a line when a job starts and ends; at their end a table of all jobs."""
+"""Output of sweeps: a live table or a line for each change of a job, and a table of all jobs at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mptrain.sweep.executor import JobProgress
     from mptrain.sweep.runner import SweepDisplay
 
-#: Status to its colour, wherever jobs are shown.
+#: Colour of each job status.
 _COLOURS: dict[str, str] = {
     "done": "green",
     "running": "cyan",
@@ -40,22 +40,22 @@ _COLOURS: dict[str, str] = {
     "waiting": "dim",
 }
 
-#: Which jobs a table that is too short for all of them shows first.
+#: Order of priority in which a table shows jobs if it is too short for all of them.
 _URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")
 
-#: Lines of the terminal that are left for what is not a job: heads, what was folded, the summary, the cursor.
+#: Lines of the terminal reserved for the column titles, the count of hidden jobs, the summary and the cursor.
 _OTHER_LINES = 6
 
-#: The rest of a progress bar.
+#: Style of the remaining part of a progress bar.
 _REST = "bright_black"
 
-#: Columns of a progress bar; of a terminal that has room for it; and of one that has room for the names of runs in the last table.
+#: Width of a progress bar; minimum width of a terminal to show it; minimum width to show run names in the final table.
 _BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 
 
 @contextmanager
 def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
-    """Give the display of a sweep on standard output."""
+    """Yield the display of a sweep for standard output."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         table = LiveTable(sweep, sys.stdout, colours=supports_colour(sys.stdout))
         try:
@@ -67,17 +67,17 @@ def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
 
 
 class Lines:
-    """``key=value`` lines without any control character.
+    """Sweep display that prints ``key=value`` lines without control characters.
 
     Args:
-        stream: Where they go.
+        stream: Output stream.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self._lines = KeyValues(stream)
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """One line."""
+        """Print a line with the job's new status."""
         fields: dict[str, object] = {"job": f"{job.number + 1}/{len(sweep.jobs)}", "run": job.name}
         fields |= {"arm": job.arm} if job.arm else {}
         fields["status"] = job.status
@@ -91,27 +91,27 @@ class Lines:
         self._lines.say(fields)
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Every job prints that into its own log."""
+        """Do nothing; every job prints its progress into its own log."""
 
     def stopping(self, name: str) -> None:
-        """One line."""
+        """Print a line with the name of the signal."""
         self._lines.say({"stopping": name})
 
     def tick(self) -> None:
-        """Nothing moves."""
+        """Do nothing; lines are not redrawn."""
 
 
 class LiveTable(LiveDisplay):
-    """Draws the jobs at most four times a second, as many as the terminal has lines for.
+    """Live table with as many jobs as the terminal has lines for, redrawn at most four times a second.
 
     Args:
-        sweep: As it begins.
+        sweep: The sweep at its start.
         stream: The terminal.
-        colours: Whether to use any.
+        colours: Whether to use colours.
     """
 
     def __init__(self, sweep: Sweep, stream: IO[str], *, colours: bool = True) -> None:
-        super().__init__(stream, colours=colours, transient=True)  # what remains on the screen is printed afterwards
+        super().__init__(stream, colours=colours, transient=True)  # print_outcome prints the final table
         self._sweep = sweep
         self._progress: dict[int, JobProgress] = {}
         self._began: dict[int, float] = {}
@@ -119,7 +119,7 @@ class LiveTable(LiveDisplay):
         self._stopping = ""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """Draws it with the next tick."""
+        """Record the job's new status and redraw at the next tick."""
         self._sweep = sweep
         self._progress.pop(job.number, None)
         if job.status == "running":
@@ -127,21 +127,21 @@ class LiveTable(LiveDisplay):
         self._drawn = 0.0
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Draws it with a tick."""
+        """Record the progress of a job for a later redraw."""
         self._progress[number] = progress
 
     def stopping(self, name: str) -> None:
-        """Draws it with the next tick."""
+        """Record the signal that stops the sweep and redraw at the next tick."""
         self._stopping = name
         self._drawn = 0.0
 
     def tick(self) -> None:
-        """Draws, if the last drawing is old enough."""
+        """Redraw if a redraw is due."""
         if not self._gone and time.monotonic() - self._drawn >= INTERVAL:
             self.draw(self.render(*self._console.size))
 
     def render(self, width: int, height: int) -> RenderableType:
-        """The table for a terminal of so many columns and lines."""
+        """Return the table for a terminal of ``width`` columns and ``height`` lines."""
         shown = choose(self._sweep.jobs, max(height - _OTHER_LINES, 3))
         wide = width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
@@ -170,12 +170,12 @@ class LiveTable(LiveDisplay):
         if len(shown) < len(self._sweep.jobs):
             lines.append(Text.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
         if self._stopping:
-            words = f"{self._stopping}: running jobs save themselves; Ctrl-C once more ends them at once"
+            words = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
             lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines, self._summary())
 
     def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
-        """Progress, metric, loss scale, overflows where there is room, skipped, time left."""
+        """Return the cells for progress, metric, loss scale, overflows (if wide), skipped steps and time left."""
         progress = self._progress.get(job.number)
         doing: RenderableType
         metric = left = scales = overflows = skipped = ""
@@ -215,7 +215,7 @@ class LiveTable(LiveDisplay):
 
 
 def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
-    """Return the words that all jobs of an arm share, by the arm, whose name stands for them."""
+    """Return the overrides that all jobs of an arm share, by arm; the table shows the arm's name instead of them."""
     found: dict[str, set[str]] = {}
     for job in jobs:
         found[job.arm] = found.get(job.arm, set(job.varied)) & set(job.varied)
@@ -223,25 +223,25 @@ def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
-    """Return the jobs that a table of so many rows shows: those that run, then failures, the newest ends, the next to come."""
+    """Select the jobs for a table of ``most`` rows: running, failed, latest finished ones, and the next waiting one."""
     if len(jobs) <= most:
         return list(jobs)
 
     def urgency(job: SweepJob) -> tuple[int, int]:
         return _URGENCY.index(job.status), job.number if job.status in ("running", "waiting") else -job.number
 
-    coming = [job for job in jobs if job.status == "waiting"][:1]  # so that it is seen that there are any
+    coming = [job for job in jobs if job.status == "waiting"][:1]  # always show one waiting job if there is any
     others = sorted((job for job in jobs if job not in coming), key=urgency)[: most - len(coming)]
     return sorted((*others, *coming), key=lambda job: job.number)
 
 
 def remaining(sweep: Sweep, progress: dict[int, JobProgress], elapsed: dict[int, float]) -> float:
-    """Estimated seconds to the end of a sweep; infinite before anything is known.
+    """Estimate the seconds until a sweep ends; infinite if no estimate is possible yet.
 
     Args:
-        sweep: As it stands.
-        progress: Of the jobs that run.
-        elapsed: Seconds since each of them was started.
+        sweep: Current state of the sweep.
+        progress: Progress of the running jobs by number.
+        elapsed: Seconds since the start of each running job.
     """
     took = [job.seconds for job in sweep.jobs if job.status == "done" and job.seconds is not None]
     running = {job.number: elapsed.get(job.number, 0.0) for job in sweep.jobs if job.status == "running"}
@@ -261,27 +261,28 @@ def remaining(sweep: Sweep, progress: dict[int, JobProgress], elapsed: dict[int,
 
 
 def _counts(jobs: tuple[SweepJob, ...] | set[SweepJob]) -> str:
-    """``7 done, 1 failed, 2 running, 2 waiting``."""
+    """Count jobs by status: ``7 done, 1 failed, 2 running, 2 waiting``."""
     counts: Counter[str] = Counter(job.status for job in jobs)
     order = ("done", *_URGENCY[1:4], "running", "waiting")
     return ", ".join(f"{counts[status]} {status}" for status in order if counts[status])
 
 
 def _scales(scales: Iterable[float]) -> str:
-    """The loss scale of each learner; once where all have the same."""
+    """Format the loss scales of the learners without duplicates."""
     return " ".join(dict.fromkeys(formatting.scale(value) for value in scales))
 
 
 def print_outcome(sweep: Sweep) -> None:
-    """Print one row a job, relative to the sweep's folder, and which setting was best as far as 95 % CIs tell.
+    """Print a table with a row for each job, the best setting according to the 95 % CIs, and a table of failed jobs.
 
-    Then comes a row for each job that failed, with the file of its output.
+    Run names are relative to the sweep's folder. The rows of failed jobs have the reason and the path of the log.
 
     Raises:
-        StorageError: Standard output takes no more.
+        StorageError: Standard output cannot be written.
     """
     wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_AT_END
-    left_out = ("" if any(job.arm for job in sweep.jobs) else "arm", "" if wide else "run")  # named after their points
+    # Runs are named after their points, so a narrow terminal omits their names.
+    left_out = ("" if any(job.arm for job in sweep.jobs) else "arm", "" if wide else "run")
     summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
     rows = []
     for job in sweep.jobs:
@@ -302,7 +303,7 @@ def print_outcome(sweep: Sweep) -> None:
         say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
     if living := [job for job in sweep.jobs if job.status == "running" and job.reason]:
         are = "are" if len(living) > 1 else "is"
-        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier time, which were left alone:")
+        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier command, which were not stopped:")
         for job in living:
             say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
     failed = [job for job in sweep.jobs if job.status == "failed"]
@@ -310,8 +311,8 @@ def print_outcome(sweep: Sweep) -> None:
         [
             {
                 "#": str(job.number),
-                "why it failed": escape(printable(job.reason)),
-                "what it printed": escape(printable(str(sweep.paths.log(job.name)))),
+                "reason": escape(printable(job.reason)),
+                "log": escape(printable(str(sweep.paths.log(job.name)))),
             }
             for job in failed
         ]
@@ -319,19 +320,19 @@ def print_outcome(sweep: Sweep) -> None:
 
 
 def _print(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows of cells by their titles, below an empty line; nothing where there are none."""
+    """Print a table after an empty line, or nothing if there are no rows; each row maps titles to cells."""
     if rows:
         columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
         say("\n" + "\n".join(render_table(columns, piped_width=200)), styled=True)
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the metric of record of a summary: ``top1=0.9673 (test)``."""
+    """Format the main metric of a summary: ``top1=0.9673 (test)``."""
     metric, name = summary.get("metric"), summary.get("metric_name", "metric")
     return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
 
 
 def skipped_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the skipped updates of all learners of a summary."""
+    """Format the number of skipped steps of a summary, summed over its learners."""
     learners = summary.get("learners") or {}
     return str(sum(learner["skipped"] for learner in learners.values())) if learners else ""

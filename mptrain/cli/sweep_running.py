@@ -1,4 +1,4 @@
-"""Running of points of a sweep: they are checked, run as ``mptrain KEY=VALUE`` would run them, and shown."""
+"""Execution of the points of a sweep: checks them, runs them as ``mptrain KEY=VALUE`` would, and displays them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def train_in_job(config: Config, sink: Sink) -> None:
-    """Train one configuration and print what training it alone would print.
+    """Train one configuration with the same output as a single run.
 
     Args:
-        config: Of the job.
-        sink: Takes its records besides the display.
+        config: Configuration of the job.
+        sink: Receives the job's records in addition to the display.
 
     Raises:
-        MptrainError: Anything that ends a run before its end.
+        MptrainError: The run ends early for any reason.
     """
     from mptrain.cli.train import train
     from mptrain.engine.interrupt import ending_at_once
@@ -49,11 +49,11 @@ PROGRAM = Program(train_in_job, report, ("torch", "torchvision", "mptrain.cli.tr
 
 
 def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
-    """Return what ``--launcher`` means, with as many jobs in the queue as ``--jobs`` says; None for this machine.
+    """Return the launcher of ``--launcher`` with the queue limit of ``--jobs``; None for this machine.
 
     Raises:
-        ConfigError: With everything that is wrong with the file.
-        EnvironmentRefused: The scheduler that it names is not here.
+        ConfigError: The file is invalid; the error lists all problems.
+        EnvironmentRefused: The scheduler that the file names is not available.
     """
     if word is None:
         return None
@@ -65,16 +65,16 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
 def check_points(
     points: Sequence[Point], composer: Composer, launcher: Launcher | None, said: str = "points valid"
 ) -> list[Point]:
-    """Return points that can be run, and print how many they are.
+    """Check the points of a sweep, print their number, and return them with their configurations.
 
     Args:
-        points: As they were expanded.
-        composer: Composes them.
-        launcher: Where they run; None for this machine.
-        said: Words behind their number.
+        points: Expanded points.
+        composer: Composer of their configurations.
+        launcher: Launcher that runs them; None for this machine.
+        said: Text printed after the number.
 
     Raises:
-        MptrainError: A point is wrong, cannot be run here, or has parts that do not go together.
+        MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts.
     """
     with checking(len(points)):
         found = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
@@ -83,13 +83,13 @@ def check_points(
 
 
 def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
-    """Return the sweep of checked points that is on record in a folder from now on.
+    """Create the sweep of checked points and record it in a folder.
 
     Args:
-        points: Checked.
-        folder: It exists.
-        flags: Of the command line that asks for them.
-        more: What else `mptrain.sweep.runner.plan_sweep` takes.
+        points: Checked points.
+        folder: Existing folder of the sweep.
+        flags: Flags of the command line.
+        more: Further arguments of `mptrain.sweep.runner.plan_sweep`.
     """
     return plan_sweep(
         points,
@@ -103,13 +103,13 @@ def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: An
 
 
 def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None) -> int:
-    """Run what is not done of a sweep whose points were checked, and shows it.
+    """Run and display the unfinished jobs of a sweep whose points were checked.
 
     Returns:
-        As `mptrain.cli.sweep.sweep`.
+        The exit code, as for `mptrain.cli.sweep.sweep`.
 
     Raises:
-        StorageError: Somebody else runs it, or the disk refuses.
+        StorageError: Another process runs the sweep, or its folder cannot be written.
     """
     say(f"{planned.kind}={planned.folder}")
     with watching(planned) as watch:
@@ -118,8 +118,8 @@ def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None)
 
 
 def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
-    """Print what came of a sweep, and how to run the rest of it where there is one; return the code."""
-    if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
+    """Print the outcome of a sweep and, if it is not complete, the command that runs the rest; return ``code``."""
+    if done.kind == "sweep" or code != EXIT_OK:  # a finished comparison prints its verdicts instead
         print_outcome(done)
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""

@@ -1,4 +1,4 @@
-"""``mptrain -m hydra/sweeper=NAME``: the points of a sweep are chosen by a sweeper of Hydra's while it runs."""
+"""``mptrain -m hydra/sweeper=NAME``: sweeps whose points a Hydra sweeper chooses while they run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mptrain.sweep.runner import run_sweep, sweep_folder
 
 
 def search(flags: Flags) -> int:
-    """Run the points that a sweeper asks for, until it has enough or gives up.
+    """Run the points that a sweeper requests until it stops.
 
     Returns:
-        As `mptrain.cli.sweep.sweep`.
+        The exit code, as for `mptrain.cli.sweep.sweep`.
 
     Raises:
-        MptrainError: The words or the sweeper are wrong, or a point that it asked for: then none of its batch is run.
+        MptrainError: The arguments, the sweeper or a requested point are invalid. No point of that batch is run then.
     """
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
@@ -34,20 +34,20 @@ def search(flags: Flags) -> int:
         problems = [*read(fixed, composer.catalogue).problems]
         for word in flags.overrides:
             if key_of(word).startswith(("hydra/launcher", "hydra.launcher")):
-                problems.append(Problem(f"{word}: jobs are run by mptrain itself", "write --jobs N"))
+                problems.append(Problem(f"{word}: mptrain runs the jobs itself", "use --jobs N or --launcher instead"))
             elif word not in fixed and key_of(word) in NOT_SWEPT:
                 problems.append(Problem(f"{word}: {key_of(word)} cannot be swept"))
         if problems:
             raise ConfigError(problems)
-        # Other values may fit only the groups that the sweeper will choose.
+        # The other values may be valid only with the groups that the sweeper chooses.
         deciding = [word for word in fixed if key_of(word) in (*NOT_SWEPT, *composer.catalogue.groups)]
         batches = _Batches(flags, composer, sweep_folder(composer.compose(deciding).run))
         resumed = is_sweep(batches.folder)
         if resumed:
-            read_sweep(batches.folder)  # what cannot be read is refused before the sweeper writes into its folder
+            read_sweep(batches.folder)  # raise for a damaged sweep before the sweeper writes into its folder
         try:
             run_sweeper(flags.overrides, composer, batches.folder, batches.run)
-        except JobFailedError:  # the table says it
+        except JobFailedError:  # the final table shows it
             pass
         except KeyboardInterrupt:
             if batches.code in (EXIT_OK, EXIT_SWEEP):  # between two batches
@@ -58,18 +58,18 @@ def search(flags: Flags) -> int:
             raise
         finally:
             if batches.sweep is None and not resumed:
-                with contextlib.suppress(OSError):  # without what Hydra's sweepers write first, its name is free again
+                with contextlib.suppress(OSError):  # remove the file that Hydra's sweepers write first, and the folder
                     (batches.folder / "multirun.yaml").unlink(missing_ok=True)
                     batches.folder.rmdir()
         if batches.sweep is None:
             if batches.code != EXIT_OK:
                 return batches.code
-            raise ConfigError("the sweeper asked for no point", "look at its own keys, hydra.sweeper.KEY")
+            raise ConfigError("the sweeper requested no points", "check the sweeper's own keys, hydra.sweeper.KEY")
         return show_end(batches.sweep, batches.code, batches.launcher)
 
 
 class _Batches:
-    """Runs what the sweeper asks for, as one sweep that becomes larger."""
+    """Runner of the batches that a sweeper requests, recorded as one growing sweep."""
 
     def __init__(self, flags: Flags, composer: Composer, folder: Path) -> None:
         self.folder = folder
@@ -78,10 +78,10 @@ class _Batches:
         self.launcher = launcher_of(flags.launcher, flags.jobs)
         self._flags, self._composer = flags, composer
         self._points: list[Point] = []
-        self._direction = False  # whether it was said
+        self._direction = False  # whether the direction of optimization was printed
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
-        """A `mptrain.sweep.hydra_launcher.RunBatch`."""
+        """Check and run a batch of points; implements `mptrain.sweep.hydra_launcher.RunBatch`."""
         points = check_points(batch, self._composer, self.launcher)
         warn(sentence for point in points for sentence in point.warnings)
         self._points += points
@@ -97,10 +97,13 @@ class _Batches:
 
 
 def _say_direction(sweep: Sweep) -> bool:
-    """Print, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
+    """Print whether to minimize or maximize the metric, once a job is done; return whether it was printed.
+
+    A sweeper does not know the direction: if it minimizes an accuracy, it searches for the worst point.
+    """
     for summary in (summary_of(sweep.paths.run(job.name)) for job in sweep.jobs):
         if isinstance(higher := summary.get("higher_is_better"), bool):
             better = "maximize" if higher else "minimize"
-            say(f"the sweeper gets {summary['metric_name']} as it is: it must be set to {better} that")
+            say(f"the sweeper receives {summary['metric_name']} unchanged: configure it to {better} this metric")
             return True
     return False

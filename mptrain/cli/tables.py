@@ -1,6 +1,6 @@
-"""Tables on a terminal that may be too narrow for them: cells are broken where they say, then columns are left out.
+"""Tables for terminals of any width. Wide tables are first broken at marked spaces, then columns are omitted.
 
-No number is ever cut.
+Numbers must never be truncated.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rich.table import Table
 
 from mptrain.cli.messages import supports_colour
 
-#: A blank at which a title or a cell is broken where the terminal is narrow.
+#: Marks a space at which a title or cell may be broken if the terminal is narrow.
 BREAK = "\v"
 
-#: Characters of a line on which every table finds room.
+#: Line width in characters that is enough for every table.
 _UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """A title and its cells, in rich's markup; `BREAK` may stand in them.
+    """Table column: a title and cells in rich's markup, which may contain `BREAK`.
 
     Attributes:
-        title: In as many lines as it has.
-        cells: From top to bottom.
-        importance: Of the columns with a number the least is left out first; None: the column is never left out.
-        name: What to call it where it is left out, if not by its title.
-        is_text: At the left, and folded where nothing else helps.
+        title: Title, possibly of several lines.
+        cells: Cells from top to bottom.
+        importance: Columns with the lowest number are omitted first; a column with None is never omitted.
+        name: Name of the column in the list of omitted columns; empty for its title.
+        is_text: Whether to align the cells left and to fold them as a last resort.
     """
 
     title: str
@@ -42,18 +42,18 @@ class Column:
 
 
 def columns_of(titles: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[str] = ()) -> list[Column]:
-    """Return the columns of rows of cells; those whose titles are in ``numeric`` stand at the right."""
+    """Convert rows of cells to columns; columns whose titles are in ``numeric`` are right-aligned."""
     cells = list(zip(*rows, strict=True)) or [()] * len(titles)
     return [Column(title, column, is_text=title not in numeric) for title, column in zip(titles, cells, strict=True)]
 
 
 def capture(piped_width: int, *parts: RenderableType, least_width: int = 0) -> list[str]:
-    """Return what rich draws for standard output, in lines: with colours and bold text where it shows them, else plain.
+    """Render rich renderables to lines for standard output, with styles if it supports them.
 
     Args:
-        piped_width: Characters of a line where standard output is no terminal.
-        parts: From top to bottom.
-        least_width: Characters of a line on any terminal.
+        piped_width: Line width in characters if standard output is not a terminal.
+        parts: Renderables from top to bottom.
+        least_width: Minimum line width in characters.
     """
     console = _console(piped_width)
     console.width = max(console.width, least_width)
@@ -63,12 +63,12 @@ def capture(piped_width: int, *parts: RenderableType, least_width: int = 0) -> l
 
 
 def render_table(columns: Sequence[Column], piped_width: int, least_gap: int = 2) -> list[str]:
-    """Return the lines of a table for standard output; below it stands which columns found no room.
+    """Render a table to lines for standard output; the last line lists the omitted columns, if any.
 
     Args:
-        columns: From left to right.
-        piped_width: Characters of a line where standard output is no terminal.
-        least_gap: Blanks between two columns of a table that is not as wide as its cells; else there are two.
+        columns: Columns from left to right.
+        piped_width: Line width in characters if standard output is not a terminal.
+        least_gap: Number of spaces between columns if the table does not fit with two.
     """
     console = _console(piped_width)
     unlimited = console.options.update(max_width=_UNLIMITED)
@@ -86,7 +86,7 @@ def render_table(columns: Sequence[Column], piped_width: int, least_gap: int = 2
         left_out.append(least.name or " ".join(least.title.split()))
         shown.remove(least)
     lines = capture(piped_width, _table(shown, gap), least_width=size().minimum)
-    return [*lines, f"no room for: {', '.join(left_out)}"] if left_out else lines
+    return [*lines, f"not shown: {', '.join(left_out)}"] if left_out else lines
 
 
 def _console(piped_width: int) -> Console:

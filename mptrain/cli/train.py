@@ -1,4 +1,4 @@
-"""The commands that train and evaluate: what they print before a run starts and after it ends, and their exit codes."""
+"""Commands that train, resume and evaluate: their output before and after a run, and their exit codes."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
     """Train one configuration.
 
     Args:
-        config: Checked.
-        sinks: Take its records besides the display.
+        config: Validated configuration.
+        sinks: Sinks that receive the records in addition to the display.
 
     Raises:
-        MptrainError: Anything that ends a run before its end; the run directory says so as well.
+        MptrainError: The run ends early for any reason; the run directory records it too.
     """
     return _close(launch(config, lambda info: [*_displays(info), *sinks]), config.extensions.allow)
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:
-    """Go on with a run.
+    """Resume a run.
 
     Args:
-        run: Its directory, or ``last``.
-        overrides: Keys that change from here on.
+        run: The run directory, or ``last``.
+        overrides: Overrides that apply from now on.
 
     Raises:
-        MptrainError: As `train`.
+        MptrainError: As for `train`.
     """
     return _close(resume_run(run, overrides, _displays), allowed_packages(overrides))
 
 
 def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
-    """Measure a run's weights on every split that it can be measured on.
+    """Evaluate a checkpoint of a run on every split available for evaluation.
 
     Args:
-        run: Its directory, or ``last``.
-        overrides: Keys to evaluate under, such as ``precision.eval=fp32`` or ``device=cpu``.
-        which: ``last`` or ``best``.
-        average: Measure the average of the weights, where there is one.
+        run: The run directory, or ``last``.
+        overrides: Overrides for the evaluation, such as ``precision.eval=fp32`` or ``device=cpu``.
+        which: Checkpoint to evaluate, ``last`` or ``best``.
+        average: Whether to evaluate the averaged weights, if the run has them.
 
     Raises:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
@@ -81,13 +81,13 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
 
 
 def _displays(info: RunInfo) -> Sequence[Sink]:
-    """Print what is about to be trained, how, on what and where; return the display that will show it."""
+    """Print the model, data, precision, scaler, device and length of a run; return its displays."""
     config, parts = info.config, info.parts
     title = config.chosen.get("model", config.model.path)
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     ranks = f", {spread}, {config.distributed.kind}" if (spread := parts.comm.describe()) else ""
     support = f"; {info.support.reason}" if info.support.reason else ""
-    start = f", from {info.from_step:,} on" if info.from_step else ""
+    start = f", resuming from {info.from_step:,}" if info.from_step else ""
     rows = [
         ("model", f"{title}, {_parameters(parts)}"),
         ("dataset", f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}"),
@@ -109,14 +109,14 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
 
 
 def _parameters(parts: Parts) -> str:
-    """Return the number of parameters, and that of the trainable ones where some are frozen."""
+    """Format the number of parameters, and of trainable ones if some are frozen."""
     trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
     total = sum(parameter.numel() for parameter in parts.model.parameters())
     return f"{total:,} parameters" + (f", {trained:,} trainable" if trained != total else "")
 
 
 def _scalers(parts: Parts) -> str:
-    """Return what each learner's scale does; said once where all do the same."""
+    """Describe the scaler of each learner, or only one scaler if all are equal."""
     words = {learner.name: learner.scaler.describe() for learner in parts.learners}
     if len(set(words.values())) == 1:
         return (f"{len(words)} scales, each " if len(words) > 1 else "") + next(iter(words.values()))
@@ -124,14 +124,14 @@ def _scalers(parts: Parts) -> str:
 
 
 class _Warnings:
-    """A sink that prints the warnings of a run as they come."""
+    """Sink that prints the warnings of a run as they occur."""
 
     def take(self, record: Record) -> None:
         if isinstance(record, EventRecord) and record.kind == "warning":
             warn([record.fields["message"]])
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing; every warning is already printed."""
 
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
@@ -142,13 +142,14 @@ def _close(outcome: Outcome, packages: Sequence[str]) -> int:
 
 
 def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain resume", trust: str = "") -> None:
-    """Print the outcome of a run and the commands that go on from it.
+    """Print the outcome of a run and the commands that evaluate, export or resume it.
 
     Args:
-        run: Its directory.
-        summary: Of its ``summary.json``.
-        resume: The command that resumes it, on as many ranks.
-        trust: What a line that names the run needs behind it, with a blank before (see `mptrain.config.trust`).
+        run: Run directory.
+        summary: Content of its ``summary.json``.
+        resume: Command that resumes the run on the same number of ranks.
+        trust: Suffix that allows the run's own code in these commands, with a leading space (see
+            `mptrain.config.trust`).
     """
     rows = []
     metric, name, split = summary.get("metric"), summary.get("metric_name") or "metric", summary.get("metric_split", "")
@@ -156,7 +157,9 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
     steps, planned = summary.get("steps", 0), summary.get("planned_steps", 0)
     if metric is not None:
         interval = (summary.get("intervals") or {}).get(name)
-        reach = f", {interval[0]:.4f} to {interval[1]:.4f} on other samples (95 %)" if interval else ""
+        reach = (
+            f", 95 % CI over {split or 'evaluated'} samples {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
+        )
         rows.append((name, f"{metric:.4f} on {split or 'the last evaluation'}{reach}"))
         rows.append(("also", formatting.metrics({other: value for other, value in metrics.items() if other != name})))
     elif metrics:
@@ -165,23 +168,23 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         rows.append(("best", f"{summary['best_val']:.4f} on val"))
     if _ran_out_of_time(summary):
         minutes = f"train.max_minutes={summary['max_minutes']:g}"
-        rows.append(("ended", f"{minutes} was up, after {steps:,} of {planned:,} steps"))
+        rows.append(("stopped", f"{minutes} reached after {steps:,} of {planned:,} steps"))
     learners = summary.get("learners") or {}
     for learner, counts in learners.items():
         updates = counts["updates"]
         whose = f"{learner}: " if len(learners) > 1 else ""
         done = f"{steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(counts)}"
-        rows += [("batches", f"{whose}{done}"), ("loss scale", f"{whose}{_scale_path(counts['scale'])}")]
+        rows += [("steps", f"{whose}{done}"), ("loss scale", f"{whose}{_scale_path(counts['scale'])}")]
     speed = f"{formatting.rate(summary.get('terms_per_second', 0.0))} {summary.get('term', 'samples')}/s"
     peak, samples, quoted = summary.get("peak_memory"), RunPaths(run).samples, shlex.quote(str(run))
     rows += [
         ("speed", f"{speed}, {formatting.duration(summary.get('train_seconds', 0.0))} of training"),
-        ("memory", f"{readable_bytes(peak)} at most" if peak else ""),
+        ("memory", f"{readable_bytes(peak)} peak" if peak else ""),
         ("run", str(run)),
         ("samples", str(samples) if samples.is_dir() else ""),
         ("evaluate", f"mptrain eval {quoted}{trust}"),
         ("export", f"mptrain export {quoted}{trust}"),
-        ("go on", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
+        ("resume", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]
     print_rows("done", rows)
 
@@ -191,7 +194,7 @@ def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:
 
 
 def _longer(summary: Mapping[str, Any]) -> list[str]:
-    """Return the words that make the run twice as long: those of the limits that ended it."""
+    """Return the overrides that double the limits that ended the run."""
     words = []
     if _ran_out_of_time(summary):
         words.append(f"train.max_minutes={2 * (summary['max_minutes'] or 1):g}")

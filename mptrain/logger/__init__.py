@@ -1,6 +1,6 @@
-"""Experiment trackers: each is a value (its options) that opens a sink in a process of its own.
+"""Experiment trackers: dataclasses of options that open a sink in a separate process.
 
-Nothing here imports a tracker's package, or torch, before a run uses it.
+This package must not import torch, nor a tracker's package before a run uses it.
 """
 
 from mptrain.logger.base import Logger, NoLogger, TrackedRun, Tracker

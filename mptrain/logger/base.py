@@ -1,6 +1,7 @@
-"""Protocols of trackers, and what they are told about the run.
+"""Protocols of trackers, and the facts about a run that they receive.
 
-A tracker is shown what the run writes down anyway. It may fail in any way: it never changes, stops or delays training.
+A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or delay
+training.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from mptrain.records import Record
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Facts that a tracker knows about a run before its first record.
+    """Facts about a run that a tracker receives before the first record.
 
     Attributes:
-        name: The run's directory relative to the root of all runs, its name for people.
-        folder: The run directory; a tracker keeps its own files in a folder of its name below.
-        samples: Where the files are that a ``samples`` event names.
-        config: The resolved configuration, plain containers.
-        from_step: Attempted steps that the run goes on from; 0 for a new one.
+        name: Display name: the run's directory relative to the root of all runs.
+        folder: The run directory; a tracker keeps its own files in a subfolder named after it.
+        samples: Folder of the files that a ``samples`` event lists.
+        config: Resolved configuration in plain containers.
+        from_step: Number of attempted steps from which the run resumes; 0 for a new run.
     """
 
     name: str
@@ -37,20 +38,20 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the records of one attempt at a run; lives in a process of its own and may block or raise."""
+    """Receiver of the records of one attempt at a run; it has its own process and may block or raise."""
 
     def take(self, record: Record) -> None:
-        """Send or keep one record. A ``summary`` event, the last, says that the run is done and holds its numbers."""
+        """Send or buffer one record. The last is a ``summary`` event with the final numbers if the run is complete."""
 
     def close(self) -> None:
-        """Send what is still held back; called once."""
+        """Send all buffered records; called once."""
 
 
 class Logger(Protocol):
-    """The options of a kind of tracker: a frozen dataclass that can be pickled.
+    """Options of a kind of tracker: a frozen dataclass that can be pickled.
 
     Attributes:
-        close_seconds: How long the end of a run may wait for the tracker.
+        close_seconds: Maximum time in seconds that the end of a run waits for the tracker.
     """
 
     @property
@@ -58,14 +59,14 @@ class Logger(Protocol):
         """See the class."""
 
     def require(self) -> None:
-        """Refuse a run that the tracker could not even begin to follow; imports nothing.
+        """Check that the tracker can be used, without importing its package.
 
         Raises:
-            ConfigError: A package is missing; says how to install it.
+            ConfigError: A package is missing; the hint says how to install it.
         """
 
     def open(self, run: TrackedRun) -> Tracker:
-        """The tracker of a run, called in the tracker's process; may raise anything."""
+        """Return the tracker of a run; called in the tracker's process, and may raise anything."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,28 @@ class NoLogger:
     """No tracker: the run directory holds everything."""
 
     def require(self) -> None:
-        """Nothing is needed."""
+        """Do nothing, because nothing is required."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerOptions:
-    """The options that all our trackers have. The package, the module and the extra of mptrain that bring a tracker have one name.
+    """Options that all trackers of mptrain share.
+
+    A tracker's class name in lower case is also the name of its package, its module and its extra of mptrain.
 
     Attributes:
-        every_steps: Show the curves of each n-th step only; those of overflows are always shown.
-        close_seconds: How long the end of a run may wait for what is not sent yet.
+        every_steps: Log the curves of every n-th step only; steps with an overflow are always logged.
+        close_seconds: Maximum time in seconds that the end of a run waits for unsent records.
     """
 
     every_steps: PositiveInt = 1
     close_seconds: PositiveFloat = 10.0
 
     def require(self) -> None:
-        """Refuse a run whose tracker's package is not installed; it is looked for, not imported.
+        """Check that the tracker's package is installed, without importing it.
 
         Raises:
-            ConfigError: It is missing.
+            ConfigError: The package is missing.
         """
         package = type(self).__name__.lower()
         if importlib.util.find_spec(package) is None:
@@ -103,16 +106,16 @@ class TrackerOptions:
 
 
 def load_or_create_id(file: Path, make: Callable[[], str]) -> str:
-    """The id under which a tracker knows the run: the one in the file, or a new one, which is written there.
+    """Return the tracker's id of the run from a file; if there is no file, create an id and write it there.
 
     Args:
-        file: In the tracker's folder of the run directory.
-        make: Makes a new id.
+        file: File in the tracker's folder of the run directory.
+        make: Function that creates an id.
 
     Raises:
         ValueError: The file is a symbolic link.
     """
-    if file.is_symlink():  # of a run that somebody else made
+    if file.is_symlink():  # possible in an untrusted run directory
         raise ValueError(f"{file} is a symbolic link")
     if file.exists():
         return read_text(file).strip()

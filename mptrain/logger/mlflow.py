@@ -1,6 +1,6 @@
-"""MLflow: a tracking server, or a database of one's own.
+"""MLflow tracker for a tracking server or a local database.
 
-A request for each value would be thousands a minute; values are collected and sent together.
+Values are collected and sent in batches, because one request for each value would mean thousands a minute.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import flat, numbers, points
 from mptrain.records import EventRecord, Record
 
-#: Seconds between two requests, while there is something to send.
+#: Seconds between two requests while there are values to send.
 _EVERY_SECONDS = 2.0
 
-#: Most metrics and parameters that MLflow's REST API takes in one request (its documentation of runs/log-batch), and the length of a value.
+#: Maximum numbers of metrics and parameters in one request and maximum length of a parameter's value, from MLflow's
+#: REST API documentation (runs/log-batch).
 _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
 
 
 @dataclass(frozen=True)
 class MLflow(TrackerOptions):
-    """One MLflow run for each run, whatever the number of attempts.
+    """Options of the MLflow tracker; all attempts at a run share one MLflow run.
 
     Attributes:
-        tracking_uri: The server (``http://host:5000``) or database (``sqlite:///mlflow.db``); None leaves it to
-            ``MLFLOW_TRACKING_URI`` and MLflow's own choice.
-        experiment: MLflow's experiment; made if there is none of the name.
-        every_steps: Send the curves of each n-th step only; those of overflows are always sent.
+        tracking_uri: Server (``http://host:5000``) or database (``sqlite:///mlflow.db``); None uses
+            ``MLFLOW_TRACKING_URI`` or MLflow's default.
+        experiment: Name of the MLflow experiment; created if it does not exist.
+        every_steps: Send the curves of every n-th step only; steps with an overflow are always sent.
     """
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
 
     def open(self, run: TrackedRun) -> _Run:
-        """The MLflow run whose id stands in ``RUN/mlflow/run_id``; it is made for a new run, and gone on with else."""
+        """Return the tracker of the MLflow run whose id is in ``RUN/mlflow/run_id``; a new run creates the file."""
         return _Run(self, run)
 
 
@@ -58,7 +59,7 @@ class _Run:
         self._log_parameters(run.config)
 
     def take(self, record: Record) -> None:
-        """Collect what the record adds to curves; send it when it is time."""
+        """Collect the values that the record adds to curves, and send them if a request is due."""
         self._collect(points(record, self._every_steps), record.step)
         match record:
             case EventRecord(kind="summary"):
@@ -73,7 +74,7 @@ class _Run:
             self._send()
 
     def close(self) -> None:
-        """Send the rest, and say how the run ended."""
+        """Send the remaining values and the final status of the run."""
         self._send()
         self._client.set_terminated(self._id, self._status)
 
@@ -85,12 +86,12 @@ class _Run:
             found = self._client.get_experiment_by_name(experiment)
             if found is None:
                 raise
-            where = found.experiment_id  # another run has made it in between
+            where = found.experiment_id  # another run created it in the meantime
         identity: str = self._client.create_run(where, run_name=name).info.run_id
         return identity
 
     def _log_parameters(self, config: dict[str, Any]) -> None:
-        """Log the configuration; what MLflow has already it does not let change, so a new value becomes a tag."""
+        """Log the configuration; MLflow does not allow changes of a parameter, so a changed value becomes a tag."""
         known = self._client.get_run(self._id).data.params
         now = {_name(name): str(value)[:_LONGEST] for name, value in flat(config).items()}
         fresh = [self._entities.Param(name, value) for name, value in now.items() if name not in known]
@@ -103,7 +104,7 @@ class _Run:
     def _collect(self, values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         for name, value in values.items():
-            # Databases store an infinity as the largest number there is, which leaves nothing of a curve to be seen.
+            # Databases store infinity as the largest finite number, which makes the rest of the curve unreadable.
             kept = value if math.isfinite(value) else math.nan
             self._metrics.append(self._entities.Metric(_name(name), kept, now, step))
 
@@ -119,5 +120,5 @@ def _pieces(items: list[Any], size: int) -> list[list[Any]]:
 
 
 def _name(name: str) -> str:
-    """A name as MLflow allows it."""
+    """Replace the characters of a name that MLflow does not allow."""
     return re.sub(r"[^\w./ -]", "_", name)

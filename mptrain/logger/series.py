@@ -1,4 +1,4 @@
-"""Content that every tracker shows: records as named curves, over the attempted step, and tables of the texts that a run exhibits."""
+"""Conversion of records for trackers: curves over attempted steps, flat names of nested values, tables of texts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from mptrain.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
-#: The learner of a run that has only one; its curves are named without it.
+#: Name of a single learner; it is omitted in the names of curves.
 ONLY = "main"
 
 
 def points(record: Record, every_steps: int = 1) -> dict[str, float]:
-    """The values that a record adds to curves at its step, by the name of the curve; empty where it adds none.
+    """Return the values that a record adds to curves at its step, by the name of the curve.
 
     Names are ``train/loss``, ``train/NAME/loss`` with several learners, ``val/top1``, ``epoch/train_loss``,
-    ``system/memory_bytes``; ``overflow/PHASE`` is the number of parameters whose gradients were not finite.
+    ``system/memory_bytes``; ``overflow/PHASE`` is the number of parameters whose gradients are not finite.
 
     Args:
-        record: Any.
-        every_steps: Steps whose number is not a multiple add no value, unless they overflowed.
+        record: Record of any kind.
+        every_steps: Steps whose number is not a multiple of this add no values, unless they overflowed.
     """
     match record:
         case StepRecord():
@@ -48,7 +48,7 @@ def points(record: Record, every_steps: int = 1) -> dict[str, float]:
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of nested mappings under dotted names: numbers, true and false and text as they are, others as JSON."""
+    """Flatten nested mappings to dotted names; numbers, booleans and strings are kept, other values become JSON."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict) and value:
@@ -59,7 +59,7 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the leaves of nested mappings, under dotted names."""
+    """Flatten nested mappings to dotted names, keeping only numbers."""
     return {
         name: float(value)
         for name, value in flat(tree).items()
@@ -77,10 +77,10 @@ def _named(section: str, learner: str, values: Mapping[str, float]) -> dict[str,
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """The rows of a TSV file; the first names the columns.
+    """Read the rows of a TSV file; the first row contains the column names.
 
-    A run does not end because its tracker cannot be shown a text: of a table without rows, or with a text longer than Python's
-    reader of tables takes (131,072 letters), one row says so. Bytes that are no UTF-8 are replaced.
+    An unreadable table must not stop the tracker. If the file has no rows, or a text longer than the limit of Python's
+    csv reader (131,072 characters), the result is a single row with a message. Invalid UTF-8 is replaced.
     """
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -91,7 +91,7 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def markdown_table(path: Path) -> str:
-    """A TSV file as a table of Markdown, in which every text stays what it is."""
+    """Convert a TSV file to a Markdown table, escaping characters that are special in Markdown."""
     columns, *rows = [[_cell(text) for text in row] for row in read_table(path)]
     return "\n".join(_row(cells) for cells in (columns, ["---"] * len(columns), *rows))
 

@@ -1,8 +1,8 @@
-"""Runs a tracker in a process of its own, so that nothing it does reaches training.
+"""Isolation of trackers: each runs in a separate process, so that it cannot affect training.
 
-Trackers patch exit hooks, start threads, ask for passwords, wait for networks (W&B 0.31 holds up the end of a process
-for 86 s where its server does not answer). Here all of that happens elsewhere: training writes to a pipe that never
-blocks, and what ends late is ended. The tracker's process ends with the run: when it is told, or when the pipe closes because training
+Trackers patch exit hooks, start threads, ask for passwords and wait for networks (W&B 0.31 delays the end of a process
+by 86 s if its server does not answer). The training process writes to a non-blocking pipe and kills a tracker that
+does not finish in time. The tracker's process ends on a message from the run, or when the pipe closes because training
 was killed.
 """
 
@@ -29,26 +29,27 @@ from mptrain.records import EventRecord, Record
 #: Seconds between two writes to the tracker.
 PAUSE: Final = 0.5
 
-#: Bytes that wait for a tracker at most, some 200,000 steps; what comes after is left out.
+#: Maximum number of bytes that wait for a tracker, about 200,000 steps; later records are dropped.
 MOST_WAITING: Final = 1 << 24
 
 _PIECE: Final = 1 << 16
 
-#: A batch system sends these to every process of a job; training decides when it is the end.
+#: Signals that the tracker ignores. A batch system sends them to every process of a job, but training decides when to
+#: stop.
 _NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-#: Seconds that the end of a run waits for a tracker that does not say how long.
+#: Seconds that the end of a run waits for a tracker without ``close_seconds``.
 CLOSE_SECONDS: Final = 10.0
 
 
 class TrackerProcess:
-    """A sink that hands records to a tracker in another process, and gives up on it rather than wait.
+    """Sink that passes records to a tracker in another process, and drops the tracker instead of waiting for it.
 
     Args:
-        logger: The tracker's options.
-        run: What it is told about the run.
-        log: Takes everything that the tracker prints.
-        warnings: Takes one ``warning`` event if the tracker fails; called inside `take` and `close` only.
+        logger: Options of the tracker.
+        run: Facts about the run for the tracker.
+        log: File for everything that the tracker prints.
+        warnings: Receiver of one ``warning`` event if the tracker fails; called only inside `take` and `close`.
     """
 
     def __init__(self, logger: Logger, run: TrackedRun, log: Path, warnings: Tracker) -> None:
@@ -64,11 +65,11 @@ class TrackerProcess:
         try:
             self._waiting += pickle.dumps((logger, run))
             self._process = self._start()
-        except Exception as error:  # no process to be had, or a class of the user's that cannot be sent to one
+        except Exception as error:  # no process can be started, or a user's class cannot be pickled
             self._warn(f"cannot be started: {error}")
 
     def take(self, record: Record) -> None:
-        """Keep the record, and every now and then write what was kept to the tracker as far as it reads."""
+        """Buffer the record; every `PAUSE` seconds, write as much of the buffer as the tracker reads."""
         if self._process is None:
             return
         self._step = record.step
@@ -80,14 +81,14 @@ class TrackerProcess:
                 self._warn("ended before the run")
 
     def close(self) -> None:
-        """Let the tracker finish within its time; then it is killed."""
+        """Wait for the tracker to finish, and kill it after its time limit."""
         process, self._process = self._process, None
         if process is None:
             return
         deadline = time.monotonic() + self._patience
         try:
             self._write(process)
-            # Data workers hold the pipe open too, so that closing it would not tell the end.
+            # Data workers inherit the pipe, so closing it here would not signal the end.
             self._waiting += pickle.dumps(None)
             self._push(process)
             while self._waiting and process.poll() is None and time.monotonic() < deadline:
@@ -95,7 +96,7 @@ class TrackerProcess:
                 self._push(process)
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._warn(f"did not finish within logger.close_seconds={self._patience:g} and was ended")
+            self._warn(f"did not finish within logger.close_seconds={self._patience:g} and was killed")
         finally:
             self._bury(process)
 
@@ -108,7 +109,7 @@ class TrackerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C is meant for the training, and nobody answers a password prompt
+                start_new_session=True,  # without Ctrl-C and without a terminal for password prompts
             )
         os.set_blocking(_pipe(process).fileno(), False)
         return process
@@ -117,21 +118,23 @@ class TrackerProcess:
         self._written = time.monotonic()
         records, self._fresh = self._fresh, []
         if len(self._waiting) > MOST_WAITING:
-            self._warn("does not keep up: records are left out")
+            self._warn("does not keep up: records are dropped")
         elif records:
             self._waiting += pickle.dumps(records)
         self._push(process)
 
     def _push(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(OSError):  # full for now, or closed by its death, which `poll` tells of
+        with contextlib.suppress(
+            OSError
+        ):  # the pipe is full, or closed because the process ended, which `poll` detects
             while self._waiting:
                 del self._waiting[: os.write(_pipe(process).fileno(), self._waiting[:_PIECE])]
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        """End the process, if it has not ended; say so once if it failed."""
+        """Kill the process if it still runs; warn if it failed."""
         self._process, self._fresh = None, []
         unfinished = process.poll() is None
-        if process.returncode != 0:  # with whatever it has started
+        if process.returncode != 0:  # kill its child processes too
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         if unfinished:
@@ -145,7 +148,7 @@ class TrackerProcess:
     def _warn(self, what: str) -> None:
         warnings, self._warnings = self._warnings, None
         if warnings is not None:
-            message = f"{self._name} {what}; the run goes on without it, and what it said is in {self._log}"
+            message = f"{self._name} {what}; the run continues without it; its output is in {self._log}"
             warnings.take(EventRecord("warning", self._step, {"message": message}))
 
     def _last_words(self) -> str:
@@ -162,14 +165,14 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def main() -> None:
-    """Open the tracker that the pipe names, hand it every record, close it; exit code 1 if it raises."""
+    """Open the tracker that the pipe describes, pass it every record and close it; exit with code 1 if it raises."""
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         opened = open(descriptor, "wb", closefd=False)  # noqa: SIM115
         setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
     stream = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what reads the standard input must not read records
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # code that reads standard input must not read records
     try:
         _follow(stream)
         code = 0
@@ -178,7 +181,7 @@ def main() -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # exit hooks of trackers wait for networks
+    os._exit(code)  # skip exit hooks of trackers, which wait for networks
 
 
 def _follow(stream: BinaryIO) -> None:
@@ -188,7 +191,7 @@ def _follow(stream: BinaryIO) -> None:
     while (records := _next(stream)) is not None:
         for record in records:
             tracker.take(record)
-    signal.alarm(math.ceil(logger.close_seconds) + 60)  # for when nobody is left to end this process
+    signal.alarm(math.ceil(logger.close_seconds) + 60)  # in case no process is left to kill this one
     tracker.close()
 
 

@@ -1,7 +1,7 @@
-"""Weights & Biases, online or offline.
+"""Weights & Biases tracker, online or offline.
 
-The x axis of every curve is the attempted step as a value of its own, because W&B's own step refuses to go back, and
-what is measured by the clock is known before the rows of the device are read.
+The x axis of every curve is a separate metric with the attempted step, because W&B's own step cannot decrease, and
+timed values arrive before the step records of the device are read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mptrain.records import EventRecord, Record
 
 @dataclass(frozen=True)
 class WandB(TrackerOptions):
-    """One W&B run for each run, whatever the number of attempts.
+    """Options of the W&B tracker; all attempts at a run share one W&B run.
 
     Attributes:
-        project: W&B's project.
-        entity: The user or team it belongs to; None leaves it to W&B.
-        mode: ``online``, or ``offline`` to be sent with ``wandb sync`` later; None leaves it to ``WANDB_MODE``.
-        tags: Of the W&B run.
-        every_steps: Send the curves of each n-th step only; those of overflows are always sent.
+        project: W&B project.
+        entity: User or team that owns the project; None uses W&B's default.
+        mode: ``online``, or ``offline`` to upload with ``wandb sync`` later; None uses ``WANDB_MODE``.
+        tags: Tags of the W&B run.
+        every_steps: Send the curves of every n-th step only; steps with an overflow are always sent.
     """
 
     project: str = "mptrain"
@@ -34,7 +34,7 @@ class WandB(TrackerOptions):
     tags: tuple[str, ...] = ()
 
     def open(self, run: TrackedRun) -> _Run:
-        """The W&B run whose id stands in ``RUN/wandb/run_id``; it is made for a new run and gone on with for others."""
+        """Return the tracker of the W&B run whose id is in ``RUN/wandb/run_id``; a new run creates the file."""
         return _Run(self, run)
 
 
@@ -55,14 +55,14 @@ class _Run:
             id=load_or_create_id(run.folder / "wandb" / "run_id", lambda: secrets.token_hex(4)),
             resume="allow",
             dir=str(run.folder),
-            settings=wandb.Settings(console="off"),  # what this process prints is in its log already
+            settings=wandb.Settings(console="off"),  # the output of this process is already in its log
         )
         self._run.config.update(run.config, allow_val_change=True)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
     def take(self, record: Record) -> None:
-        """Log what the record adds to curves, as one row; samples; the final numbers as W&B's summary."""
+        """Log the values that the record adds to curves as one row, samples, and the final numbers as W&B's summary."""
         if values := points(record, self._every_steps):
             self._run.log({"step": record.step, **values})
         match record:
@@ -83,5 +83,5 @@ class _Run:
         return self._wandb.Image(str(path))
 
     def close(self) -> None:
-        """Wait until everything is sent; the W&B run counts as failed unless the run is done."""
+        """Wait until everything is sent; the W&B run is marked as failed unless the run is complete."""
         self._run.finish(exit_code=0 if self._done else 1)

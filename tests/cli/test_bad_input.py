@@ -28,7 +28,7 @@ ROWS = [
         ["--epochs=3"],
         [
             "error: unknown option '--epochs=3'",
-            "hint: did you mean train.epochs=3? configuration is written without dashes",
+            "hint: did you mean train.epochs=3? KEY=VALUE takes no leading dashes",
         ],
     ),
     (["--multirum"], ["error: unknown option '--multirum'", "hint: did you mean --multirun?"]),
@@ -44,7 +44,10 @@ ROWS = [
     (["seed=1", "model=", "cnn"], ["error: 'model= cnn': no spaces around '='", "hint: write model=cnn"]),
     (["seed=1", "model", "=cnn"], ["error: 'model =cnn': no spaces around '='", "hint: write model=cnn"]),
     (["-sc"], ["error: -sc takes install=SHELL and nothing else", "hint: write mptrain completion SHELL"]),
-    (["-sc", "install=tcsh"], ["error: there is no completion for 'tcsh'", "hint: there is bash, zsh, fish"]),
+    (
+        ["-sc", "install=tcsh"],
+        ["error: there is no completion for 'tcsh'", "hint: supported shells are bash, zsh, fish"],
+    ),
     (["seed=99999999999999999999"], ["must be a whole number from 0 to 2^63-1"]),
     (["model.widths=[]"], ["error: model.widths=[]: must be a list, each entry a whole number, at least 1"]),
     (["model=mlp", "model.hidden=64"], ["hint: write model.hidden=[64]"]),
@@ -54,9 +57,9 @@ ROWS = [
     ),
     (["precision.keep_fp32=norms"], ["hint: write precision.keep_fp32=[norms]"]),
     (["list", "precison"], ["error: there is no group 'precison'", "hint: did you mean precision?"]),
-    (["help", "trian"], ["error: there is no help about 'trian'", "hint: did you mean mptrain help train?"]),
-    (["help", "scaller"], ["error: there is no help about 'scaller'", "hint: did you mean mptrain help scaler?"]),
-    (["help", "train", "foo"], ["error: there is no help about 'foo'", "hint: there is help about train, compare, "]),
+    (["help", "trian"], ["error: there is no help on 'trian'", "hint: did you mean mptrain help train?"]),
+    (["help", "scaller"], ["error: there is no help on 'scaller'", "hint: did you mean mptrain help scaler?"]),
+    (["help", "train", "foo"], ["error: there is no help on 'foo'", "hint: help topics are train, compare, "]),
     (["precision=fp16"], ["hint: did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help"]),
     (["train.epochs", "3"], ["error: 'train.epochs 3': no '=' between key and value", "hint: write train.epochs=3"]),
     (["seed=1", "train.epochs", "3", "model", "mlp"], ["hint: write train.epochs=3", "hint: write model=mlp"]),
@@ -72,8 +75,8 @@ ROWS = [
     (["train.epochs"], ["error: 'train.epochs' is not a command", "hint: write train.epochs=VALUE"]),
     (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
     (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),
-    (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep says how to sweep"]),
-    (["eval", "last", "--device", "cpu"], ["hint: did you mean device=cpu? configuration is written without dashes"]),
+    (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep explains sweeps"]),
+    (["eval", "last", "--device", "cpu"], ["hint: did you mean device=cpu? KEY=VALUE takes no leading dashes"]),
     (
         ["resume", "x", "--epochs=5", "y"],
         ["hint: did you mean train.epochs=5?", "error: 'y' is not of the form KEY=VALUE"],
@@ -122,7 +125,7 @@ def test_what_is_no_run_is_refused_under_torchrun(terminal, monkeypatch, words):
     for name, value in THERE.items():
         monkeypatch.setenv(name, value)
     assert terminal(*words) == 2
-    assert terminal.err.startswith("error: torchrun begins the ranks of one run, and ")
+    assert terminal.err.startswith("error: torchrun starts the ranks of a single run, but ")
 
 
 @pytest.mark.parametrize("words", [("train", "model=mlp"), ("model=mlp",)])

@@ -283,7 +283,7 @@ def test_other_shells_are_refused(terminal):
     assert terminal("completion", "zhs") == 2
     assert "hint: did you mean zsh?" in terminal.err
     assert terminal("-sc", "install=tcsh") == 2
-    assert "there is bash, zsh, fish" in terminal.err
+    assert "supported shells are bash, zsh, fish" in terminal.err
     assert terminal("-sc", "query=bash") == 2
 
 

@@ -21,7 +21,7 @@ def test_the_environment_the_devices_and_every_mode_are_shown(terminal):
         assert word in terminal.out
     for mode in ("fp32", "tf32", "bf16", "amp_dynamic", "fp16_static", "fp16_pure"):
         assert mode in terminal.out
-    assert "refused" in terminal.out
+    assert "unsupported" in terminal.out
     assert "a CPU has no TF32" in terminal.out
     assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
 
@@ -44,7 +44,7 @@ def test_a_torchvision_for_another_torch_is_recognised(terminal, monkeypatch):
     ("name", "error", "mend"),
     [
         ("sklearn", ModuleNotFoundError("No module named 'sklearn'"), "pip install scikit-learn"),
-        ("torch", OSError("libx"), "install torch again"),
+        ("torch", OSError("libx"), "reinstall torch"),
         ("omegaconf", ModuleNotFoundError("No module named 'omegaconf'"), "pip install omegaconf"),
     ],
 )
@@ -63,6 +63,6 @@ def test_something_missing_or_broken_ends_with_3_and_how_to_mend_it(terminal, mo
 
 
 def test_a_mode_suits_runs_slower_or_is_refused():
-    assert module.verdict(Support(True, "native")) == "suits"
-    assert module.verdict(Support(True, "upcast", "no faster")) == "runs, slower"
-    assert module.verdict(Support(False, "no", "use fp32")) == "refused"
+    assert module.verdict(Support(True, "native")) == "supported"
+    assert module.verdict(Support(True, "upcast", "no faster")) == "supported, slower"
+    assert module.verdict(Support(False, "no", "use fp32")) == "unsupported"

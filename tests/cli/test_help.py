@@ -44,7 +44,7 @@ def test_what_a_continued_run_may_change_is_said(terminal):
     terminal("resume", "--help")
     text = " ".join(terminal.out.split())
     assert "Any key may change" in text
-    assert "except what the run is about: model, dataset, task, and train.batch_size" in text
+    assert "except model, dataset, task and train.batch_size" in text
 
 
 @each("group", sorted(Catalogue([location.configs()]).groups))

@@ -21,7 +21,7 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     terminal("list", "optimizer")
     line = next(line for line in terminal.out.splitlines() if "optimizer.lr=" in line)
     assert "${" not in line
-    assert "unless the model says otherwise" in line
+    assert "unless the model sets it" in line
     assert "optimizer.betas=[0.9,0.999] " in terminal.out
 
 
@@ -33,7 +33,8 @@ def test_a_group_that_does_not_exist_is_named(terminal):
 def test_an_option_where_a_group_stands_is_answered_with_its_group(terminal):
     assert terminal("list", "fp16_static") == 2
     assert (
-        "hint: it is an option of precision: write mptrain list precision, or mptrain help fp16_static" in terminal.err
+        "hint: fp16_static is an option of precision: write mptrain list precision or mptrain help fp16_static"
+        in terminal.err
     )
     assert terminal("help", "precision=fp16_static") == 0
     assert terminal.out.startswith("precision=fp16_static\n")

@@ -31,7 +31,7 @@ def test_it_prints_recorded_and_replayed_scales_and_where_its_page_is(terminal, 
 def test_another_rule_is_chosen_by_words_about_the_scaler(terminal, run):
     assert terminal("replay", "run", "scaler=smooth", "scaler.init_scale=256") == 0
     assert "replayed: smooth from 256, x2 every step until the first overflow" in terminal.out
-    assert "mind: The gradients are those recorded by the run." in terminal.out
+    assert "caveat: The gradients are those recorded by the run." in terminal.out
     assert (run / "replay-smooth-init-scale-256.html").exists()
     assert (run / "figures" / "replay-smooth-init-scale-256.svg").exists()
 

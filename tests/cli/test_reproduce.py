@@ -142,7 +142,7 @@ def test_the_arithmetic_of_a_dry_run_is_a_line_of_python(terminal, jobs, recipe,
 
 def test_a_smoke_run_without_failures_says_that_all_are_done(terminal, jobs, recipe):
     assert terminal("reproduce", "mine", "--smoke") == 0
-    assert "smoke: 2 of 2 runs done; expectations are not judged" in terminal.out
+    assert "smoke: 2 of 2 runs done; expectations are not checked" in terminal.out
 
 
 @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ def test_what_has_ended_is_not_run_again(terminal, jobs, recipe):
     assert len(jobs.ran) == 6
     jobs.ran.clear()
     assert terminal("reproduce", "mine") == 0
-    assert "6 of them have ended before" in terminal.out
+    assert "6 of them already finished" in terminal.out
     assert not jobs.ran
 
 
 def test_a_run_that_failed_for_another_reason_leaves_no_verdict_and_is_run_again(terminal, jobs, recipe, tmp_path):
     jobs.ends = {("amp", 1): "disk"}
     assert terminal("reproduce", "mine", "train.batch_size=64") == 7
-    assert "no verdict: 1 of 6 runs did not end" in terminal.out
+    assert "no verdict: 1 of 6 runs did not finish" in terminal.out
     assert "REPRODUCED" not in terminal.out
     assert not (tmp_path / "outputs" / "recipes" / "mine" / "verdict.json").exists()
     [command] = re.findall(r"^to run the rest: mptrain (.*)$", terminal.out, re.MULTILINE)
@@ -279,7 +279,7 @@ def test_an_unknown_measure_of_arithmetic_is_found_before_anything_is_run(termin
 def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
     jobs.ends = {("amp", 0): "numerics"}
     assert terminal("reproduce", "mine", "--smoke") == 0
-    said = "smoke: 1 of 2 runs done, 1 failed by its numerics (amp); expectations are not judged on shortened runs"
+    said = "smoke: 1 of 2 runs done, 1 failed because of its numerics (amp); expectations are not checked on shortened runs"
     report = "report=outputs/recipes/mine-smoke/report.html"
     assert terminal.out.endswith(f"{said}\n{report}\n")
     sweep = read_sweep(tmp_path / "outputs" / "recipes" / "mine-smoke")
@@ -316,7 +316,7 @@ def test_a_recipe_that_needs_a_gpu_is_refused_where_there_is_none(terminal, jobs
 def test_a_recipe_without_expectations_has_numbers_and_no_verdict(terminal, jobs, recipe, tmp_path):
     recipe(("expect:\n  - amp.top1 = fp32.top1 within 0.05\n  - sum.value = 2048 within 0\n", ""))
     assert terminal("reproduce", "mine") == 0
-    assert "nothing is expected of this recipe" in terminal.out
+    assert "this recipe has no expectations" in terminal.out
     assert verdict(tmp_path)["verdict"] is None
 
 
@@ -334,7 +334,7 @@ def test_groups_are_compared_each_by_itself(terminal, jobs, recipe, tmp_path):
     ("words", "says"),
     [
         ([], "reproduce needs the name of a recipe"),
-        (["mine", "other"], "one recipe at a time, but there is 'other' too"),
+        (["mine", "other"], "one recipe at a time, but 'other' is given too"),
         (["mine", "--dryrun"], "unknown option '--dryrun'"),
         (["mine", "--jobs", "0"], "--jobs 0: must be a whole number"),
         (["mine", "--jobs"], "--jobs needs a value"),
@@ -384,7 +384,7 @@ def test_a_recipe_runs_from_start_to_verdict_and_goes_on(recipe, tmp_path):
     assert "NOT REPRODUCED" in found.stdout
     again = run_in_process("reproduce", "mine", cwd=tmp_path)
     assert again.returncode == 5
-    assert "4 of them have ended before" in again.stdout
+    assert "4 of them already finished" in again.stdout
     assert "job=" not in again.stdout
     assert verdict(tmp_path)["verdict"] == "NOT REPRODUCED"
     assert "NOT REPRODUCED" in (tmp_path / "outputs" / "recipes" / "mine" / "report.html").read_text()

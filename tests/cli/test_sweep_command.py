@@ -107,7 +107,7 @@ def test_resume_runs_what_is_not_done_by_sweep_json_alone(sweeping):
     assert sweeping("resume", "mine", "--jobs=2") == 7, sweeping.err
     assert "1/1 missing points valid, 2 done before\n" in sweeping.out
     folder = Path("conf").absolute()
-    assert f"warning: outputs/mine/sweep.json brings its own files along: --config-dir {folder}\n" in sweeping.err
+    assert f"warning: outputs/mine/sweep.json loads config files from --config-dir {folder}\n" in sweeping.err
     assert [line.split()[0] for line in sweeping.out.splitlines() if "status=running" in line] == ["job=2/3"]
     assert json.loads(Path("outputs/mine/sweep.json").read_text())["parallel"] == 2
 
@@ -142,11 +142,12 @@ def test_a_sweep_takes_no_keys_and_a_run_no_jobs(sweeping):
     assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
     assert sweeping("resume", "mine", "train.epochs=3") == 2
     assert (
-        "error: outputs/mine is a sweep, and goes on as it was started: train.epochs=3 cannot change\n" in sweeping.err
+        "error: outputs/mine is a sweep and resumes with its own configuration: train.epochs=3 cannot change\n"
+        in sweeping.err
     )
     assert "hint: change one run: mptrain resume outputs/mine/RUN train.epochs=3" in sweeping.err
     assert sweeping("resume", "last", "--jobs", "2") == 2
-    assert "error: --jobs is about the points of a sweep, and last is none\n" in sweeping.err
+    assert "error: --jobs applies only to sweeps, and last is not a sweep\n" in sweeping.err
 
 
 def test_the_run_of_a_sweep_is_named_by_its_folder_although_that_looks_like_a_word(sweeping):

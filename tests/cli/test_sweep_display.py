@@ -108,7 +108,7 @@ def test_time_left_is_known_once_a_job_is_done_or_says_it(tmp_path):
 def test_a_signal_is_answered_on_the_screen(tmp_path):
     table = table_of(sweep_of(tmp_path, "running"))
     table.stopping("SIGINT")
-    assert any(line.startswith("SIGINT: running jobs save themselves") for line in drawn(table))
+    assert any(line.startswith("SIGINT: running jobs save checkpoints") for line in drawn(table))
 
 
 def test_no_colours_where_none_are_wanted(tmp_path):
@@ -148,7 +148,7 @@ def test_at_the_end_jobs_that_were_left_to_others_are_named(tmp_path, capsys):
     sweep = sweep_of(tmp_path, "running", "waiting")
     print_outcome(sweep.with_job(replace(sweep.jobs[0], reason=STILL)))
     out = capsys.readouterr().out
-    assert "1 of the jobs is still run by processes of an earlier time, which were left alone:" in out
+    assert "1 of the jobs is still run by processes of an earlier command, which were not stopped:" in out
     assert f"  0  seed=0  {STILL}" in out
     print_outcome(sweep)
     assert "left alone" not in capsys.readouterr().out

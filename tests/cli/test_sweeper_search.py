@@ -52,7 +52,7 @@ def test_the_direction_of_the_metric_is_said_once(searching, asking, monkeypatch
     monkeypatch.setattr("mptrain.cli.sweeper_search.summary_of", lambda run: summary)
     asking.batches = ([["seed=0"]], [["seed=9"]])
     assert searching(*WORDS) == 0
-    assert searching.out.count("the sweeper gets top1 as it is: it must be set to maximize that\n") == 1
+    assert searching.out.count("the sweeper receives top1 unchanged: configure it to maximize this metric\n") == 1
 
 
 def test_a_sweeper_that_goes_on_after_a_failure_ends_with_7_and_one_that_gives_up_too(searching, asking):
@@ -73,7 +73,7 @@ def test_resume_runs_what_the_sweeper_had_asked_for(searching, asking):
     asking.batches = asking.answers = ()
     assert searching("resume", "mine") == 7
     assert "1/1 missing points valid, 1 done before\n" in searching.out
-    assert "these are the points that its sweeper asked for; it is not asked for more\n" in searching.out
+    assert "only the points recorded in sweep.json are run; the sweeper is not called again\n" in searching.out
     assert "job=2/2 run=001-seed=1 status=running\n" in searching.out
     assert asking.answers == ()
 
@@ -110,11 +110,11 @@ def test_ctrl_c_between_two_batches_ends_it_with_130(searching, asking):
 @pytest.mark.parametrize(
     ("word", "error"),
     [
-        ("hydra/launcher=joblib", "hydra/launcher=joblib: jobs are run by mptrain itself"),
+        ("hydra/launcher=joblib", "hydra/launcher=joblib: mptrain runs the jobs itself"),
         ("run.name=a,b", "run.name=a,b: run.name cannot be swept"),
         ("hydra.sweep.dir=x", "'hydra.sweep.dir' has no effect: mptrain creates the run directories"),
         ("precision=fp33", "no option 'fp33' in precision"),
-        ("seed=0", "the sweeper asked for no point"),
+        ("seed=0", "the sweeper requested no points"),
     ],
 )
 def test_words_that_no_sweeper_can_have(searching, word, error):

@@ -41,8 +41,8 @@ COLUMNS = [
     [
         (80, ["fp16_dynamic  -0.0017 [-0.0362, +0.0329]    123,456      7 %"], None),
         (55, ["-0.0017    123,456      7 %", "              [-0.0362, +0.0329]"], None),
-        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "no room for: throughput"),
-        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "no room for: throughput, skipped"),
+        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "not shown: throughput"),
+        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "not shown: throughput, skipped"),
     ],
 )
 def test_cells_are_broken_where_they_say_then_the_least_important_columns_are_left_out(
@@ -52,7 +52,7 @@ def test_cells_are_broken_where_they_say_then_the_least_important_columns_are_le
     lines = render_table(COLUMNS, piped_width=200)
     assert max(map(len, lines)) <= width
     assert all(any(part in line for line in lines) for part in whole), lines
-    assert (lines[-1] if "no room" in lines[-1] else None) == left_out
+    assert (lines[-1] if "not shown" in lines[-1] else None) == left_out
 
 
 def test_a_comparison_on_80_columns_has_whole_verdicts_and_intervals(monkeypatch):

@@ -59,7 +59,7 @@ def test_the_start_names_model_data_precision_scaler_device_and_directory(tmp_pa
     assert " note " not in text
     assert main(["resume", "x", "train.max_steps=4"]) == 0
     text = " ".join(capsys.readouterr().out.partition("\ndone\n")[0].split())
-    assert " steps 4, from 2 on run outputs/x note " in text
+    assert " steps 4, resuming from 2 run outputs/x note " in text
 
 
 def test_long_facts_are_wrapped_not_cut(capsys):
@@ -124,7 +124,7 @@ def test_a_run_without_evaluation_or_steps_is_closed_too(closing):
     ],
 )
 def test_going_on_doubles_the_limit_that_ended_the_run(closing, summary, words):
-    [line] = [line for line in closing(**summary).splitlines() if line.startswith("  go on")]
+    [line] = [line for line in closing(**summary).splitlines() if line.startswith("  resume")]
     assert line.endswith(f"'outputs/a b' {words}")
 
 
@@ -147,7 +147,7 @@ def test_facts_are_wrapped_to_the_width_of_the_terminal(monkeypatch, columns, wi
 
 def test_a_run_that_torchrun_began_is_gone_on_with_by_torchrun(closing):
     words = " ".join(closing("torchrun --nproc-per-node=2 -m mptrain resume").split())
-    assert "go on torchrun --nproc-per-node=2 -m mptrain resume 'outputs/a b' train.epochs=" in words
+    assert "resume torchrun --nproc-per-node=2 -m mptrain resume 'outputs/a b' train.epochs=" in words
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native"])

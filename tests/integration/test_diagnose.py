@@ -236,7 +236,7 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
     assert "step 3, from the start, and 2 steps trained in memory" in output
     assert "under precision=fp32, unlike the run itself" in output
     assert "handles FP16" not in output
-    assert "of 65,504: the largest as a share" in output
+    assert "of 65,504: largest magnitude relative to" in output
     assert (
         "Finite values can still be wrong: mptrain doctor with the same words checks the gradients at every loss scale."
         in output
@@ -281,7 +281,7 @@ def test_gradients_without_a_scale_are_given_one_that_was_tried():
     ("words", "what"),
     [
         (("--step", "0", "model=mlp"), "--step 0: must be a whole number"),
-        (("--steps=3",), "'--steps=3' means nothing to diagnose"),
+        (("--steps=3",), "unknown option '--steps=3'"),
         (("--step",), "--step needs a value"),
         (("--learner",), "--learner needs a value"),
         (("outputs/run", "seven"), "'seven' is not of the form KEY=VALUE"),

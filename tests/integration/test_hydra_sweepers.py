@@ -79,7 +79,7 @@ def test_the_second_batch_follows_from_the_metrics_of_the_first(folder):
     found = run_command(*words, "--jobs", "2", cwd=folder, **path_of(folder))
     assert found.returncode == 0, found.stderr
     assert re.findall(r"\d/\d points valid", found.stdout) == ["2/2 points valid", "1/1 points valid"]
-    assert "it must be set to maximize that" in found.stdout
+    assert "configure it to maximize this metric" in found.stdout
     sweep = sweep_of(folder)
     assert [(job["name"], job["status"]) for job in sweep["jobs"]] == [
         ("000-optimizer.lr=1e-06", "done"), ("001-optimizer.lr=0.1", "done"), ("002-optimizer.lr=0.05", "done"),

@@ -104,7 +104,7 @@ def test_a_run_is_found_by_its_name():
 def test_a_run_that_ran_out_of_time_says_so_and_how_to_give_it_more(tmp_path):
     done = run_in_process(*TINY, "train.epochs=100000", "train.max_minutes=0.005", "run.name=r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "train.max_minutes=0.005 was up, after" in done.stdout
+    assert "train.max_minutes=0.005 reached after" in done.stdout
     assert "mptrain resume outputs/r train.max_minutes=0.01\n" in done.stdout
 
 
@@ -112,13 +112,13 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     words = (*TINY, "model.hidden=[7,5]", "train.max_steps=2", "run.name=r")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
     said = run_in_process("export", "r", cwd=tmp_path).stdout
-    tune = shlex.split(said.partition(" tune ")[2])
+    tune = shlex.split(said.partition(" fine-tune ")[2])
     data = [word for word in TINY if word.startswith("dataset")]
     assert data
     assert tune[:2] == ["mptrain", "model=mlp"]
     assert set(tune[2:]) == {"model.hidden=[7,5]", "model.weights=outputs/r/export/last-float32.pt", *data}
     assert re.search(r"perceptron\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
-    assert "data.json: labels, and how inputs are prepared" in said
+    assert "data.json: labels and input preprocessing" in said
     refused = run_in_process("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--output . is a folder" in refused.stderr

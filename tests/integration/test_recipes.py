@@ -34,7 +34,7 @@ def smoke(name, tmp_path):
 def test_everything_that_a_recipe_needs_runs(tmp_path, name):
     said = smoke(name, tmp_path)
     counted = re.search(
-        r"^smoke: (\d+) of (\d+) runs? done(?:, (\d+) failed by (?:its|their) numerics)?", said, re.MULTILINE
+        r"^smoke: (\d+) of (\d+) runs? done(?:, (\d+) failed because of (?:its|their) numerics)?", said, re.MULTILINE
     )
     assert counted is not None
     assert int(counted[1]) + int(counted[3] or 0) == int(counted[2])

@@ -133,8 +133,8 @@ def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
     ("words", "message"),
     [
         ((), "export needs a run directory"),
-        (("last", "--half"), "'--half' means nothing to export"),
-        (("last", "train.epochs=3"), "'train.epochs=3' means nothing to export"),
+        (("last", "--half"), "unexpected argument '--half'"),
+        (("last", "train.epochs=3"), "unexpected argument 'train.epochs=3'"),
         (("last", "--output"), "--output needs a value"),
     ],
 )
