@@ -201,7 +201,7 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
 
 def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
     """Return the step that ended a run, with the weights of a checkpoint."""
-    remarks = [f"step {failed_step.step:,}, which ended the run, repeated; recorded cause: {failed_step.cause}"]
+    remarks = [f"repeated step {failed_step.step:,}, which ended the run; recorded cause: {failed_step.cause}"]
     same, because = loaded.manifest.step == failed_step.step, LocatedStep.because
     if not same:
         remarks.append(f"its weights were not saved; the weights of step {loaded.manifest.step:,} are used")

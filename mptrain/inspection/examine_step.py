@@ -179,7 +179,7 @@ def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
     if before is None:
         return ()
     if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
-        return ("the loss is the recorded one",)
+        return ("the loss equals the recorded loss",)
     return (f"the recorded loss was {before:.9g}, it is {seen.loss:.9g} now: {place.because}",)
 
 

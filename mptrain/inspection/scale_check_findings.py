@@ -102,7 +102,7 @@ def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] |
 
 
 def _with_words(found: Sequence[Finding], evidence: ScalingEvidence) -> list[Finding]:
-    """Add to the hints the override that keeps the modules in FP32, or one for another precision if that cannot help."""
+    """Add the override that keeps the modules of all findings in FP32, or another precision if that is no remedy."""
     kept = dict.fromkeys(name for finding in found for name in finding.keep)
     outermost = [name for name in kept if not any(is_inside(name, outer) for outer in kept)]
     words = f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
@@ -129,7 +129,7 @@ def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
 
 
 def _largest(evidence: ScalingEvidence, name: str) -> float:
-    """Return the largest magnitude of a module's output, or of its last submodule's if the module returns that output."""
+    """Return the largest magnitude of a module's output; if it returns that of its last submodule, of the latter."""
     within = (one for one in reversed(list(evidence.outputs)) if is_inside(one, name))
     said = evidence.outputs.get(name) or evidence.outputs.get(next(within, ""))
     return said.largest if said else 0.0

@@ -52,7 +52,10 @@ class CleanStep:
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
-        """Return whether a gradient would overflow FP16 at that scale, and the basis of the answer."""
+        """Return whether a gradient would overflow FP16 at that scale, and the basis of the answer.
+
+        The answer is an estimate if it depends on an FP32 tensor that may have passed through FP16.
+        """
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
         )
