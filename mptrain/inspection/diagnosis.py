@@ -235,7 +235,7 @@ def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedSt
 
 
 def _moved(directory: RunDirectory, parts: Parts, failed_step: FailedStep) -> list[str]:
-    """Return the learners from the failed one on whose updates in the last step were applied."""
+    """Return the failed learner and those after it, as far as their updates in the last step were applied."""
     names = [learner.name for learner in parts.learners]
     later = names[names.index(failed_step.learner) :] if failed_step.learner in names else names
     applied = {one.learner for one in _steps(directory, failed_step.step) if not one.skipped}

@@ -25,7 +25,7 @@ from mptrain.probe.observer import Observation, Operation
 
 
 def with_overrides(config: Config, *words: str) -> Config:
-    """Return a configuration with overrides applied. The code that it allows stays allowed.
+    """Return a configuration with overrides applied. Code that the configuration allows stays allowed.
 
     Raises:
         ConfigError: The overrides are invalid for it.

@@ -112,7 +112,7 @@ class Trace:
             self._overflowed.add(record.step, record.loss_scale)
 
     def look(self, record: HistogramRecord) -> None:
-        """Add the histograms of a step. Histograms with inf or NaN do not tell the largest gradient and are ignored."""
+        """Add the histograms of a step. Histograms with inf or NaN do not show the largest gradient and are ignored."""
         self.looked_at += 1
         look = _clean_step(record)
         if look is not None:

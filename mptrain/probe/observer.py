@@ -26,7 +26,7 @@ from mptrain.torch_private import current_autograd_node, input_metadata, number_
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator call of a pass.
+    """Operator call in a forward or backward pass.
 
     Attributes:
         phase: ``forward`` or ``backward``.
