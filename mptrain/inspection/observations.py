@@ -87,7 +87,7 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
-    """Return the share of FP16 gradients that are nonzero and below 2^-14, if it is high and the scale can be raised.
+    """Return the share of nonzero FP16 gradients below 2^-14, if it is high and the scale can be raised.
 
     Returns:
         The share, and the largest power of two by which the loss scale can be multiplied; None otherwise.
