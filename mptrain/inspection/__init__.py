@@ -1,1 +1,1 @@
-"""Looks into steps and records on request: diagnose, doctor, replay, and the remedies that they try."""
+"""Analysis of single steps and of run records for ``mptrain diagnose``, ``mptrain doctor`` and ``mptrain replay``."""

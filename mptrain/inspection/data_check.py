@@ -1,4 +1,4 @@
-"""All files of a data set, read once before anything is trained on them."""
+"""Check of all files of a data set before training."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mptrain.config.schema import Config
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.faulty_samples import checking
 
-#: The most files of a split that are read; of larger splits, files evenly spread over them.
+#: The maximum number of files read per split; from a larger split, evenly spaced files are read.
 FILES = 20_000
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """The result of checking the samples of a data set.
+    """Result of checking the samples of a data set.
 
     Attributes:
-        stopping: Files or samples that training would stop at, and what is wrong with each.
-        skipped: Those that it would leave out.
-        remarks: Files that it would use, but not as they are, and how.
-        read: How many files were read.
-        files: How many there are.
+        stopping: Files or samples that would stop training, with the problem of each.
+        skipped: Files or samples that training would skip, with the problem of each.
+        remarks: Files that training would use in modified form, with the modification of each.
+        read: Number of files read.
+        files: Number of files in the data set.
     """
 
     stopping: Mapping[str, str]
@@ -35,15 +35,15 @@ class DataReport:
 
 
 def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
-    """Load the data set, and read the files that training would read later.
+    """Load the data set and read the files that training would read.
 
     Args:
-        config: Checked.
-        tell: Is told what is being done, for whoever waits.
+        config: A checked configuration.
+        tell: Called with progress messages.
 
     Raises:
         DataError: The data is missing.
-        ConfigError: The choices about it do not go together.
+        ConfigError: The data options are inconsistent.
     """
     remarks: dict[str, str] = {}
     read = files = 0

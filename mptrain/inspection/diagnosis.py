@@ -1,6 +1,6 @@
-"""``mptrain diagnose``: looks at a step of a run, or of a configuration that was never run, and tries what would mend it.
+"""``mptrain diagnose``: examines a step of a run, or of a configuration that was never run, and tries remedies.
 
-Of the run directory nothing is changed but what is written into its folder ``diagnosis``.
+In the run directory it writes only to the folder ``diagnosis``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.workloads.base.batch import Batch
 
-#: The class of a loss scaling rule, and its first scale.
+#: Class and first scale of a loss scaling rule.
 _Beginning: TypeAlias = tuple[type, float]
 
-#: Why what several ranks did gives another loss on one.
-_OF_RANKS = "several ranks have other random numbers, and round their sums otherwise"
+#: Reason why the loss of several ranks differs on one rank.
+_OF_RANKS = "several ranks draw other random numbers and round sums differently"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class DiagnosisResult:
     """Result of ``mptrain diagnose``.
 
     Attributes:
-        found: What was seen and tried.
-        page: Where the page about it lies; None where there is no run to put it into.
+        found: The examination of the step.
+        page: Path of the written page; None without a run.
     """
 
     found: Examination
@@ -58,31 +58,31 @@ class DiagnosisResult:
 def diagnose_run(
     run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
 ) -> DiagnosisResult:
-    """Look at the step that ended a run; or at its next one, where none did; or at a certain one.
+    """Diagnose the step that ended a run, its next step if none did, or a given step.
 
     Args:
         run: The run directory, or ``last``.
-        overrides: Keys that differ from the run's configuration.
-        step: Which attempt; the nearest checkpoint before it is trained on up to there, in memory.
-        learner: Whose passes; None means that which went wrong.
+        overrides: Changes to the run's configuration.
+        step: Number of the step. Training resumes in memory from the nearest checkpoint before it.
+        learner: Name of the learner to examine; None chooses the one that failed.
 
     Raises:
-        MptrainError: Data, device or the checkpoint that would be needed are missing.
+        MptrainError: The data, the device or a required checkpoint is missing.
     """
     directory = find_run(run)
     text = directory.read_config()
     config = reload(text, overrides)
-    overrides = [word for word in overrides if not is_allow_override(word)]  # which changes no number
+    overrides = [word for word in overrides if not is_allow_override(word)]  # these change no numbers
     before: dict[str, _Beginning] = {}
     if overrides:
         own, _ = build(reload(text, allow=config.extensions.allow, fetch=allowed_downloads(config)), weights=False)
         before = _begins(own)
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
-        changed = f"under {' '.join(overrides)}, unlike the run itself"
+        changed = f"with {' '.join(overrides)}, unlike the run itself"
         if place.trained:
-            changed += "; so was what was trained in memory"
-        place = replace(place, remarks=(*place.remarks, changed), because="it is under other keys")
+            changed += "; the steps in memory were trained with it too"
+        place = replace(place, remarks=(*place.remarks, changed), because="the configuration was changed")
         if not place.trained:
             place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
@@ -90,15 +90,15 @@ def diagnose_run(
 
 
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:
-    """Look at a step of a run that was not started.
+    """Diagnose a step of a configuration without a run.
 
     Args:
-        config: Checked.
-        step: Which attempt; the ones before it are trained in memory.
+        config: A checked configuration.
+        step: Number of the step. The steps before it are trained in memory.
         learner: As in `diagnose_run`.
 
     Raises:
-        MptrainError: Data or device are missing, or the training ends before that step.
+        MptrainError: The data or the device is missing, or training ends before that step.
     """
     parts, options = build(config)
     place = LocatedStep(parts, _moment(parts, options, None, step), None, parts.notes)
@@ -111,7 +111,7 @@ def _begins(parts: Parts) -> dict[str, _Beginning]:
 
 
 def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
-    """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
+    """Return the saved step that ended a run; None if none did, or if the run was resumed from there."""
     paths = directory.paths
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
@@ -126,8 +126,9 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     loaded = store.load(same) if same else store.load_latest()
     if loaded is None:
         raise CheckpointError(
-            f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
-            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, failed_step.step - 1)}{trust}",
+            f"{directory.root} has no checkpoint: none was saved before its weights became non-finite",
+            "diagnose an earlier step, from the start: mptrain diagnose "
+            f"{directory.root} --step {max(1, failed_step.step - 1)}{trust}",
         )
     parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
@@ -135,23 +136,23 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     restore_step(parts, place.saved_step)
     moved = _moved(directory, parts, failed_step) if place.saved_step.done else []
     if moved:
-        remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
-        place = replace(place, remarks=(*place.remarks, remark), because="the weights moved in between")
+        remark = f"the weights were saved after the step and include its update of {' and '.join(moved)}"
+        place = replace(place, remarks=(*place.remarks, remark), because="the weights changed in between")
     return place
 
 
 @dataclass(frozen=True)
 class FailedStep:
-    """The step that ended a run.
+    """Step that ended a run.
 
     Attributes:
-        step: Which attempt.
-        learner: Whose steps were refused.
-        loss_scale: At which scale.
-        cause: `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
-        batch: As it was prepared, on the CPU.
-        random: The random state before that step; None where it was not kept.
-        ranks: How many processes did it, each a part of the batch.
+        step: Number of the step.
+        learner: Name of the learner whose steps were skipped.
+        loss_scale: Loss scale of that learner.
+        cause: See `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
+        batch: The prepared batch, on the CPU.
+        random: The random state before the step; None if it was not saved.
+        ranks: Number of ranks, each of which had a part of the batch.
     """
 
     step: int
@@ -164,14 +165,14 @@ class FailedStep:
 
 
 def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
-    """The step that ended a run.
+    """Read the step that ended a run.
 
     Args:
-        directory: Of the run.
-        trust: What a line that names it needs behind it (see `mptrain.config.trust.allow_argument`).
+        directory: The run directory.
+        trust: Arguments to append to a suggested command (see `mptrain.config.trust.allow_argument`).
 
     Raises:
-        StorageError: A file of it is missing or damaged; names the command that does without.
+        StorageError: One of its files is missing or damaged. The hint names a command that does not need it.
     """
     recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
     path, why, cause = recorded, "is damaged", Exception()
@@ -192,23 +193,21 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error
-    except Exception as error:  # it holds something else than what a run writes there
+    except Exception as error:  # the content is not what a run writes there
         cause = error
-    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N{trust}"
+    hint = f"diagnose a step by number: mptrain diagnose {directory.root} --step N{trust}"
     raise StorageError(f"{path} {why}", hint) from cause
 
 
 def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
-    """The step that ended a run, with the weights of a checkpoint."""
-    remarks = [
-        f"the step that ended the run, {failed_step.step:,}, done again: {failed_step.cause} was the cause on record"
-    ]
+    """Return the step that ended a run, with the weights of a checkpoint."""
+    remarks = [f"repeated step {failed_step.step:,}, which ended the run; recorded cause: {failed_step.cause}"]
     same, because = loaded.manifest.step == failed_step.step, LocatedStep.because
     if not same:
-        remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
+        remarks.append(f"its weights were not saved; the weights of step {loaded.manifest.step:,} are used")
         because = "the weights are older"
     if failed_step.ranks > 1:
-        remarks.append(f"{failed_step.ranks} ranks had a part of its batch each; here one process does the whole of it")
+        remarks.append(f"in the run {failed_step.ranks} ranks shared its batch; here one process computes all of it")
         because = because if because != LocatedStep.because else _OF_RANKS
     logs = loaded.state["accounts"]
     scales = {one.name: float((logs[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners}
@@ -221,7 +220,7 @@ def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> L
 
 
 def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedStep:
-    """At the first scale of those scalers that are not the run's own."""
+    """Return the step at the first scale of each scaler that differs from the run's own."""
     now = _begins(place.parts)
     others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
     if not others:
@@ -231,12 +230,12 @@ def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedSt
     )
     saved_step = replace(place.saved_step, scales={**place.saved_step.scales, **others})
     return replace(
-        place, saved_step=saved_step, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}")
+        place, saved_step=saved_step, remarks=(*place.remarks, f"at the first loss scale of the new scaler, {shown}")
     )
 
 
 def _moved(directory: RunDirectory, parts: Parts, failed_step: FailedStep) -> list[str]:
-    """The learners whose updates of the last step were applied after the one that ended the run took its own."""
+    """Return the failed learner and those after it, as far as their updates in the last step were applied."""
     names = [learner.name for learner in parts.learners]
     later = names[names.index(failed_step.learner) :] if failed_step.learner in names else names
     applied = {one.learner for one in _steps(directory, failed_step.step) if not one.skipped}
@@ -244,7 +243,7 @@ def _moved(directory: RunDirectory, parts: Parts, failed_step: FailedStep) -> li
 
 
 def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
-    """Return the record of a step; nothing where it is damaged."""
+    """Return the records of a step; empty if they are damaged."""
     losses = {one.learner: one.loss for one in _steps(directory, step)}
     try:
         events = list(read_run(directory.root).events())
@@ -265,7 +264,7 @@ def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
-    """A step on record, of each learner; nothing where it is not there, or the record is damaged."""
+    """Return the record of a step for each learner; empty if it is missing or damaged."""
     try:
         return [one for one in read_run(directory.root).steps() if one.step == step]
     except StorageError:
@@ -273,7 +272,7 @@ def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
 
 
 def _standing(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
-    """A certain step of a run, or the one after its last checkpoint."""
+    """Return a given step of a run, or the step after its last checkpoint."""
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
     loaded = store.load(paths[0]) if paths else None
@@ -295,7 +294,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Loca
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
-        raise ConfigError(f"--step {step}: the training ends at step {planned:,}", f"write at most --step {planned}")
+        raise ConfigError(f"--step {step}: training ends at step {planned:,}", f"write at most --step {planned}")
     saved_step = saved_step_at(parts, options, state, step)
     if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")

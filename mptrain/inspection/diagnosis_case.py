@@ -1,6 +1,6 @@
-"""A step that something may be wrong with, which can be done again under other words, or at another loss scale.
+"""Step under diagnosis, which can be repeated with other overrides or at another loss scale.
 
-What is to be tried on it is the business of `mptrain.inspection.remedies`.
+`mptrain.inspection.remedies` chooses what to try.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from mptrain.probe.observer import Observation, Operation
 
 
 def with_overrides(config: Config, *words: str) -> Config:
-    """Return a configuration under other words, with the code that was let in.
+    """Return a configuration with overrides applied. Code that the configuration allows stays allowed.
 
     Raises:
-        ConfigError: The words do not fit it.
+        ConfigError: The overrides are invalid for it.
     """
     return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
 
 @dataclass(frozen=True)
 class DiagnosisCase:
-    """A step that something may be wrong with.
+    """Step under diagnosis.
 
     Attributes:
-        config: It was done under.
-        parts: Built from that, and brought to the moment.
-        saved_step: The step.
-        seen: What was seen of it.
-        ended: It ended its run, because of the refused steps in a row.
-        ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
-        faulted: A fault is put into it on purpose, so it cannot be compared with the same step in FP32.
-        original: The case that this one is under other words, or at another scale; None where it is none.
+        config: The configuration of the step.
+        parts: Built from ``config``, with the saved state restored.
+        saved_step: The state before the step.
+        seen: The observation of the step.
+        ended: Whether the step ended its run, after too many skipped steps in a row.
+        ceiling: Lowest loss scale at which the run overflowed on record; infinite if it did not.
+        faulted: Whether a fault is injected. Such a step cannot be compared with the same step in FP32.
+        original: The case that this one repeats with other overrides or at another scale; None for an original.
     """
 
     config: Config
@@ -58,15 +58,16 @@ class DiagnosisCase:
     original: DiagnosisCase | None = None
 
     def with_overrides(self, *words: str, scale: float | None = None) -> DiagnosisCase:
-        """The same step under other words.
+        """Repeat the step with overrides.
 
         Args:
-            words: As on the command line. Another precision brings its own scaler, and with it its first scale.
-            scale: The loss scale of all learners, in place of that.
+            words: Overrides as on the command line. Another precision brings its own scaler, which starts at its first
+                scale.
+            scale: The loss scale of all learners; None keeps the scales, or uses the first scales of a new precision.
 
         Raises:
-            EnvironmentRefused: This device cannot do that.
-            ConfigError: The words do not fit the configuration.
+            EnvironmentRefused: The device does not support the configuration.
+            ConfigError: The overrides are invalid for the configuration.
         """
         config = with_overrides(self.config, *words)
         parts = self._built(config)
@@ -78,10 +79,9 @@ class DiagnosisCase:
         return self._another(config, parts, scales)
 
     def at_scale(self, scale: float) -> DiagnosisCase:
-        """The same step at another loss scale of the learner whose step it is."""
-        set_matmul_precision(
-            self.config.precision
-        )  # what was built in between may have chosen others, for the whole process
+        """Repeat the step at another loss scale of the learner under diagnosis."""
+        # Parts that were built in between may have changed this process-wide setting.
+        set_matmul_precision(self.config.precision)
         return self._another(self.config, self.parts, {**self.saved_step.scales, self.seen.learner: scale})
 
     def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> DiagnosisCase:
@@ -97,34 +97,34 @@ class DiagnosisCase:
 
     @property
     def learner(self) -> Learner:
-        """That whose step it is."""
+        """The learner under diagnosis."""
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
     @functools.cached_property
     def causes(self) -> tuple[Finding, ...]:
-        """Return all causes that follow from no other one; none where the step is right.
+        """All causes that do not follow from another cause; empty if the step is correct.
 
-        A step in half precision is right where it is finite and agrees with the same step in FP32.
+        A step in half precision is correct if it is finite and agrees with the same step in FP32.
         """
         exact = self.exact if self._comparable and self._suspicious else None
         if not self.config.precision.half and not self.faulted:
-            exact = self.seen  # FP32 is what all else is compared with
+            exact = self.seen  # an FP32 step is its own reference
         causes = find_causes(self.seen, exact)
         return compare_with_fp32(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
 
     @property
     def cause(self) -> Finding:
-        """The first of them; one of kind ``no_fault`` where there is none."""
+        """The first cause, or a finding of kind ``none`` if there is no cause."""
         return next(iter(self.causes), no_fault(self.seen, self.accuracy))
 
     @property
     def is_sound(self) -> bool:
-        """Return whether nothing is wrong."""
+        """True if the step is finite and has no cause of failure."""
         return self.seen.finite and not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return what is no fault and worth knowing: infinities of the forward pass that change nothing, inexact gradients."""
+        """Remarks on a sound step: infinities of the forward pass without effect, and inexact gradients."""
         if not self.seen.finite or not self.is_sound:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
@@ -142,14 +142,15 @@ class DiagnosisCase:
 
     @functools.cached_property
     def accuracy(self) -> StepAccuracy | None:
-        """Return the distance of the step from FP64; None where there is nothing to compare with.
+        """The errors of the step against FP64; None without a reference.
 
-        That is where its loss or that of FP32 is not finite, where FP32 cannot be had, and for the later of several learners.
+        There is no reference if its loss or the FP32 loss is not finite, if FP32 is not supported, and for all learners
+        but the first.
         """
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
             return None
-        if seen.learner != self.parts.learners[0].name:  # whose step is behind the updates of the others
+        if seen.learner != self.parts.learners[0].name:  # its step follows the updates of earlier learners
             return None
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None
@@ -164,7 +165,7 @@ class DiagnosisCase:
 
     @functools.cached_property
     def exact(self) -> Observation | None:
-        """The same step in FP32 without a loss scale; None where that cannot be had."""
+        """The same step in FP32 without a loss scale; None if FP32 is not supported."""
         if self.original is not None:
             return self.original.exact
         if not self.config.precision.half:
@@ -176,20 +177,20 @@ class DiagnosisCase:
 
     @property
     def fp32_fails(self) -> bool:
-        """Return whether FP32 is not finite either."""
+        """True if the step is not finite in FP32 either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
 
     @functools.cached_property
     def lost(self) -> list[Operation]:
-        """The operators of the forward pass that lose to underflow what FP32 has, the worst first."""
+        """Operators of the forward pass that lose values to underflow, compared with FP32, the worst first."""
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
 
     @property
     def underflow_matters(self) -> bool:
-        """Return whether values that are lost are missed.
+        """True if values lost to underflow are likely to matter.
 
-        Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
-        while a network learns.
+        If outputs agree with FP64 despite the loss, for example because a bias of 1e-6 follows, only losses of
+        exponentials and probabilities matter, because these become smaller while a network learns.
         """
         modules = [operation.module for operation in self.lost]
         if self.accuracy is None or self.accuracy.lost_output(modules) is not None:
@@ -203,11 +204,11 @@ def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
 
 
 def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
-    """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
+    """Return an observation without the buffers that are non-finite by construction, such as a mask of -inf.
 
     Args:
-        seen: A step.
-        config: It was done under.
+        seen: The observation.
+        config: The configuration of the step.
     """
     if not seen.weights:
         return seen

@@ -1,6 +1,6 @@
-"""One step, examined: whose it is, what is wrong with it, whether the record agrees, and what mends it.
+"""Examination of one step: its learner, its causes of failure, its agreement with the record, and the remedies tried.
 
-How the step is come by is the business of `mptrain.inspection.diagnosis`.
+`mptrain.inspection.diagnosis` locates the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
 from mptrain.probe.observer import Observation
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 
-#: What takes a fault out of a configuration.
+#: Overrides that remove an injected fault from a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
 
@@ -31,9 +31,9 @@ class RecordedStep:
     """Records of a run about a step, by learner.
 
     Attributes:
-        losses: Of that step.
-        overflows: The tensors of its overflow, with their kind.
-        ceilings: The lowest loss scale at which gradients alone overflowed, at any step.
+        losses: Loss of the step.
+        overflows: Name and kind (``inf`` or ``nan``) of the tensors that overflowed.
+        ceilings: Lowest loss scale of any step at which only gradients overflowed.
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -43,16 +43,16 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class LocatedStep:
-    """A step that can be looked at, and how it was come by.
+    """Step to examine, and its origin.
 
     Attributes:
-        parts: What is built.
-        saved_step: The step.
-        learner: That which ended the run; None where none did.
-        remarks: How the step was come by, one sentence each.
-        record: What the run has about it.
-        because: Why a loss may be another one now.
-        trained: Steps that were trained in memory before it.
+        parts: The built model, optimizers and data.
+        saved_step: The state before the step.
+        learner: The learner that ended the run; None if none did.
+        remarks: Sentences on the origin of the step.
+        record: Records of the run about the step.
+        because: Reason for a loss that differs from the recorded one.
+        trained: Number of steps that were trained in memory before it.
     """
 
     parts: Parts
@@ -60,18 +60,18 @@ class LocatedStep:
     learner: str | None
     remarks: tuple[str, ...]
     record: RecordedStep = field(default_factory=RecordedStep)
-    because: str = "another device, number of threads or version of a library computes other bits"
+    because: str = "another device, thread count or library version rounds differently"
     trained: int = 0
 
 
 def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
-    """Look at a step, and try what mends it.
+    """Examine a step and try remedies on it.
 
     Args:
-        subject: The run, or the words of the configuration.
-        config: What the parts were built from.
+        subject: The run, or the overrides of the configuration.
+        config: The configuration of ``place.parts``.
         place: The step.
-        learner: Whose passes are asked about; None finds that out.
+        learner: Name of the learner to examine; None chooses the one that failed.
 
     Raises:
         ConfigError: There is no such learner.
@@ -83,17 +83,17 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
     fault = _fault(place.parts, seen.step)
     if not fault:
         return _examination(subject, _case(config, place, seen), remarks)
-    remarks = (*remarks, f"a fault is put in on purpose: {fault}")
+    remarks = (*remarks, f"this step has an injected fault: {fault}")
     case = replace(_case(config, place, seen), faulted=True)
-    if case.is_sound:  # what else there is to try would put the fault in again
+    if case.is_sound:  # every remedy would inject the fault again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
     if clean.is_sound:
-        tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
+        tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "the step is finite without it")
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
     found = _examination(subject, clean, remarks)
-    return replace(found, verdict=f"without the injected fault too, {found.verdict}")
+    return replace(found, verdict=f"even without the injected fault, {found.verdict}")
 
 
 def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
@@ -105,13 +105,14 @@ def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCas
 def _examination(
     subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
 ) -> Examination:
-    """Return all findings about a step.
+    """Return the examination of a step.
 
     Args:
         subject: As in `examine`.
         case: The step.
-        remarks: How it was come by.
-        tried: In place of the remedies; then nothing is done again, for a fault would be put in again.
+        remarks: Sentences on the origin of the step.
+        tried: Remedies to report. If given, no remedy is tried, because repeating the step would inject the fault
+            again.
     """
     seen, cause = case.seen, case.cause
     exact = case.exact if tried is None and underflows(seen) else None
@@ -142,11 +143,15 @@ def _require_learner(parts: Parts, learner: str | None) -> None:
     if learner is not None and learner not in names:
         guess = did_you_mean(learner, names)
         hint = f"did you mean {guess}?" if guess else f"write one of {', '.join(names)}"
-        raise ConfigError(f"--learner {learner}: there is no such learner", hint)
+        raise ConfigError(f"--learner {learner}: no such learner", hint)
 
 
 def _asked_about(several: tuple[Observation, ...], learner: str | None, record: RecordedStep) -> Observation:
-    """The learner that is asked about; else the first that overflowed on record, that goes wrong now, or at all."""
+    """Return the observation of the requested learner.
+
+    Without one, prefer a learner that overflowed on record and fails now, then one that overflowed on record, then one
+    that fails now, then the first.
+    """
     if learner is not None:
         return observation_of(several, learner)
     on_record = [seen for seen in several if seen.learner in record.overflows]
@@ -155,12 +160,12 @@ def _asked_about(several: tuple[Observation, ...], learner: str | None, record: 
 
 
 def _fault(parts: Parts, step: int) -> str:
-    """The fault that a step has on purpose, as ``VALUE into TENSOR``; empty where it has none."""
+    """Return the injected fault of a step as ``VALUE into TENSOR``; empty if it has none."""
     return "; ".join(f"{one.fields['value']} into {one.fields['tensor']}" for one in parts.fault.records(step))
 
 
 def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
-    """The same step of a learner without the fault."""
+    """Return the same step of a learner without the injected fault."""
     config = with_overrides(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     restore_step(parts, place.saved_step)
@@ -169,24 +174,24 @@ def _without_fault(config: Config, place: LocatedStep, learner: str) -> Diagnosi
 
 
 def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
-    """Compare the loss with the one that the run had."""
+    """Compare the loss with the recorded one."""
     before = place.record.losses.get(seen.learner)
     if before is None:
         return ()
     if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
-        return ("its loss is the one on record",)
-    return (f"its loss was {before:.9g} on record and is {seen.loss:.9g} now, because {place.because}",)
+        return ("the loss equals the recorded loss",)
+    return (f"the recorded loss was {before:.9g}, it is {seen.loss:.9g} now: {place.because}",)
 
 
 def _overflow_on_record(record: RecordedStep, seen: Observation) -> tuple[str, ...]:
-    """Compare the gradients that are not finite with those that the run had."""
+    """Compare the parameters with non-finite gradients with the recorded ones."""
     if seen.learner not in record.losses or seen.refusal is not None:
         return ()
     before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)
     if before.keys() == now.keys():
-        return (f"its overflow is the one on record, in {listed(list(now))}",) if now else ()
+        return (f"the same gradients overflow as on record: {listed(list(now))}",) if now else ()
     if not now:
-        return (f"on record it overflowed, in {listed(list(before))}; now it does not",)
+        return (f"on record the gradients of {listed(list(before))} overflowed; now none do",)
     if not before:
-        return ("on record it did not overflow",)
-    return (f"its overflow was in {listed(list(before))} on record and is in {listed(list(now))} now",)
+        return ("on record this step did not overflow",)
+    return (f"on record the gradients of {listed(list(before))} overflowed; now those of {listed(list(now))} do",)

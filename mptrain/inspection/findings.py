@@ -1,7 +1,7 @@
-"""From what was seen of a step to what is wrong with it: the causes and their places. Pure: reads observations only.
+"""Causes of a failed step and their modules, derived from its observation. Reads observations and runs nothing.
 
-An operator that makes something infinite, or no number, out of finite values is where a step goes wrong; everything behind it
-only hands that on. There may be several such operators, none of which feeds another.
+A step fails at an operator that returns inf or NaN for finite inputs; later operators only pass the values on. A step
+may have several such operators that do not feed one another.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation, OperatorError
 
-#: Modules that are named in a sentence.
+#: Maximum number of modules named in a sentence.
 _NAMED = 3
 
-#: A module, an operator, a pass, and which of those it is.
+#: Module, operator, pass, and index among the calls with the same three.
 Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a step, or with training a network in a precision.
+    """Problem of a step, or of training a network in a precision.
 
     Attributes:
-        kind: Of a step, see `mptrain.runlog.diagnosis_file.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
-        where: Names of all modules, parameters or buffers in which it happens, the first of them first; empty where in none.
-        what: What is wrong with them, in one sentence, with its number.
-        hint: What to do; empty where that is tried out.
-        keep: The modules that fix it where they are kept in FP32; empty where none do.
-        operator: In which operator; empty where that is not known.
-        phase: In which pass; empty where in none.
+        kind: For a step see `mptrain.runlog.diagnosis_file.CauseKind`, otherwise see
+            `mptrain.inspection.scale_check_findings.findings`.
+        where: Names of the affected modules, parameters or buffers in order; empty if there are none.
+        what: Description of the problem in one sentence, with its measured value.
+        hint: Advice; empty if remedies are tried instead.
+        keep: Modules to keep in FP32 to fix the problem; empty if that does not fix it.
+        operator: The operator in which the problem arises; empty if unknown.
+        phase: The pass in which the problem arises; empty if it arises in none.
     """
 
     kind: str
@@ -48,17 +49,17 @@ class Finding:
 
     @property
     def module(self) -> str | None:
-        """The first module; None where there is none."""
+        """The first affected module; None if there is none."""
         return self.where[0] if self.where else None
 
 
 def first_cause(seen: Observation) -> Finding:
-    """Return the first cause of `find_causes`, or one of kind ``no_fault`` where the step is in order."""
+    """Return the first cause of `find_causes`, or a finding of kind ``none`` if the step is correct."""
     return next(iter(find_causes(seen)), no_fault(seen))
 
 
 def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
-    """Return the cause of a step with which nothing is wrong.
+    """Return the finding of kind ``none`` for a correct step.
 
     Args:
         seen: The step.
@@ -69,19 +70,19 @@ def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding
     if accuracy is None:
         return Finding("none", (), finite)
     if (module := accuracy.ill_conditioned) is not None:
-        far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}, so this is no matter of half precision"
+        far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}: not a problem of half precision"
         return Finding("none", (module,), f"{finite}; but {far}")
     return Finding("none", (), f"{finite}, and its outputs and gradients agree with those of FP32")
 
 
 def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
-    """Return everything that is wrong with a step and follows from nothing else that is, in the order of the passes.
+    """Return all causes of failure of a step, in the order of the passes, without consequences of other causes.
 
-    What breaks in the backward pass of a module that breaks in the forward pass follows from that.
+    A failure in the backward pass of a module that already fails in the forward pass is a consequence.
 
     Args:
         seen: The step.
-        exact: The same step in FP32. What breaks there as well, and does no harm there, is meant so.
+        exact: The same step in FP32. If that step is finite, operators that return inf or NaN there too are ignored.
     """
     found: list[Finding] = []
     if seen.inputs:
@@ -103,16 +104,16 @@ def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Fi
 def compare_with_fp32(
     seen: Observation, causes: tuple[Finding, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
 ) -> tuple[Finding, ...]:
-    """Return the causes of a step whose loss is finite, once its values are compared with those of FP64.
+    """Return the causes of failure of a step with a finite loss, after comparison with FP64.
 
-    Infinities of the forward pass are no cause where all outputs are right and gradients are finite. An output that is wrong is one, unless something
-    before it is; and so are gradients that are wrong in a step that is finite.
+    Infinities of the forward pass are no cause if all outputs are correct and all gradients finite. A wrong output is a
+    cause unless an earlier module is. Wrong gradients of a finite step are a cause as well.
 
     Args:
         seen: The step.
-        causes: From `find_causes`.
-        accuracy: The comparison.
-        lost: The operators of the forward pass that lose values to underflow, the worst first.
+        causes: Causes from `find_causes`.
+        accuracy: The comparison with FP64.
+        lost: Operators of the forward pass that lose values to underflow, the worst first.
     """
     forward = [one for one in causes if one.phase == "forward"]
     others = [one for one in causes if one.phase != "forward"]
@@ -126,19 +127,19 @@ def compare_with_fp32(
             at = forward.index(before[0])
             forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
         else:
-            forward.insert(0, Finding("forward", (wrong,), f"{off}, though it is finite", phase="forward"))
+            forward.insert(0, Finding("forward", (wrong,), f"{off}; all its values are finite", phase="forward"))
         return (*forward, *others)
-    if not seen.finite and not others:  # gradients that are not finite follow from the forward pass alone
+    if not seen.finite and not others:  # non-finite gradients are a consequence of the forward pass
         return tuple(forward)
     ruined = accuracy.ruined_output([operation.module for operation in lost])
     if ruined is not None:
         worst = lost[0]
-        loses = f"loses its values to FP16's underflow: {_off(seen, ruined, accuracy)}"
+        loses = f"loses values to FP16 underflow: {_off(seen, ruined, accuracy)}"
         what = f"{operator_name(worst)} in {describe_module(seen, worst.module)} {loses}"
         return (Finding("forward", (worst.module,), what, operator=worst.operator, phase="forward"), *others)
     if seen.finite and seen.loss_scale != 1 and (moving := accuracy.disproportionate):
         those = listed([describe_module(seen, one.name) for one in moving])
-        what = f"gradients do not follow the loss scale, in FP32 neither: those of {those}"
+        what = f"the gradients of {those} are not proportional to the loss scale, not even in FP32"
         others.append(_in_backward(seen, what, accuracy.breaks or (moving[0].name,)))
     elif seen.finite and (gradients := accuracy.wrong_gradients):
         others.append(_inexact(seen, gradients, accuracy))
@@ -146,12 +147,12 @@ def compare_with_fp32(
 
 
 def first_break(seen: Observation, phase: str) -> Operation | None:
-    """Return the first operator of a pass that makes something infinite or no number out of finite values."""
+    """Return the first operator of a pass that returns inf or NaN for finite inputs."""
     return next((operation for operation in seen.of(phase) if operation.breaks), None)
 
 
 def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]:
-    """Yield operators, each with a key under which it is found in another precision too."""
+    """Yield operators with keys that identify the same operator in another precision."""
     met: Counter[tuple[str, str, str]] = Counter()
     for operation in operations:
         name = (operation.module, operation.operator, operation.phase)
@@ -160,27 +161,27 @@ def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]
 
 
 def label(name: str) -> str:
-    """Return the name of a module for people."""
+    """Return the display name of a module."""
     return name or "the model itself"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many there are besides."""
+    """Return the first names, joined by commas, and the number of the others."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def describe_module(seen: Observation, module: str) -> str:
-    """Return a module for people: its name and class."""
+    """Return the name and class of a module for display."""
     return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
 
 
 def operator_name(operation: Operation) -> str:
-    """Return an operator for people."""
+    """Return the display name of an operator."""
     return "a cast" if operation.operator == "_to_copy" else operation.operator
 
 
 def percent(share: float) -> str:
-    """Return a share as per cent, with three digits."""
+    """Return a share as a percentage with three digits."""
     return f"{100 * share:.3g} %"
 
 
@@ -188,50 +189,50 @@ def _input(seen: Observation) -> str:
     parts = []
     for one in seen.inputs:
         places = ", ".join(map(str, one.samples[:5])) + (" ..." if one.samples[5:] else "")
-        where = f" in {len(one.samples)} of {seen.samples} samples (place {places})" if one.samples else ""
-        parts.append(f"{one.name} hold {one.kind}{where}")
+        where = f" in {len(one.samples)} of {seen.samples} samples (index {places})" if one.samples else ""
+        parts.append(f"{one.name} contain {one.kind}{where}")
     wide = any(one.widely_finite for one in seen.inputs)
-    cast = "; in FP32 they are finite: they are too large for what the model takes" if wide else ""
+    cast = "; the values are finite in FP32 but too large for the input dtype of the model" if wide else ""
     return f"the batch itself is not finite: {'; '.join(parts)}{cast}"
 
 
 def _refused(seen: Observation, refusal: OperatorError) -> Finding:
     function = f" within {refusal.function}" if refusal.function else ""
-    operator = f"{refusal.operator} of {' and '.join(refusal.inputs)}" if refusal.operator else "it"
+    operator = f"{refusal.operator} of {' and '.join(refusal.inputs)}" if refusal.operator else "the code"
     where = f"in the {refusal.phase} pass of {describe_module(seen, refusal.module)}{function}"
-    what = f"torch refuses {operator} {where}: {refusal.message}"
+    what = f"{operator} raises an error {where}: {refusal.message}"
     return Finding("refused", (refusal.module,), what, operator=refusal.operator, phase=refusal.phase)
 
 
 def _forward(seen: Observation, exact: Observation | None) -> list[Finding]:
-    """Return the causes in the forward pass, one for each kind of module and operator."""
+    """Return the causes in the forward pass, one for each module class and operator."""
     shown = ""
     if math.isfinite(seen.loss):
-        shown = "; neither the loss nor the gradients show it"
+        shown = "; the loss and the gradients stay finite"
         if not seen.finite:
             first = next((operation for operation in seen.of("backward") if not operation.finite), None)
             alone = first is not None and first.breaks
-            shown = "; the loss does not show it" + ("" if alone else ", the gradients do")
+            shown = "; the loss stays finite" + ("" if alone else ", the gradients do not")
     found: list[Finding] = []
     for group in _groups(seen, "forward", exact):
         kind = "loss" if group[0].module == LOSS else "forward"
-        before = "what the model gives is finite, the loss is not: " if kind == "loss" and not found else ""
+        before = "the model's outputs are finite, the loss is not: " if kind == "loss" and not found else ""
         found.append(_broken(seen, kind, group, exact, before, shown))
     return found
 
 
 def _handed_on(seen: Observation) -> Finding:
-    """Return the cause of a loss that no operator is known to have made infinite, or no number, out of finite values."""
+    """Return the cause of a non-finite loss if no observed operator returns inf or NaN for finite inputs."""
     module = next((call.module for call in seen.ended if call.finite_inputs and not call.finite_output), None)
     if module is not None:
-        what = f"{describe_module(seen, module)} gives values that are not finite, though all that goes into it is"
+        what = f"{describe_module(seen, module)} returns non-finite values for finite inputs"
         return Finding("forward", (module,), what, phase="forward")
-    return Finding("loss", (LOSS,), f"what the model gives is finite, the loss is {seen.loss}", phase="forward")
+    return Finding("loss", (LOSS,), f"the model's outputs are finite, the loss is {seen.loss}", phase="forward")
 
 
 def _backward(seen: Observation, exact: Observation | None, before: list[Finding]) -> list[Finding]:
-    """Return the causes in the backward pass of a finite loss, one for each kind of module and operator."""
-    if seen.finite:  # what breaks on the way and reaches no parameter does no harm
+    """Return the causes in the backward pass of a finite loss, one for each module class and operator."""
+    if seen.finite:  # inf and NaN that reach no parameter have no effect
         return []
     found: list[Finding] = []
     for group in _groups(seen, "backward", exact):
@@ -246,12 +247,12 @@ def _backward(seen: Observation, exact: Observation | None, before: list[Finding
         what = f"only gradients are not finite, {where}"
         return [Finding("backward", (first.module,), what, operator=first.operator, phase="backward")]
     name, kind = seen.gradients[0]
-    what = f"only the gradient of {name} is {kind}: something behind the backward pass made it so"
+    what = f"only the gradient of {name} is {kind}, and only after the backward pass"
     return [Finding("backward", (name.rpartition(".")[0],), what, phase="backward")]
 
 
 def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[list[Operation]]:
-    """The operators of a pass that break, those of one name in modules of one class together."""
+    """Return the operators that return inf or NaN for finite inputs, grouped by name and module class."""
     meant = {key for key, one in numbered(exact.operations) if one.breaks} if exact and exact.finite else set()
     groups: dict[tuple[str, str, str], list[Operation]] = {}
     for key, operation in numbered(seen.operations):
@@ -264,7 +265,7 @@ def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[li
 def _broken(
     seen: Observation, kind: str, group: list[Operation], exact: Observation | None, before: str, behind: str = ""
 ) -> Finding:
-    """Return the finding about operators of one name that make something infinite, or no number, out of finite values."""
+    """Return the finding about a group of operators that return inf or NaN for finite inputs."""
     first = group[0]
     modules = tuple(dict.fromkeys(operation.module for operation in group))
     more = f"; the same in {listed([label(name) for name in modules[1:]])}" if modules[1:] else ""
@@ -278,9 +279,9 @@ def _broken(
         backward = "in the backward pass of"
         scale = f" at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 and not again else ""
     what = (
-        f"{operator_name(first)} {backward} {describe_module(seen, first.module)}{function} gives {first.kind} in {dtype}"
-        f"{', and in FP32 as well' if again and dtype != 'float32' else ''}{scale}, "
-        f"though all that goes into it is finite, up to {first.largest_input:.3g}"
+        f"{operator_name(first)} {backward} {describe_module(seen, first.module)}{function} returns {first.kind} in "
+        f"{dtype}{' and in FP32' if again and dtype != 'float32' else ''}{scale} for finite inputs up to "
+        f"{first.largest_input:.3g}"
     )
     return Finding(kind, modules, f"{before}{what}{more}{behind}", operator=first.operator, phase=first.phase)
 
@@ -288,13 +289,13 @@ def _broken(
 def _off(seen: Observation, module: str, accuracy: StepAccuracy) -> str:
     errors, allowed = accuracy.outputs[module], accuracy.allowed(module)
     if not math.isfinite(errors.half):
-        return f"the output of {describe_module(seen, module)} is not finite, and that of FP32 is"
-    explained = f", where rounding explains {percent(allowed)}" if errors.half > allowed else ""
-    return f"the output of {describe_module(seen, module)} is {percent(errors.half)} off that of FP32{explained}"
+        return f"the output of {describe_module(seen, module)} is not finite, although it is in FP32"
+    explained = f", rounding explains {percent(allowed)}" if errors.half > allowed else ""
+    return f"the output of {describe_module(seen, module)} is off by {percent(errors.half)} against FP32{explained}"
 
 
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
-    """Return a sentence on gradients that are further off than rounding explains, and good enough to train with."""
+    """Return a sentence on gradients with larger errors than rounding explains that are still good enough to train."""
     gradients = accuracy.inexact_gradients
     return (
         [_inexact(seen, gradients, accuracy).what] if seen.finite and gradients and not accuracy.wrong_gradients else []
@@ -303,14 +304,14 @@ def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
 
 def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...], accuracy: StepAccuracy) -> Finding:
     worst = max(wrong, key=lambda one: one.best)
-    others = f"; those of {len(wrong) - 1} more are off as well" if len(wrong) > 1 else ""
+    others = f"; so are those of {len(wrong) - 1} more modules" if len(wrong) > 1 else ""
     what = (
-        f"the gradients of {describe_module(seen, worst.name)} are finite and {percent(worst.best)} off at loss scale "
-        f"{scale_in_words(seen.loss_scale)}, where rounding explains {percent(worst.allowed)}{others}"
+        f"the gradients of {describe_module(seen, worst.name)} are finite but off by {percent(worst.best)} at loss "
+        f"scale {scale_in_words(seen.loss_scale)}, rounding explains {percent(worst.allowed)}{others}"
     )
     return _in_backward(seen, what, accuracy.breaks or (wrong[0].name,))
 
 
 def _in_backward(seen: Observation, what: str, modules: tuple[str, ...]) -> Finding:
     where = listed([describe_module(seen, module) for module in modules])
-    return Finding("backward", modules, f"{what}; they go wrong in the backward pass of {where}", phase="backward")
+    return Finding("backward", modules, f"{what}; the error arises in the backward pass of {where}", phase="backward")

@@ -1,6 +1,6 @@
-"""Outputs of modules in a forward pass, kept, compared or replaced; and the gradients of their inputs and outputs.
+"""Recording, comparison and replacement of module outputs, and recording of the gradients of inputs and outputs.
 
-Nothing is left behind on the model.
+All hooks are removed from the model afterwards.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mptrain.device import beside_fp64
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
 from mptrain.torch_private import tree_leaves, tree_map
 
-#: The floating-point tensors that each module said, by its name, in the order in which it said them.
+#: Floating-point outputs of each module by name, in the order of the calls.
 Outputs = dict[str, list[Tensor]]
 
-#: From a module's name and something that it said to what is to stand in its place.
+#: Function from the name of a module and one of its outputs to the replacement of the output.
 Change = Callable[[str, Tensor], Tensor]
 
 
 def record_outputs(found: Outputs) -> Change:
-    """Return a change that leaves outputs as they are and keeps them.
+    """Return a function that records outputs and returns them unchanged.
 
     Args:
-        found: Where to.
+        found: Mapping to which copies of the outputs are added.
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
@@ -41,12 +41,12 @@ def record_outputs(found: Outputs) -> Change:
 
 
 class OutputReplacement:
-    """Puts other outputs in the place of outputs; their gradients are those of what they replace.
+    """Replacement of module outputs by recorded ones, with the gradients of the original outputs.
 
-    So each module is given what the others were given, and what it says itself differs by its own error alone.
+    Each module then gets the recorded inputs, and its output differs from the recorded one only by its own error.
 
     Args:
-        said: The others. What is left over, or has another shape, is left out.
+        said: The recorded outputs. An output without a recorded one of the same shape is not replaced.
     """
 
     def __init__(self, said: Outputs) -> None:
@@ -54,33 +54,33 @@ class OutputReplacement:
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """Return what stands in the place of an output."""
+        """Return the replacement of an output."""
         other = self._rest[name].pop() if self._rest.get(name) else value
         if other.shape != value.shape:
             return value
         other, finite = other.detach().to(value.dtype), value.isfinite()
         off, size = self._own.get(name, (0.0, 0.0))
-        right = torch.where(finite, value, 0.0).detach()  # where it is not finite, something before it is at fault
+        right = torch.where(finite, value, 0.0).detach()  # non-finite values come from an earlier module
         wrong = distance(torch.where(finite, other, 0.0), right)
         self._own[name] = math.hypot(off, wrong), math.hypot(size, norm(right))
         return torch.where(finite, value + (other - value).detach(), other)
 
     def own_error(self, name: str) -> float:
-        """Return the relative L2 error of the replaced outputs of a module, all calls together; inf where it made one infinite."""
+        """Return the relative L2 error of a module's replaced outputs over all calls; inf if one is not finite."""
         off, size = self._own.get(name, (0.0, 0.0))
         return off / size if size else off
 
 
 def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
-    """Replace every floating-point tensor that a module says by what a function makes of it, while this lasts.
+    """Return a context manager that applies a function to every floating-point module output.
 
-    What a module only hands on from the module within it that said it is that module's alone.
+    An output that a module returns unchanged from a submodule is changed only once, as the output of the submodule.
 
     Args:
-        model: It is hooked, and left as it was.
+        model: The model. Its hooks are removed on exit.
         change: The function.
     """
-    latest: list[tuple[Tensor, int]] = []  # what the module that ended last said, and its version
+    latest: list[tuple[Tensor, int]] = []  # outputs of the module that ended last, with their versions
 
     def hooked(name: str, module: nn.Module) -> Iterator[Any]:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
@@ -103,14 +103,13 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
 
 
 def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the relative L2 error of all that a module said; inf where it said something that is not finite.
+    """Return the relative L2 error of a module's outputs; inf if an output is not finite.
 
-    Infinities that it ought to have said count for nothing.
+    Infinities that the reference has too are ignored.
 
     Args:
-        said: Call by call.
-        right: What it ought to have said. Where the two do not match, the module does something else, and there is nothing
-            to compare: 0.
+        said: Outputs, call by call.
+        right: Reference outputs. If the shapes differ, the outputs cannot be compared and the error is 0.
     """
     if [tensor.shape for tensor in said] != [tensor.shape for tensor in right]:
         return 0.0
@@ -127,12 +126,12 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def norm(tensor: Tensor) -> float:
-    """Return the L2 norm, added up in FP64."""
+    """Return the L2 norm, accumulated in FP64."""
     return float(torch.linalg.vector_norm(beside_fp64(tensor), dtype=torch.float64))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the L2 distance; inf where one of the two is not finite."""
+    """Return the L2 distance; inf if one of the tensors is not finite."""
     found = norm(one - other)
     return found if found == found else math.inf
 
@@ -145,14 +144,14 @@ class _Place(NamedTuple):
 
 
 class GradientPath:
-    """Keeps the gradients of all inputs and outputs of all modules, in one pass.
+    """Recorder of the gradients of all inputs and outputs of all modules in one pass.
 
     Args:
-        scale: That multiplies the loss.
+        scale: The loss scale of the pass.
 
     Attributes:
-        scale: Likewise.
-        kept: The gradients, still scaled, by where they are.
+        scale: The loss scale of the pass.
+        kept: The scaled gradients by module, call, side and index.
     """
 
     def __init__(self, scale: float) -> None:
@@ -161,7 +160,7 @@ class GradientPath:
 
     @contextlib.contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
-        """Keep gradients as they come by, while this lasts; they are not changed."""
+        """Record gradients inside the context without changing them."""
         calls = Counter[str]()
 
         def keep(place: _Place, gradient: Tensor) -> None:
@@ -171,7 +170,7 @@ class GradientPath:
             for index, value in enumerate(tree_leaves(values)):
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     keeper = functools.partial(keep, _Place(name, calls[name] - 1, side, index))
-                    # It may be a parameter, which would keep the hook for good.
+                    # A parameter would keep the hook, so it is removed explicitly.
                     hooks.callback(value.register_hook(keeper).remove)
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
@@ -192,19 +191,19 @@ class GradientPath:
 def breaks_proportion(
     one: GradientPath, other: GradientPath, wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Return the innermost modules that are handed gradients in proportion to the loss and hand on others.
+    """Return the innermost modules that receive gradients proportional to the loss and return others that are not.
 
-    Where what comes in from above is in proportion and what goes out below is not, there is the fault.
+    Such a module is the origin of the error.
 
     Args:
-        one: Of a pass at the scale that is taken for right.
-        other: Of the same pass at another scale.
-        wrong: Names of the modules whose own parameters' gradients are not in proportion.
-        tolerance: The largest relative L2 difference that counts as proportion.
+        one: Gradients of a pass at the reference scale.
+        other: Gradients of the same pass at another scale.
+        wrong: Names of the modules whose own parameters' gradients are not proportional.
+        tolerance: Largest relative L2 difference that counts as proportional.
 
     Returns:
-        Qualified names, empty for the model itself; `LOSS` where the gradient that the loss hands to the model is not in
-        proportion already; nothing where all is in order.
+        Qualified names, empty for the model itself; `LOSS` if the gradient that the model receives from the loss is
+        already not proportional; an empty tuple if all gradients are proportional.
     """
     right: dict[str, bool] = {}
     suspects = set(wrong)

@@ -1,6 +1,6 @@
-"""Notes on a step that are no failure but worth knowing: values close to the ends of FP16, modules that are not trained.
+"""Notes on an observed step that are no failures: values close to the limits of FP16, parameters that are not trained.
 
-Pure: reads an observation only. Also makes the rows of the table of modules.
+Also builds the rows of the module table. The functions read observations only and run nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from mptrain.probe.observer import Observation, Operation
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 
-#: From this share of FP16's range on, a value is two doublings or fewer from its end.
+#: Share of FP16's range above which a value counts as close to its end: at most two doublings are left.
 CLOSE = 0.25
 
-#: From this share of values below 2^-14 on, an operator or a backward pass loses much of what it computes.
+#: Share of values below 2^-14 above which an operator or a backward pass counts as losing values to underflow.
 MUCH = 0.5
 
-#: Operators whose results are zero only where they are lost to underflow, or where zero went in.
+#: Operators whose results are zero only because of underflow or of zeros in their inputs.
 NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "reciprocal", "rsqrt", "softplus"})
 
-#: Sentences of one kind that are given; the table has them all.
+#: Maximum number of sentences of one kind; the module table has all of them.
 _MOST = 3
 
 
@@ -43,7 +43,7 @@ def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str
     """Return the notes on a step, one sentence each.
 
     Args:
-        seen: A step.
+        seen: The step.
         exact: As in `underflows`.
     """
     return (
@@ -57,14 +57,14 @@ def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str
 
 
 def underflows(seen: Observation, exact: Observation | None = None) -> list[Operation]:
-    """The operators of the forward pass that lose values to FP16's underflow, the worst first.
+    """Return the operators of the forward pass that lose values to FP16's underflow, the worst first.
 
-    Those most of whose nonzero results are below 2^-14, and those whose results are zero although an exact one never is.
+    An operator counts if most of its results are below 2^-14, or zero although exact ones never are.
 
     Args:
-        seen: A step.
-        exact: The same step in FP32: what is zero there as well, as behind a mask of -1e4 in a softmax, is not lost. Without
-            it only zeros that a cast or a division was given are known not to be.
+        seen: The step.
+        exact: The same step in FP32. Results that are zero there as well, such as those of a softmax after a mask of
+            -1e4, are not lost. Without it, only the zeros in the inputs of a cast or a division are excluded.
     """
     wide = numbered(exact.of("forward")) if exact is not None else ()
     zeros = {key: sum(counts.zeros for counts in operation.outputs) for key, operation in wide}
@@ -87,10 +87,10 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
-    """Measure how many FP16 gradients are below 2^-14, where most are and there is room above them.
+    """Return the share of nonzero FP16 gradients below 2^-14, if it is high and the scale can be raised.
 
     Returns:
-        Their share of the nonzero ones, and the power of two that the scale can be multiplied by; None where it is not so.
+        The share, and the largest power of two by which the loss scale can be multiplied; None otherwise.
     """
     counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
     share = _tiny(counts)
@@ -99,11 +99,11 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
 
 
 def module_rows(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple[ModuleRow, ...]:
-    """The modules that have operators of their own, in the order of the forward pass, and the loss.
+    """Return a row for each module with operators of its own, in the order of the forward pass, and one for the loss.
 
     Args:
-        seen: A step.
-        causes: What is wrong with it; None takes what can be seen without a comparison.
+        seen: The step.
+        causes: The causes of its failure; None finds them without a comparison with FP32.
     """
     wrong = {
         module: cause.phase
@@ -141,14 +141,14 @@ def _reach(operations: list[Operation], phase: str) -> ValueRange | None:
 
 
 def _tiny(counts: ExponentCounts) -> float:
-    """The share of the nonzero values below 2^-14."""
+    """Return the share of nonzero values below 2^-14."""
     return subnormal_share(counts) + below_tiniest_share(counts)
 
 
 def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
-    """Modules that nothing reaches in the backward pass."""
+    """Return a note on modules that receive only zero gradients."""
     names = [row.name for row in rows if row.type and row.backward and row.backward.zero == 1.0]
-    return [f"no gradient but zero reaches {listed([label(name) for name in names])}"] if names else []
+    return [f"only zero gradients reach {listed([label(name) for name in names])}"] if names else []
 
 
 def _functions(seen: Observation) -> list[str]:
@@ -156,13 +156,13 @@ def _functions(seen: Observation) -> list[str]:
     for function in seen.functions:
         where, gives = f"{function.name} in {describe_module(seen, function.module)}", function.gives
         sentences += [
-            f"{where} returns a gradient in {source} for an input in {to}, which autograd casts: it computes in another dtype than "
-            "the model"
+            f"{where} returns a gradient in {source} for an input in {to}, and autograd casts it: the function "
+            "computes in another dtype than the model"
             for source, to in dict.fromkeys(function.corrected)
         ]
         if function.takes and gives and not set(gives) <= set(function.takes):
             dtypes = f"{' and '.join(gives)} for {' and '.join(function.takes)}"
-            sentences.append(f"{where} gives {dtypes}: what follows is computed in {gives[0]}")
+            sentences.append(f"{where} returns {dtypes}: the following operators compute in {gives[0]}")
     return _abridged(sentences, "custom functions")
 
 
@@ -172,10 +172,10 @@ def _underflow(seen: Observation, exact: Observation | None) -> list[str]:
         counts = merged(operation.outputs)
         small, zero = percent(_tiny(counts)), percent(counts.zeros / total(counts))
         sentences.append(
-            f"{operator_name(operation)} in {describe_module(seen, operation.module)} loses its values to FP16's underflow: {small} of its "
-            f"nonzero results are below 2^-14, {zero} of all are zero"
+            f"{operator_name(operation)} in {describe_module(seen, operation.module)} loses values to FP16 underflow: "
+            f"{small} of its nonzero results are below 2^-14, {zero} of all are zero"
         )
-    return _abridged(sentences, "operators that lose values to underflow")
+    return _abridged(sentences, "operators lose values to underflow")
 
 
 def _gradients(seen: Observation) -> list[str]:
@@ -184,15 +184,16 @@ def _gradients(seen: Observation) -> list[str]:
         return []
     share, room = small
     return [
-        f"{percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale {scale_in_words(seen.loss_scale)}, "
-        f"and the scale may grow by {scale_in_words(room)} before the largest overflows: a higher one loses fewer"
+        f"{percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale "
+        f"{scale_in_words(seen.loss_scale)}; the scale can be multiplied by {scale_in_words(room)} before the largest "
+        "gradient overflows"
     ]
 
 
 def _close(seen: Observation) -> list[str]:
-    """Modules through which values flow that are close to FP16's largest; a normalisation hides them behind it."""
+    """Return notes on modules that handle values close to the largest FP16 number, normalisation layers first."""
     if not all(operation.finite for operation in seen.of("forward")):
-        return []  # they are too large already
+        return []  # values are too large already
     reached: dict[str, float] = {}
     for operation in seen.of("forward"):
         sizes = [counts.largest for counts in operation.outputs if counts.dtype == "float16"]
@@ -202,15 +203,15 @@ def _close(seen: Observation) -> list[str]:
     close = sorted(((size, name) for name, size in reached.items() if size >= CLOSE * FLOAT16.max and name != LOSS))
     close.sort(key=lambda pair: (seen.types.get(pair[1]) not in NORMS, -pair[0]))
     sentences = [
-        f"{describe_module(seen, name)} handles FP16 values up to {size:,.0f}, {percent(size / FLOAT16.max)} of 65,504"
+        f"{describe_module(seen, name)} has FP16 values up to {size:,.0f}, {percent(size / FLOAT16.max)} of 65,504"
         for size, name in close
     ]
-    return _abridged(sentences, "modules close to the end of FP16's range")
+    return _abridged(sentences, "modules come close to the end of FP16's range")
 
 
 _WHY = {
     "frozen": "frozen and not trained",
-    "no_learner": "of no learner and not trained",
+    "no_learner": "in no learner and not trained",
     "no_gradient": "without a gradient and not trained",
 }
 

@@ -1,4 +1,4 @@
-"""Find what fixes a step, from the least intrusion on: each candidate is tried on that very step.
+"""Search for remedies of a failed step. Each candidate is tried on that step, the least intrusive first.
 
 backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
 forward     modules kept in FP32; then bfloat16; then FP32
@@ -6,10 +6,11 @@ loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
 none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
-A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.is_sound`): it is finite, and what its modules say and
-its gradients agree with the same step in FP32. Modules kept in FP32 may need another loss scale as well, which is tried with them.
+A candidate fixes the step only if the repeated step is sound (`DiagnosisCase.is_sound`): it is finite, and its module
+outputs and gradients agree with the same step in FP32. Modules kept in FP32 may also need another loss scale, which is
+tried with them.
 
-A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
+A lower learning rate is advised only if FP32 is not finite either, because of large weights or operands.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.workloads.base.batch import Batch
 
-#: Entries of ``precision.keep_fp32`` that are added at most before another precision is the simpler remedy.
+#: Maximum number of entries added to ``precision.keep_fp32``; beyond that another precision is the simpler remedy.
 MOST_KEPT = 6
 
-#: Steps that are tried at most on the way to those.
+#: Maximum number of steps that are repeated in the search for those entries.
 MOST_TRIED = 24
 
-#: Weights, or operands of what breaks, are large from here on: FP16 could not hold them.
+#: Magnitude above which weights and operands count as large: FP16 cannot hold them.
 LARGE = FLOAT16.max
 
 
 def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
-    """Return the module in which a step is wrong; None where it is right.
+    """Return the module in which a step fails; None if the step is sound.
 
     Args:
         case: The step.
-        underflow: Values lost to underflow count too.
+        underflow: Whether values lost to underflow count as a failure.
     """
     if not case.is_sound:
         return case.cause.module or ""
@@ -60,15 +61,15 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
 
 
 def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
-    """Return the remedies tried, in order, up to the first that helped; nothing where nothing is wrong."""
+    """Return the remedies tried, in order, up to the first that fixes the step; empty if nothing needs a fix."""
     return tuple(_until_it_helps(*_candidates(case)))
 
 
 def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
-    """Return what to try on a step, each kind of remedy when its turn comes.
+    """Return the kinds of remedies to try on a step, in order.
 
-    For a step that is right and has values close to FP16's lower end all the same a scaler that moves its scale needs no other one
-    while gradients are exact.
+    If a sound step has gradients close to the lower end of FP16, another scale is tried only if the scale is constant
+    or the gradients are inexact.
     """
     module, accuracy = case.cause.module, case.accuracy
     match case.cause.kind:
@@ -76,13 +77,13 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
             return (_without_samples(case),)
         case "weights":
             text = "resume from an earlier checkpoint, with scaler.on_overflow=skip"
-            return ((Remedy((), text, None, "no precision mends weights that are lost"),),)
+            return ((Remedy((), text, None, "no precision restores weights that are not finite"),),)
         case "backward" | "forward" if case.fp32_fails:
             return (_blown_up(case.exact or case.seen),)
         case "backward" if accuracy is None or not accuracy.disproportionate:
             another = _another_scale(case)
             return (() if another is None else (another,), _keeping(case, module), _other_precisions(case))
-        case "backward" | "loss":  # what does without a loss scale
+        case "backward" | "loss":  # precisions without a loss scale
             return (_other_precisions(case),)
         case "forward" | "refused":
             lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
@@ -97,7 +98,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
 
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
-    """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
+    """Return another loss scale for a step with wrong gradients: lower if they overflow, otherwise higher."""
     if case.exact is None or case.fp32_fails:
         return None
     gradients = _half_gradients(case.seen, case.exact)
@@ -105,7 +106,10 @@ def _another_scale(case: DiagnosisCase) -> Remedy | None:
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
-    """Count the exponents of FP16 gradients without its limits: the results in FP32 of those operators whose results were FP16."""
+    """Count the exponents of the FP16 gradients as FP32 computes them.
+
+    The counts cover the FP32 results of those backward operators whose results are FP16 in ``seen``.
+    """
     half = {
         (operation.module, operation.operator, at)
         for operation in seen.of("backward")
@@ -121,7 +125,7 @@ def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
 
 
 def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -> Iterator[Remedy]:
-    """Keep the offending module in FP32; then those that offend next, or what is around them, those of one class together."""
+    """Try to keep the failing module in FP32, then the modules that fail next, or the modules around them."""
     if not case.config.precision.half:
         return
     kept = KeptModules(case.parts.model, case.parts.kept)
@@ -132,7 +136,7 @@ def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -
             break
         if len(larger.entries) > MOST_KEPT:
             assert remedy is not None
-            remedy = replace(remedy, outcome=f"{remedy.outcome}; more than {MOST_KEPT} entries were not tried")
+            remedy = replace(remedy, outcome=f"{remedy.outcome}; not tried with more than {MOST_KEPT} entries")
             break
         kept = larger
         word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
@@ -159,12 +163,12 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
 
 
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
-    """The advice that is left where FP32 itself is not finite."""
+    """Yield advice for a step that is not finite in FP32 either."""
     cause = first_cause(seen)
     if seen.finite or cause.kind == "refused":
         return
     if cause.kind == "loss":
-        outcome = "FP32 gives the same: neither a precision nor a scale mends a loss that is not finite by its formula"
+        outcome = "the loss is not finite in FP32 either: no precision and no loss scale fixes its formula"
         yield Remedy((), "another formula for the loss", None, outcome)
         return
     (size, name), broken = seen.largest_weight, first_break(seen, cause.phase)
@@ -172,21 +176,21 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
     if size >= LARGE:
         evidence = f"weights reach {size:.3g} in {name}"
     elif broken is not None and broken.largest_input >= LARGE and broken.kind == "inf":
-        evidence = f"what goes into {operator} reaches {broken.largest_input:.3g}"
+        evidence = f"the inputs of {operator} reach {broken.largest_input:.3g}"
     if evidence:
         text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
-        outcome = f"even FP32 is not finite, where {evidence}: {cause.what}"
-    else:  # where nothing is large, it is the arithmetic itself
+        outcome = f"FP32 is not finite either, and {evidence}: {cause.what}"
+    else:  # nothing is large, so the arithmetic itself is at fault
         where = describe_module(seen, cause.module or "")
-        text = f"look at {operator} in {where}" if operator else f"look at {where}"
-        outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
+        text = f"check {operator} in {where}" if operator else f"check {where}"
+        outcome = f"FP32 is not finite either, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
     yield Remedy((), text, None, outcome)
 
 
 def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     bad = {place for one in case.seen.inputs for place in one.samples}
     good = [place for place in range(case.seen.samples) if place not in bad]
-    text = "clean data, or dataset.on_error=skip where the data set can tell"
+    text = "clean data, or dataset.on_error=skip if the data set detects such samples"
     if any(one.widely_finite for one in case.seen.inputs):
         yield from _until_it_helps(_other_precisions(case))
         return
@@ -195,7 +199,7 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
         return
     saved_step = replace(case.saved_step, batch=_chosen(case.saved_step.batch, good))
     seen = observation_of(observe_step(case.parts, saved_step), case.seen.learner)
-    without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
+    without = f"without these {len(bad)} samples" if len(bad) > 1 else "without this sample"
     outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + first_cause(seen).what}"
     yield Remedy((), text, seen.finite, outcome)
 
@@ -203,7 +207,7 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
 def _try_remedy(
     case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
-    """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
+    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale."""
     try:
         changed = case.with_overrides(*words)
     except (EnvironmentRefused, ConfigError) as error:
@@ -211,12 +215,12 @@ def _try_remedy(
     offender = _offender(changed, underflow)
     if offender is None:
         agrees = "finite on this batch" + (", and agrees with FP32" if changed.accuracy is not None else "")
-        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), changed
+        return Remedy(words, text, True, "no values are lost on this batch" if underflow else agrees), changed
     if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
         text = f"{text}, and {another.text}"
         return Remedy((*words, *another.words), text, True, another.outcome), changed
-    what = f"values of {offender} are lost" if changed.is_sound else changed.cause.what
-    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), changed
+    what = f"{offender} still loses values to underflow" if changed.is_sound else changed.cause.what
+    return Remedy(words, text, False, "the step fails as before" if what == case.cause.what else what), changed
 
 
 def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:
@@ -236,14 +240,14 @@ def _chosen(batch: Batch, places: list[int]) -> Batch:
 
 @dataclass(frozen=True)
 class KeptModules:
-    """Entries of ``precision.keep_fp32``, beside those that a configuration has, that grow while offenders are found.
+    """Entries to add to ``precision.keep_fp32``, extended while failing modules are found.
 
-    They follow offenders through all modules of their kind.
+    Failing modules of the same class are merged into one entry.
 
     Attributes:
-        model: Whose modules are meant.
-        before: Modules that were kept to begin with.
-        entries: Qualified names, patterns of them, and class names.
+        model: The model.
+        before: Modules that the configuration already keeps in FP32.
+        entries: Qualified names, patterns of names, and class names.
     """
 
     model: nn.Module
@@ -252,21 +256,23 @@ class KeptModules:
 
     @functools.cached_property
     def classes(self) -> dict[str, str]:
-        """The class of each module."""
+        """Class name of each module, by qualified name."""
         return {name: type(module).__name__ for name, module in self.model.named_modules()}
 
     def with_module(self, module: str) -> KeptModules | None:
-        """Return the list with one more offender; one that is kept already gives way to what is around it.
+        """Return the entries extended by one more module.
 
-        A kept module answers in the dtype that it was given, so what it computes must fit there; within a kept module it need not.
-        Where a module of the same class is in the list, one entry takes the place of both: the class, where it is the user's or
-        a library's own; of a class of torch.nn, which says little about what a module does, a pattern of their names.
+        If the module is kept already, its parent is added instead: a kept module returns its output in the dtype of its
+        input, so the output must fit that dtype, while values inside a kept module need not.
+
+        If an entry has a module of the same class, one entry replaces both: the class name for classes outside
+        torch.nn, otherwise a pattern of the module names, because a torch.nn class says little about a module's role.
 
         Args:
-            module: Where values are wrong now.
+            module: Module in which values are wrong now.
 
         Returns:
-            None where nothing is left but the whole model, or nothing changes.
+            The extended entries; None if only the whole model is left, or if nothing changes.
         """
         covered = {entry: self._selected(entry) for entry in self.entries}
         inside = set().union(*covered.values())
@@ -282,11 +288,11 @@ class KeptModules:
         return None if entries == self.entries else replace(self, entries=entries)
 
     def _selected(self, entry: str) -> set[str]:
-        """The modules that an entry names."""
+        """Return the modules that an entry matches."""
         return set(kept_modules(self.model, (entry,)))
 
     def _together(self, module: str, others: set[str]) -> str | None:
-        """One entry for modules of one class; None where it would name others too."""
+        """Return one entry for modules of one class; None if it would match others too."""
         kind = self.classes[module]
         same = {name for name, one in self.classes.items() if one == kind}
         whole = any(is_inside(inner, name) for name in same for inner in same) or "" in same

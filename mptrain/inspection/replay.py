@@ -1,12 +1,12 @@
-"""Runs a loss scaling rule over the trace of a run: what would it have done? Nothing is trained.
+"""Replay of a loss scaling rule over the recorded steps of a run, without training.
 
-The gradients are those of the run. Had other updates been refused, the weights would have gone another way, and with
-them the gradients that came later: so what is said here holds for rules that refuse few updates, and near the run's own
-scales. Under its own rule a run gives exactly the scales on its record.
+The gradients are those of the run. If a rule skipped other updates, the weights and all later gradients would differ.
+Results are therefore reliable for rules that skip few updates and stay near the scales of the run. The run's own rule
+reproduces the recorded scales exactly.
 
-A rule computes with tensors, some twenty operators for a step. Its state after a step follows from the state before and from the
-verdict alone, and the states of most rules come back: a scale and a count of clean steps below its window. So a state is kept with those
-that followed it (`RuleStates`), and the rule itself is asked only about what did not happen before.
+A rule computes with tensors, about twenty operators per step. Its next state depends only on the present state and the
+verdict, and most rules revisit the same states: a scale, and a count of clean steps below the growth interval.
+`RuleStates` therefore caches transitions, and calls the rule only for new ones.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState, measure_of
 from mptrain.scaler.static import StaticScaler
 
-#: The words that a replay takes.
+#: The overrides that a replay accepts.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
 
 
 def replay_run(run: str, overrides: Sequence[str]) -> Replay:
-    """Run a rule over the recorded steps of a run.
+    """Replay a rule over the recorded steps of a run.
 
     Args:
         run: The run directory, or ``last``.
-        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; without any, the run's own rule is replayed.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``. Without any, the run's own rule is replayed.
 
     Raises:
-        UsageError: A word that is about something else.
-        DataError: There are no steps, or the rule needs to know what is not on record.
-        MptrainError: No such run, damaged records, or a rule that cannot be had.
+        UsageError: An override is not about the scaler.
+        DataError: The run has no recorded steps, or the rule needs measurements that were not recorded.
+        MptrainError: The run does not exist, its records are damaged, or the rule is invalid.
     """
     trusted = [word for word in overrides if is_allow_override(word)]
     overrides = [word for word in overrides if word not in trusted]
@@ -64,16 +64,16 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     text = directory.read_config()
     own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
     recorded = read_run(directory.root)
-    # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.
+    # The run's own rule saw verdicts in the run's format; any other rule is replayed for FP16.
     traces, steps = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
     walks: dict[str, _Walk] = {}
-    with torch.inference_mode():  # less work for each of the rules' many small operators
+    with torch.inference_mode():  # less overhead for the many small operators of a rule
         for record in steps:
             if record.learner not in walks:
                 walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
             walks[record.learner].take(record)
     if not walks:
-        raise DataError(f"{directory.root} has no step on record", "train it for some steps first")
+        raise DataError(f"{directory.root} has no recorded steps", "train it for some steps first")
     if unknown := [name for name in config.learners if name not in walks]:
         raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
     learners = tuple(walk.done() for walk in walks.values())
@@ -95,16 +95,17 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
 
 
 _NO_HISTOGRAMS = (
-    "the run has no histograms: where a step's verdict at another scale does not follow from its own, only its neighbours "
-    "can tell; diagnostics=histograms records more"
+    "the run has no histograms: if the outcome of a step at another scale does not follow from its own outcome, it is "
+    "estimated from neighbouring steps; train with diagnostics=histograms for better estimates"
 )
 
 
 def _nothing_tells(root: Path, steps: int, trust: str) -> str:
     return (
-        f"nothing on record tells what {counted(steps, 'step')} would have done at another scale: they count as unknown, and "
-        f"the rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))}{trust} does one of them again at "
-        "other scales, and a run with diagnostics=histograms, at a scale at which most steps are clean, tells of all"
+        f"the records do not show how {counted(steps, 'step')} would have ended at another scale: they count as "
+        "unknown, and the rule continues as if they had ended as recorded; mptrain diagnose "
+        f"{shlex.quote(str(root))}{trust} repeats one of them at other scales; a run with diagnostics=histograms, at a "
+        "scale at which most steps are clean, records enough for all of them"
     )
 
 
@@ -114,31 +115,32 @@ def _notes(own: Config, run: Run, dead: bool) -> list[str]:
         notes.append(unfinished_note(dead))
     if own.precision.compute != "float16":
         notes.append(
-            f"the run computed in {own.precision.compute}, whose range is wider: what FP16 would have done is at best "
-            "estimated from its gradients"
+            f"the run computed in {own.precision.compute}, whose range is wider than that of FP16: overflows in FP16 "
+            "are at best estimated from its gradients"
         )
     for attempt in run.state.attempts:
         if changes := [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]:
             notes.append(
-                f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): one rule is replayed "
-                "from the first step on"
+                f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): the replay uses "
+                "one rule from the first step on"
             )
     return notes
 
 
 _CPU = torch.device("cpu")
 
-#: States that are kept at most, and ways from one to the next; fairseq's rule has a window of 16,384 steps, at each of a few scales.
+#: Maximum number of cached states and of cached transitions. fairseq's rule has a growth interval of 16,384 steps at
+#: each of a few scales.
 _MOST: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleState:
-    """A rule's state.
+    """State of a scaling rule.
 
     Attributes:
-        tensors: As the rule has it.
-        scale: Its loss scale.
+        tensors: State tensors of the rule.
+        scale: Loss scale of the state.
     """
 
     tensors: ScalerState
@@ -146,10 +148,10 @@ class RuleState:
 
 
 class RuleStates:
-    """The states of one rule.
+    """Cache of the states and transitions of one rule.
 
     Args:
-        scaler: The rule; it sees tensors of the CPU.
+        scaler: The rule, run on the CPU.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -162,19 +164,19 @@ class RuleStates:
         """Return the state after a step, exactly as the rule computes it.
 
         Args:
-            state: Before the step.
+            state: State before the step.
             overflow: Whether the step overflowed.
-            grad_norm: Norm of its unscaled gradients, if it did not.
-            measured: What the rule measured of its gradients; `math.nan` where it measured nothing.
+            grad_norm: Norm of the unscaled gradients, if the step did not overflow.
+            measured: The rule's measurement of the gradients; `math.nan` if it measures nothing.
         """
         found = self._following.get((state, overflow, measured))
         if found is None:
             verdict = _verdict(overflow, math.inf if overflow else grad_norm, state.scale, measured)
-            if _MOST in (len(self._known), len(self._following)):  # let go of all but the one in use
+            if _MOST in (len(self._known), len(self._following)):  # clear the cache; the caller keeps the state in use
                 self._known.clear()
                 self._following.clear()
             found = self._state(self._scaler.after(state.tensors, verdict))
-            if not verdict.norm_was_read:  # else what follows depends on more than what it is kept by
+            if not verdict.norm_was_read:  # otherwise the next state depends on more than the cache key
                 self._following[state, overflow, measured] = found
         return found
 
@@ -184,7 +186,7 @@ class RuleStates:
 
 
 class _Verdict(Verdict):
-    """A verdict that notes whether the norms, which are others at every step, were read."""
+    """Verdict that records whether a rule read the norms, which differ at every step and cannot be cached."""
 
     norm_was_read = False
 
@@ -203,7 +205,7 @@ class _Verdict(Verdict):
 
 
 def _verdict(overflow: bool, grad_norm: float, scale: float, measured: float) -> _Verdict:
-    """As the step would have judged it; of the gradients' norms only the one of all is on record."""
+    """Return the verdict of a step. The norms hold only the global norm, because no other norm is recorded."""
     return _Verdict(
         *_JUDGED[overflow], grad_norm=_one(grad_norm), norms=_one(grad_norm * scale), measured=_one(measured)
     )
@@ -213,7 +215,7 @@ def _one(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor([value], dtype=dtype, device=_CPU)
 
 
-#: Overflow, applied and skip of a clean step and of one that overflowed.
+#: The fields overflow, applied and skip of the verdict, by whether the step overflowed.
 _JUDGED: Final = {
     overflow: (_one(overflow, torch.bool), _one(not overflow, torch.bool), _one(overflow, torch.float32))
     for overflow in (False, True)
@@ -221,7 +223,7 @@ _JUDGED: Final = {
 
 
 class _Walk:
-    """One learner's rule on its way through the steps."""
+    """Replay of the rule of one learner."""
 
     def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
         self._name = name
@@ -236,7 +238,7 @@ class _Walk:
         self._same = 0
 
     def take(self, record: StepRecord) -> None:
-        """The rule's verdict on the next step, and its next scale."""
+        """Replay the next recorded step."""
         scale = self._state.scale
         overflow, basis = self._trace.would_overflow(record, scale)
         measured = math.nan
@@ -259,7 +261,7 @@ class _Walk:
         self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
 
     def done(self) -> ReplayedLearner:
-        """Return the result."""
+        """Return the result of the replay."""
         counts = self._counts
         return ReplayedLearner(
             name=self._name,
@@ -277,11 +279,11 @@ class _Walk:
     def _unmeasured(self) -> DataError:
         if self._trace.tells_gradients():
             return DataError(
-                f"the rule ({self._scaler.describe()}) measures gradients in a way of its own, which no record tells",
+                f"the rule ({self._scaler.describe()}) uses its own measure of gradients, which is not recorded",
                 "train with that rule instead",
             )
         missing = "no clean step has histograms" if self._trace.looked_at else "the run has no histograms"
         return DataError(
             f"the rule ({self._scaler.describe()}) measures gradients, and {missing}",
-            "train with diagnostics=histograms diagnostics.every=1, which puts them on record",
+            "train with diagnostics=histograms diagnostics.every=1, which records them",
         )

@@ -1,4 +1,4 @@
-"""One look at a configuration: does its model train rightly in its precision? Nothing is trained and nothing written."""
+"""Check of whether a model trains correctly in a precision, for ``mptrain doctor``. Trains and writes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.workloads.base.batch import Batch
 
-#: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
+#: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.
 HIGHEST, SLOW = 24, 5.0
 
 _FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)
@@ -35,12 +35,12 @@ class ScalingReport:
     """Result of a scale check.
 
     Attributes:
-        evidence: What the findings are made of.
-        findings: What is wrong, causes first; nothing where all is in order.
-        modules: Gradients by module in the order of their call; empty where the passes could not be done.
-        reference: What gradients were compared with: ``float64`` or ``float32``.
-        samples: Of the batch.
-        notes: What was done differently from training, one sentence each.
+        evidence: Evidence for the findings.
+        findings: Findings, causes first; empty if there is no problem.
+        modules: Gradient errors by module in call order; empty if the passes failed.
+        reference: Dtype of the reference gradients: ``float64`` or ``float32``.
+        samples: Number of samples in the batch.
+        notes: Differences from training, one sentence each.
     """
 
     evidence: ScalingEvidence
@@ -55,24 +55,24 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
 
     Args:
-        config: Checked; its precision computes in FP16 or BF16.
-        tell: Is told what is being done, for whoever waits.
+        config: A checked configuration whose precision computes in FP16 or BF16.
+        tell: Called with progress messages.
 
     Raises:
-        ConfigError: The precision is no half precision, or parts do not go together.
-        EnvironmentRefused: The device cannot do it.
+        ConfigError: The precision is not half precision, or the configuration is inconsistent.
+        EnvironmentRefused: The device does not support the precision.
         DataError: The data is missing or unusable.
     """
     policy = config.precision
     if not policy.half:
         raise ConfigError(
             f"precision={policy.name} computes nothing in half precision: there is nothing to check",
-            "choose another one, for example precision=amp_dynamic or precision=fp16_dynamic",
+            "choose a half-precision mode, for example precision=amp_dynamic or precision=fp16_dynamic",
         )
     if config.inject.step is not None:
         raise ConfigError(
-            f"inject.step={config.inject.step}: the doctor looks at a model as it is",
-            "leave inject out, or look at the step that has the fault with mptrain diagnose",
+            f"inject.step={config.inject.step}: doctor checks a model without injected faults",
+            "remove the inject options, or examine the step with the fault with mptrain diagnose",
         )
     require_support(policy, resolve_device(config.device))
     form = FORMATS[policy.compute]
@@ -103,7 +103,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     if wrong_outputs(evidence):
         breaking = passes.breaking_operators(parts, prepared)
         evidence = replace(evidence, breaks_half=[one for one in breaking if one.phase == "forward"])
-    lost = {  # what FP32 has and the format cannot hold, where it is kept in that: clamped, or infinite
+    lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
         name: exact
         for name, value in inspection.values.items()
         if form.max < (exact := reference.values.get(name, math.inf)) < math.inf and value != exact
@@ -123,15 +123,13 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         )
         keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
-    notes = (
-        reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
-    )
+    notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
     notes = (*notes, *_near_the_top(reference, inspection.outputs, form))
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
 
 
 def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
-    """Return a sentence about the output that is closest to the largest number of the format, where later steps may leave it."""
+    """Return a note on the output closest to the largest number of the format, which later steps may exceed."""
     inside = [
         (errors.largest, name)
         for name, errors in reference.outputs.items()
@@ -140,8 +138,8 @@ def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> t
     largest, name = max(inside, default=(0.0, ""))
     if largest < CLOSE * form.max:
         return ()
-    share = f"{100 * largest / form.max:.0f} % of the largest number of {form.name}: later steps may leave the range"
-    return (f"what {name or 'the model'} says reaches {largest:.3g}, {share}",)
+    share = f"{100 * largest / form.max:.0f} % of the largest {form.name} number: later steps may overflow"
+    return (f"the output of {name or 'the model'} reaches {largest:.3g}, {share}",)
 
 
 def _first_batch(config: Config) -> tuple[Parts, Batch]:
@@ -155,7 +153,7 @@ def _first_batch(config: Config) -> tuple[Parts, Batch]:
 
 
 def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
-    """Return the modules in which gradients stop being in proportion in half precision alone, if any do."""
+    """Return the modules whose backward pass breaks proportionality to the loss scale in half precision only."""
     drifting = [module for module in modules if module.drifts]
     if not drifting:
         return ()

@@ -1,11 +1,12 @@
-"""Computes the gradients of one step again and again: in FP64, in FP32, and in a precision mode at many loss scales.
+"""Gradients of one step in FP64, in FP32, and in a precision mode at many loss scales.
 
-The passes are the engine's own, so what is measured is what training does. Nothing is updated, and everything that the passes
-touch is put back. Dropout is off, since what it draws may depend on the dtype; all else that is random is drawn alike.
+The passes are those of the engine, so the measurements apply to training. No weight is updated, and all state that the
+passes change is restored. Dropout is off, because its random numbers may depend on the dtype; all other random numbers
+are the same in every pass.
 
-A ReLU that rounding turns off changes the gradients of all layers before it, by any amount. So half-precision gradients are
-compared with those that FP64 computes where every module says what it said in half precision: the same ReLUs are on, and what
-is left is the backward pass alone. What the forward pass says is compared by itself: outputs are continuous.
+A ReLU that rounding turns off changes the gradients of all layers before it by any amount. Half-precision gradients are
+therefore compared with FP64 gradients in which every module output is replaced by its half-precision output: the same
+ReLUs are on, and only the backward pass differs. Outputs of the forward pass are continuous and compared directly.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ from mptrain.workloads.base.task import Objective
 #: Exponents of the scales at which FP32 gradients are compared with those at scale 1.
 FP32_EXPONENTS = (12, 24)
 
-#: float64, by parameter.
+#: Gradients by parameter name, float64.
 Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference of the comparison: the gradients of one step without half precision, at the FP32 weights.
+    """Reference gradients of one step without half precision, at the FP32 weights.
 
     Attributes:
-        dtype: ``float64``; ``float32`` where the model or its task does not run in FP64.
-        exact: Gradients of the half-precision forward pass, float64: of what its modules said.
-        distances: What was measured of each parameter's gradient, without errors and shifts in half precision.
-        breaks: Modules in which gradients stop being in proportion to the loss in FP32.
-        outputs: How wrong what each module said is.
-        values: The largest magnitude of each parameter and buffer.
-        notes: What was done differently from training, one sentence each.
+        dtype: ``float64``, or ``float32`` if the model or its task does not run in FP64.
+        exact: Gradients for the outputs of the half-precision forward pass, float64.
+        distances: Gradient errors of each parameter, without those in half precision (``errors`` and ``shifts``).
+        breaks: Modules whose backward pass breaks proportionality to the loss in FP32.
+        outputs: Output errors of each module.
+        values: Largest magnitude of each parameter and buffer.
+        notes: Differences from training, one sentence each.
     """
 
     dtype: str
@@ -79,14 +80,14 @@ class Reference:
 def compute_reference(
     parts: Parts, batch: Batch, form: Format, said: Outputs, weights: Mapping[str, Tensor] | None = None
 ) -> Reference:
-    """Everything that has to be known without half precision.
+    """Compute the reference gradients and outputs without half precision.
 
     Args:
-        parts: The run in ``precision=fp32``; its model is left in another dtype and is of no use afterwards.
-        batch: Prepared.
-        form: The half-precision format whose rounding is to be expected.
-        said: What the modules said in half precision.
-        weights: The parameters that they said it with, where those are half: what rounding them does is the forward pass's matter.
+        parts: The run in ``precision=fp32``. Its model is left in another dtype and cannot be used afterwards.
+        batch: The prepared batch.
+        form: The half-precision format, for the expected rounding errors.
+        said: The module outputs in half precision.
+        weights: The half-precision parameters of those outputs, if any. Their rounding belongs to the forward pass.
 
     Raises:
         ConfigError: The task's loss is not a float32 scalar.
@@ -103,7 +104,7 @@ def compute_reference(
     breaks = find_breaks(parts, batch, (1.0, 2.0 ** FP32_EXPONENTS[-1]), wrong, tolerance) if wrong else ()
     dtype = torch.float64 if _runs_in_float64(parts, batch) else torch.float32
     if dtype == torch.float32:
-        notes = (*notes, "the model does not run in FP64, so FP32 is what gradients are compared with")
+        notes = (*notes, "the model does not run in FP64, so gradients are compared with FP32")
     batch = batch.cast(dtype)
     right: Outputs = {}
     wide = _gradients_under(record_outputs(right), parts, batch)
@@ -147,26 +148,26 @@ def compute_reference(
 
 
 def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
-    """The gradients of a precision mode at each scale, compared with the reference.
+    """Compare the gradients of a precision mode with the reference at each scale.
 
     Args:
-        parts: The run in its own precision; the scale of its learners is changed.
-        batch: Prepared.
-        reference: What to compare with.
-        exponents: Of the scales, as powers of two.
+        parts: The run in its own precision. The scale of its learners is changed.
+        batch: The prepared batch.
+        reference: The reference.
+        exponents: Exponents of the scales, which are powers of two.
 
     Returns:
-        What was measured of each parameter that has a gradient.
+        The gradient errors of each parameter that has a gradient.
     """
     parts.model.train()
     disable_dropout(parts.model)
     errors: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
     shifts: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
     anchors: Gradients = {}
-    for exponent in sorted(exponents, reverse=True):  # from above, so that the highest finite one comes first
+    for exponent in sorted(exponents, reverse=True):  # descending, so that the highest finite scale comes first
         for name, grad in gradients(parts, batch, 2.0**exponent).items():
             if name not in errors:
-                continue  # without half precision it has none
+                continue  # it has no gradient without half precision
             errors[name][exponent] = distance(grad, reference.exact[name])
             if torch.isfinite(grad).all():
                 anchors.setdefault(name, grad)
@@ -179,15 +180,15 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
 
 
 def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
-    """The unscaled gradients of one step of every learner, float64 by parameter; nothing but the scale is changed.
+    """Return the unscaled gradients of one step of every learner, float64 by parameter.
 
     Args:
-        parts: The run; the model in training mode.
-        batch: Prepared.
-        scale: Multiplies the loss; from now on that of the learners.
+        parts: The run, with the model in training mode. Only the scale of its learners is changed.
+        batch: The prepared batch.
+        scale: The loss scale, which the learners keep.
     """
     found: Gradients = {}
-    guard = BufferGuard(parts.model)  # the model's dtype may be another than when it was built
+    guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
     guard.snapshot()
     try:
         with other_random_numbers(parts.device):
@@ -208,7 +209,7 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
 
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
-    """The gradients at scale 1 where every output of a module is what a function makes of it."""
+    """Return the gradients at scale 1 with a function applied to every module output."""
     with hook_outputs(parts.model, change):
         return gradients(parts, batch, 1.0)
 
@@ -217,18 +218,18 @@ def is_finite(parts: Parts, batch: Batch) -> bool:
     """Return whether all gradients of a step are finite.
 
     Args:
-        parts: The run; the model in training mode.
-        batch: Prepared.
+        parts: The run, with the model in training mode.
+        batch: The prepared batch.
     """
     return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
 
 
 def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
-    """Return the operators of a step that make something infinite, or no number, out of finite values, in their order.
+    """Return the operators of a step that return inf or NaN for finite inputs, in order.
 
     Args:
         parts: The run.
-        batch: Prepared.
+        batch: The prepared batch.
     """
     parts.model.train()
     trail = ModuleTrail()
@@ -242,14 +243,14 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 def find_breaks(
     parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Return the modules in which gradients stop being in proportion to the loss: see `breaks_proportion`.
+    """Return the modules whose backward pass breaks proportionality to the loss: see `breaks_proportion`.
 
     Args:
-        parts: The run; the model in training mode.
-        batch: Prepared.
-        scales: Two, the first of which is taken for right.
-        wrong: Names of the modules whose own parameters' gradients differ between them.
-        tolerance: The largest relative difference that is none.
+        parts: The run, with the model in training mode.
+        batch: The prepared batch.
+        scales: Two loss scales, of which the first is the reference.
+        wrong: Names of the modules whose own parameters' gradients differ between the scales.
+        tolerance: Largest relative difference that counts as equal.
     """
     one, other = (GradientPath(scale) for scale in scales)
     for path in (one, other):
@@ -267,19 +268,20 @@ def compare_backward(
     form: Format,
     weights: Mapping[str, Tensor] | None = None,
 ) -> tuple[tuple[str, ...], GradientPath]:
-    """Find the modules that are handed right gradients in half precision and hand on wrong ones.
+    """Find the modules that receive correct gradients in half precision and return wrong ones.
 
     Args:
-        half: The run in its own precision and the batch as prepared for it; the model in training mode, without dropout.
-        wide: Gives the same in ``precision=fp32``, as it was built, once half precision is done.
-        said: What the modules said in half precision.
+        half: The run in its own precision and its prepared batch. The model is in training mode, without dropout.
+        wide: Function that returns a newly built run in ``precision=fp32`` and its batch; called after the
+            half-precision passes.
+        said: The module outputs in half precision.
         scale: The loss scale.
         wrong: Names of the modules whose own parameters' gradients are wrong.
         form: The half-precision format.
-        weights: See `compute_reference`.
+        weights: As in `compute_reference`.
 
     Returns:
-        Those modules; and the right gradients, unscaled.
+        Those modules, and the correct unscaled gradients.
     """
     found, right = GradientPath(scale), GradientPath(1.0)
     with found.followed(half[0].model):
@@ -293,7 +295,7 @@ def compare_backward(
 
 
 def holding_gradients(right: GradientPath, module: str, scale: float, form: Format) -> str:
-    """Return the module, or the one around it, whose inputs' gradients a half-precision format holds at a loss scale."""
+    """Return the module, or its nearest parent, whose input gradients fit the half-precision format at a loss scale."""
     half = DTYPES[form.name]  # type: ignore[index]
     while module and not all(
         distance((gradient * scale).to(half).double() / scale, gradient) <= LOST * norm(gradient)
@@ -306,7 +308,7 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
 
 @contextlib.contextmanager
 def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give some of a model's parameters other values, while this lasts."""
+    """Replace the values of some parameters of a model, and restore them on exit."""
     changed = {name: value for name, value in model.named_parameters() if name in others}
     before = {name: value.detach().clone() for name, value in changed.items()}
     try:
@@ -323,7 +325,7 @@ def _copy(values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
 
 
 def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
-    """Return whether the model and its task run in FP64; the model is left in FP64 where they do, else in FP32."""
+    """Return whether the model and its task run in FP64, and leave the model in FP64 if so, otherwise in FP32."""
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
     try:
@@ -331,7 +333,7 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
             parts.model.double()
             gradients(parts, batch.cast(torch.float64), 1.0)
             return True
-    except (RuntimeError, TypeError) as error:  # it casts to FP32 by itself
+    except (RuntimeError, TypeError) as error:  # for example because the model casts to FP32
         if out_of_memory(error):
             raise
     parts.model.float()
@@ -339,15 +341,15 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
 
 
 def _with_float32_loss(learner: Learner) -> Objective:
-    """The objective with its loss rounded to float32, which is what the engine takes."""
+    """Return the learner's objective with its loss cast to float32, as the engine requires."""
     loss = learner.objective.loss
     return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
 
 
 def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
-    """Return the outputs of modules where weights, inputs and all outputs are rounded to a half-precision format.
+    """Return the module outputs with weights, inputs and all outputs rounded to a half-precision format.
 
-    The weights stay rounded.
+    The weights of the model stay rounded.
     """
     half = DTYPES[form.name]  # type: ignore[index]
     found: Outputs = {}

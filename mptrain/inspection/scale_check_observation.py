@@ -1,6 +1,7 @@
-"""One rehearsed step in half precision under observation: all that is known of it without numbers of gradients.
+"""Observation of one rehearsed step in half precision, without gradient errors.
 
-That is what becomes of constants, which sums and exponentials are computed in half precision, casts, norms, small epsilons, and what modules say.
+It covers constants that the format cannot hold, sums and exponentials in half precision, casts, norm layers, small
+epsilons, and module outputs.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.torch_private import Dropout
 from mptrain.workloads.base.batch import Batch
 
-#: Operators of which a number is an operand that the tensor's format has to hold.
+#: Operators that can take a number as operand, which the dtype of the tensor has to hold.
 _WITH_CONSTANT = frozenset(
     {
-        "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "masked_fill", "masked_fill_", "where", "full", "full_like",
-        "fill", "fill_", "new_full", "scalar_tensor", "index_fill", "constant_pad_nd",
+        "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "masked_fill", "masked_fill_", "where", "full",
+        "full_like", "fill", "fill_", "new_full", "scalar_tensor", "index_fill", "constant_pad_nd",
         "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "maximum", "minimum",
     }
 )  # fmt: skip
 
-#: Those of them in which a small number keeps something away from zero.
+#: Those among them in which a small number keeps a value away from zero.
 _GUARDS = frozenset({"add", "add_", "sub", "sub_", "clamp", "clamp_", "clamp_min", "clamp_min_", "maximum"})
 
-#: What torch's autocast computes in FP32 on CUDA ("CUDA Ops that can autocast to float32" in its documentation), by the
-#: names of the operators that these functions end in. Norms are not among them: a mode says what becomes of those.
+#: Operators that torch's autocast runs in FP32 on CUDA ("CUDA Ops that can autocast to float32" in its documentation),
+#: by the names of the underlying operators. Norm layers are not included: the precision mode decides about them.
 _WIDE_IN_AUTOCAST = frozenset(
     {
         "_softmax", "_log_softmax", "logsumexp", "softplus", "exp", "expm1", "log", "log2", "log10", "log1p", "pow",
@@ -55,13 +56,13 @@ _WIDE_IN_AUTOCAST = frozenset(
 
 
 class Constant(NamedTuple):
-    """A number that a half-precision format does not hold.
+    """Number that a half-precision format cannot hold.
 
     Attributes:
-        module: Where: a qualified name, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
-        operator: What it was an operand of.
-        value: As it was written.
-        becomes: ``zero``, or ``infinite``.
+        module: Qualified name of the module, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
+        operator: Operator with the number as operand.
+        value: The number.
+        becomes: Its value in the format: ``zero`` or ``infinite``.
     """
 
     module: str
@@ -71,15 +72,15 @@ class Constant(NamedTuple):
 
 
 class HalfArithmetic(ModuleObserver):
-    """Keeps what is suspicious about a forward pass in half precision.
+    """Dispatch mode that records suspicious half-precision arithmetic of a forward pass.
 
     Args:
-        trail: Knows the module at work; follow it on the model that is observed.
+        trail: Tracker of the current module. The caller follows it on the observed model.
 
     Attributes:
-        constants: How often each constant was met that the format does not hold.
-        casts: How often tensors were cast to each half-precision dtype, forward and backward, by module.
-        narrow: How often each operator that autocast would have computed in FP32 was computed in half, by module.
+        constants: Occurrences of constants that the format cannot hold.
+        casts: Number of casts to each half-precision dtype, forward and backward, by module.
+        narrow: Number of half-precision calls of operators that autocast runs in FP32, by module and operator.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -95,7 +96,7 @@ class HalfArithmetic(ModuleObserver):
         forward = current_pass() == "forward"
         if forward and name in _WITH_CONSTANT and (half := _half_dtype(args, kwargs)):
             for value in _numbers(args, kwargs):
-                self._note(name, value, half)  # before the call, which torch may refuse
+                self._note(name, value, half)  # before the call, which may raise an error
         result = func(*args, **(kwargs or {}))
         if (cast := cast_of(func, args, result)) is not None and cast[1] in _HALVES:
             self.casts[self.trail.module(), cast[1]] += 1
@@ -115,7 +116,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def _half_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> str:
-    """The half-precision format in which an operator computes; empty where it computes in another."""
+    """Return the half-precision format in which an operator computes; empty if it computes in another."""
     if (asked := (kwargs or {}).get("dtype")) is not None:
         names = {str(asked).removeprefix("torch.")}
     else:
@@ -125,7 +126,7 @@ def _half_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> str:
 
 
 def _numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[float]:
-    """The numbers among the operands: plain ones, and tensors of no dimension in a wider format."""
+    """Yield the numbers among the operands: Python numbers, and 0-d tensors in a wider format."""
     for value in (*args, *(value for key, value in (kwargs or {}).items() if key not in ("alpha", "dtype"))):
         if isinstance(value, torch.Tensor) and _is_number(value):
             yield value.item()  # waits for the device
@@ -139,14 +140,14 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class StepInspection:
-    """Facts about a run in its own precision, without any numbers of its gradients.
+    """Observation of a step in the precision of the run, without gradient errors.
 
     Attributes:
-        evidence: Constants, narrow arithmetic, casts, norms, parameters without gradient, scales and epsilons.
-        order: The modules in the order of their first call.
-        values: The largest magnitude of each parameter and buffer.
-        outputs: What each module said, call by call.
-        weights: The parameters that are half.
+        evidence: Constants, half-precision arithmetic, casts, norms, parameters without gradient, scales and epsilons.
+        order: Modules in the order of their first call.
+        values: Largest magnitude of each parameter and buffer.
+        outputs: Outputs of each module, call by call.
+        weights: Half-precision parameters.
     """
 
     evidence: ScalingEvidence
@@ -157,16 +158,16 @@ class StepInspection:
 
 
 def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
-    """Rehearse one step under observation; to be called before anything else here.
+    """Rehearse one step under observation. This must be the first pass of the parts.
 
     Args:
         parts: The run in its own precision.
-        batch: Prepared.
-        form: Its half-precision format.
+        batch: The prepared batch.
+        form: The half-precision format of the run.
 
     Raises:
-        EnvironmentRefused: As `rehearse`, unless what was refused is a constant that the format does not hold.
-        ConfigError: Likewise.
+        EnvironmentRefused: As in `rehearse`, unless the format cannot hold a constant.
+        ConfigError: As in `rehearse`.
     """
     parts.model.train()
     policy = parts.policy
@@ -201,12 +202,12 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
 
 
 def half_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a model that are half, by name."""
+    """Return the half-precision parameters of a model by name."""
     return {name: value.detach() for name, value in model.named_parameters() if value.dtype.itemsize == 2}
 
 
 def largest_values(model: nn.Module) -> dict[str, float]:
-    """The largest magnitude in each parameter and floating-point buffer; inf where one is not finite."""
+    """Return the largest magnitude of each parameter and floating-point buffer; inf if it is not finite."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         name: beside_fp64(tensor.detach()).double().abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
@@ -216,10 +217,10 @@ def largest_values(model: nn.Module) -> dict[str, float]:
 
 
 def disable_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Turn off all dropout that modules do, for good.
+    """Permanently turn off the dropout of all modules.
 
     Returns:
-        A sentence about it where there was any.
+        A note if there was any dropout.
     """
     dropouts, found = Dropout, 0
     for module in model.modules():
@@ -227,11 +228,11 @@ def disable_dropout(model: nn.Module) -> tuple[str, ...]:
         if isinstance(module, (dropouts, nn.RNNBase, nn.MultiheadAttention)) and getattr(module, name):
             setattr(module, name, 0.0)
             found += 1
-    return (f"dropout is off ({found} modules): what it draws may depend on the dtype",) if found else ()
+    return (f"dropout is off ({found} modules): its random numbers may depend on the dtype",) if found else ()
 
 
 def _half_norms(parts: Parts) -> tuple[str, ...]:
-    """Normalisation layers that a mode with half parameters does not keep in FP32."""
+    """Return the normalisation layers that a mode with half-precision parameters does not keep in FP32."""
     if parts.policy.parameters == "float32":
         return ()
     kept = {id(inside) for module in parts.kept.values() for inside in module.modules()}
@@ -243,7 +244,7 @@ def _half_norms(parts: Parts) -> tuple[str, ...]:
 
 
 def _small_epsilons(model: nn.Module, form: Format) -> dict[str, str]:
-    """By module, the attribute that is called an epsilon and that a format rounds to zero or to its smallest number."""
+    """Return, by module, the name of an epsilon attribute that is below the smallest number of a format."""
     return {
         name: attribute
         for name, module in model.named_modules()

@@ -1,6 +1,6 @@
-"""Another loss scale as a remedy: which one, how to write it for the scaler in force, and whether that gets there alone.
+"""Remedies that change the loss scale: the scale, its overrides, and whether the scaler reaches it without them.
 
-Words are given only after the configuration was read with them and its scaler begins at that scale.
+Overrides are suggested only after a check that a run with them starts at that scale.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from mptrain.numerics.verdict import Verdict
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import Remedy
 
-#: A scale at which more of the gradients than this are rounded to zero is no remedy.
+#: Share of gradients rounded to zero above which a scale is no remedy.
 LOSES = 0.1
 
-#: A higher scale has to hold at every step.
-_MORE_STEPS = "mptrain recommend knows more steps than this one"
+#: Advice added to a higher scale, because it must not overflow at any other step.
+_MORE_STEPS = "mptrain recommend evaluates more steps than this one"
 
 
 def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """For gradients that overflow.
+    """Return a lower loss scale for gradients that overflow.
 
     Args:
         case: The step.
-        gradients: What the FP16 ones are without FP16's limits and without a scale.
+        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
 
     Returns:
-        Nothing where no lower scale can be had.
+        The remedy, or None if no lower scale is possible.
     """
     edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
     if (landing := _by_itself(case, 2.0**edge)) is not None:
-        text = f"nothing is needed: the scaler comes down to {scale_in_words(landing)} by itself"
+        text = f"no change is needed: the scaler falls to {scale_in_words(landing)} by itself"
         if (remedy := _lowered(case, (), text, landing, gradients)).helped:
             return remedy
     rooms = (room for room in range(MARGIN, 0, -1) if edge >= room and lost_share(gradients, edge - room) <= LOSES)
@@ -56,14 +56,15 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
 
 
 def _edge(gradients: ExponentCounts) -> int:
-    """The exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
+    """Return the exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
     return math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
 
 
 def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
-    """Return the exponent of the highest scale below a step's own at which the step is finite.
+    """Return the exponent of the highest scale below the present one at which the step is finite.
 
-    `_edge` is too low where a gradient that is large in FP32 is computed in FP32 here, or is thrown away: scales above it are looked for.
+    `_edge` is too low if the largest gradient is computed in FP32 in this step too, or is discarded. Higher scales are
+    therefore tried.
 
     Args:
         case: The step, which is not finite.
@@ -89,11 +90,11 @@ def _lowered(
 
     Args:
         case: The step.
-        words: How to write it; none where nothing is to be written.
-        text: The same in words.
-        scale: It.
+        words: Overrides for the scale; empty if none are needed.
+        text: Description of the remedy.
+        scale: The scale.
         gradients: As in `lower_scale`.
-        room: Doublings to the highest scale at which the step is finite.
+        room: Doublings from the scale to the highest scale at which the step is finite.
     """
     candidate, shown = case.at_scale(scale), scale_in_words(scale)
     lost = lost_share(gradients, math.floor(math.log2(scale)))
@@ -114,26 +115,28 @@ def _lowered(
 
 
 def _unless_refused(remedy: Remedy, refusal: str | None) -> Remedy:
-    """Return a remedy, or what is left of it where no run begins at its scale under its words."""
-    outcome = f"finite on this batch, but it cannot be written like that: {refusal}"
+    """Return a remedy, marked as untested if no run with its overrides starts at its scale."""
+    outcome = f"finite on this batch, but no run starts at that scale: {refusal}"
     return remedy if refusal is None else replace(remedy, helped=None, outcome=outcome)
 
 
 def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """For gradients that are finite and lost to underflow: the scaler's first scale, and what it comes down to; else a higher one.
+    """Return a higher loss scale for gradients that underflow.
+
+    The scaler's first scale is tried first, or a lower one if that overflows.
 
     Args:
         case: The step.
         gradients: As in `lower_scale`.
 
     Returns:
-        Nothing where no higher scale can be had.
+        The remedy, or None if no higher scale is possible.
     """
     first = float(case.learner.scaler.initial(case.parts.device)["scale"])
     if first > case.seen.loss_scale:
         begun, shown = case.at_scale(first), scale_in_words(first)
         if begun.is_sound:
-            return Remedy((), f"the scaler's first loss scale, {shown}", True, f"right on this batch at {shown}")
+            return Remedy((), f"the scaler's first loss scale, {shown}", True, f"correct on this batch at {shown}")
         if not begun.seen.finite and begun.cause.kind == "backward":
             return lower_scale(begun, gradients)
     room = 2.0 ** _edge(gradients) / case.seen.loss_scale
@@ -141,12 +144,12 @@ def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | Non
 
 
 def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
-    """For gradients that are small for FP16.
+    """Return a higher loss scale for gradients that are small for FP16.
 
     Args:
         case: The step.
-        share: Which part of them is below 2^-14; less than half as many may be at the scale that is found.
-        room: What the scale can be multiplied by.
+        share: Share of gradients below 2^-14. A remedy must bring it below half of this.
+        room: Factor by which the scale can be multiplied.
     """
     for margin in range(MARGIN, -1, -1):
         scale = case.seen.loss_scale * room / 2.0**margin
@@ -161,7 +164,7 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
             break
     words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
     if not helped:
-        what = candidate.cause.what if not candidate.is_sound else "as many gradients are below 2^-14"
+        what = candidate.cause.what if not candidate.is_sound else "just as many gradients are below 2^-14"
         return Remedy(words, text, False, what)
     few = ", and few gradients are below 2^-14" if small is None else ""
     outcome = f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}"
@@ -169,22 +172,22 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
 
 
 def _limit(case: DiagnosisCase, scale: float) -> str | None:
-    """Why one step is not enough to advise a scale; None where nothing speaks against it."""
+    """Return the reason against advising a scale; None if there is none."""
     highest = getattr(case.learner.scaler, "max_scale", None)
     if scale >= case.ceiling:
         return f"not advised: the run overflowed at {scale_in_words(case.ceiling)}; {_MORE_STEPS}"
     if highest is not None and scale > highest:
-        return f"not advised: {_prefix(case)}.max_scale={_written(highest)} is below it; {_MORE_STEPS}"
+        return f"not advised: {_prefix(case)}.max_scale={_written(highest)} is lower; {_MORE_STEPS}"
     return None
 
 
 def _below(room: int) -> str:
-    """Return the distance of a scale from where a step overflows, as part of a sentence."""
-    return f", {room} doubling{'s' if room > 1 else ''} below the highest that is" if room else ""
+    """Return the distance of a scale from the highest finite one, as part of a sentence."""
+    return f", {room} doubling{'s' if room > 1 else ''} below the highest finite scale" if room else ""
 
 
 def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
-    """Return the words with which a run begins at a scale, for the scaler in force: its limits are moved along."""
+    """Return the overrides with which a run starts at a scale with the present scaler, including its limits."""
     rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
     if hasattr(rule, "scale"):
         return (f"{prefix}.scale={value}",)
@@ -198,13 +201,13 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
         words.append(f"{prefix}.min_scale={value}")
     if highest is not None and highest < scale:
         words.append(f"{prefix}.max_scale={value}")
-    if getattr(rule, "min_loss_scale", 0.0) >= scale:  # which the scale stays above
+    if getattr(rule, "min_loss_scale", 0.0) >= scale:  # an exclusive limit: the scale stays above it
         words.append(f"{prefix}.min_loss_scale={_written(scale / 2)}")
     return tuple(words)
 
 
 def _prefix(case: DiagnosisCase) -> str:
-    """Return the prefix of the keys of the learner's scaler: where there are others, those of this one alone are to move."""
+    """Return the key prefix of the learner's scaler: with several learners, only this one's scaler is changed."""
     name = case.seen.learner
     own = name in case.config.learners or len(case.parts.learners) > 1
     return f"learners.{name}.scaler" if own else "scaler"
@@ -215,27 +218,28 @@ def _written(scale: float) -> str:
 
 
 def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
-    """Why a run cannot begin at a scale under some words; None where it does."""
+    """Return the reason why a run with some overrides does not start at a scale; None if it does."""
     try:
         parts, _ = build(with_overrides(case.config, *words), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)
     first = float(learner.scaler.initial(parts.device)["scale"])
-    return None if first == scale else f"the scale would begin at {scale_in_words(first)}"
+    return None if first == scale else f"the scale would start at {scale_in_words(first)}"
 
 
 def _by_itself(case: DiagnosisCase, goal: float) -> float | None:
-    """The scale at which the scaler in force stops overflowing, as far as it gets there before the run ends.
+    """Return the scale at which the present scaler stops overflowing, if it reaches it before the run ends.
 
-    The next batches may want a lower one: it must have overflows left for `MARGIN` further doublings, or reach its floor.
+    Later batches may need a lower scale. The scaler must therefore be able to fall by `MARGIN` further doublings, or to
+    its floor, before ``train.max_consecutive_overflows`` ends the run.
 
     Args:
         case: The step.
-        goal: The highest scale at which it is finite.
+        goal: The highest scale at which the step is finite.
 
     Returns:
-        None where it does not get there; nor does it where what overflows is applied, nor in a run that ended by it.
+        The scale; None if the scaler does not reach it, applies overflowed updates, or the step ended its run.
     """
     learner = case.learner
     if case.ended or learner.scaler.on_overflow == "apply":

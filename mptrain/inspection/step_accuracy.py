@@ -1,9 +1,10 @@
-"""Distances of one step in half precision from the same step in FP64: of outputs, and of gradients at one loss scale.
+"""Errors of one step in half precision against FP64: of module outputs, and of gradients at one loss scale.
 
-What is right follows from the format, as for `mptrain doctor` (see `mptrain.inspection.scale_check_ranges` for how it was measured): an output
-may be `EPSILONS` times the format's epsilon off, or `TIMES_ROUNDED` times what rounding weights, inputs and all outputs makes of it.
-A gradient may be off by the former from what an exact backward pass makes of the same outputs, or by `TIMES_EXPECTED` times what
-those outputs make of it; up to `ModuleScaling.allowed_loss` that is worth knowing and no fault.
+Acceptable errors follow from the format, as in ``mptrain doctor``; `mptrain.inspection.scale_check_ranges` describes
+the measurements. An output may be off by `EPSILONS` times the format's epsilon, or by `TIMES_ROUNDED` times the error
+from rounding weights, inputs and all outputs. A gradient may be off by `EPSILONS` times the epsilon from an exact
+backward pass of the same outputs, or by `TIMES_EXPECTED` times its expected distance. Errors up to
+`ModuleScaling.allowed_loss` are noted but are no fault.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from mptrain.inspection.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 
-#: An output that is further off than this has lost most of itself.
+#: Relative error above which most of an output is lost.
 MUCH = 0.5
 
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """Distances of one learner's step in half precision from FP64.
+    """Errors of one learner's step in half precision against FP64.
 
     Attributes:
         form: The half-precision format.
-        outputs: Relative errors of what each module without children says, in the order of their calls.
-        modules: Gradients by module in that order, at one scale.
-        breaks: Modules in whose backward pass gradients go wrong, or stop being in proportion to the loss.
+        outputs: Relative output errors of each module without children, in call order.
+        modules: Gradient errors by module in call order, at one scale.
+        breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
     """
 
     form: Format
@@ -51,21 +52,21 @@ class StepAccuracy:
 
     @property
     def ill_conditioned(self) -> str | None:
-        """The first module that FP32 itself gets wrong, in its output or else in its gradients."""
+        """First module whose output is wrong in FP32 too, or else whose gradients are; None if there is none."""
         outputs = (name for name, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
     @property
     def disproportionate(self) -> tuple[ModuleScaling, ...]:
-        """The modules whose gradients do not follow the loss scale in FP32 already, in the order of the backward pass."""
+        """Modules whose gradients are not proportional to the loss scale even in FP32, in backward order."""
         return tuple(module for module in self.modules[::-1] if not module.in_proportion)
 
     @property
     def wrong_output(self) -> str | None:
-        """The first module whose output is further off than rounding explains; those behind it are fed with that.
+        """First module whose output error is larger than rounding explains; later modules use that output.
 
-        Nothing is said of a module that FP32 gets wrong, nor of those behind it.
+        None if there is none, or if an earlier module is already wrong in FP32.
         """
         for name, errors in self.outputs.items():
             if math.isnan(errors.fp32):  # infinite in FP64 as well
@@ -77,48 +78,48 @@ class StepAccuracy:
         return None
 
     def allowed(self, name: str) -> float:
-        """The largest relative error at which the output of a module is right."""
+        """Return the largest acceptable relative error of a module's output."""
         return self.outputs[name].allowed(EPSILONS * self.form.epsilon)
 
     def lost_output(self, modules: Collection[str]) -> str | None:
-        """Return the first of some modules, or of those behind it, most of whose output is gone.
+        """Return the first module, from the first of ``modules`` on, that has lost most of its output.
 
-        Rounding explains that: it rounds to zero what is too small for the format.
+        Rounding explains such an error: it rounds to zero the values that are too small for the format.
 
         Args:
-            modules: In which values are lost to underflow.
+            modules: Modules that lose values to underflow.
         """
         names = list(self.outputs)
         first = min((names.index(name) for name in modules if name in names), default=0)
         return next((name for name in names[first:] if self.outputs[name].half > MUCH), None) if modules else None
 
     def ruined_output(self, modules: Collection[str]) -> str | None:
-        """Return the same where gradients show it. Most values of a gate that is closed are lost too, which does no harm."""
+        """Return `lost_output` if gradients confirm it. A closed gate also loses most of its values, without harm."""
         shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
         return self.lost_output(modules) if shown else None
 
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
-        """The modules whose gradients are too far off to train with, in the order of the backward pass."""
+        """Modules whose gradient errors are too large for training, in backward order."""
         return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
-        """The modules whose gradients are further off than rounding explains, in that order."""
+        """Modules whose gradient errors are larger than rounding explains, in backward order."""
         return tuple(one for one in self.modules[::-1] if one.judged and not one.best <= one.allowed)
 
 
 def measure_accuracy(
     half: Callable[[], Parts], wide: Callable[[], Parts], saved_step: SavedStep, learner: str, scale: float
 ) -> StepAccuracy:
-    """Measure one learner's step.
+    """Measure the errors of one learner's step.
 
     Args:
-        half: Builds the run in half precision, brought to the moment.
-        wide: Builds it in ``precision=fp32``, likewise.
+        half: Function that builds the run in half precision and restores the saved state.
+        wide: The same in ``precision=fp32``.
         saved_step: The step.
-        learner: Whose passes.
-        scale: Its loss scale.
+        learner: Name of the learner.
+        scale: Loss scale of the learner.
     """
     parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
     form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
@@ -143,7 +144,7 @@ def measure_accuracy(
 
 
 def _alone(parts: Parts, learner: str) -> Parts:
-    """The same parts with one learner, ready for passes whose numbers are compared."""
+    """Return the parts with only one learner, in training mode and without dropout."""
     parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
     set_matmul_precision(parts.policy)
     parts.model.train()

@@ -1,8 +1,8 @@
-"""A step done again, or done before its time: forward and backward pass under the observer.
+"""Repetition of a saved step, forward and backward, under the observer.
 
-Of several learners each is seen as training has it: behind the updates of those before it. Afterwards weights, buffers,
-optimizers and scales are put back; nothing is written. To stand before a certain step it can train up to there, in memory
-alone. (`mptrain replay`, which runs a scaler over recorded steps, has nothing to do with it.)
+With several learners each is observed as in training, after the updates of the learners before it. Afterwards weights,
+buffers, optimizers and scales are restored; nothing is written. To reach a given step, training can run up to it in
+memory. This is unrelated to ``mptrain replay``, which replays a scaler over recorded steps.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from mptrain.workloads.base.batch import Batch
 
 @dataclass(frozen=True)
 class SavedStep:
-    """Everything that a step begins with.
+    """State before a step.
 
     Attributes:
-        step: Which attempt it is, from 1.
-        state: A snapshot of the weights, as checkpoints hold it.
-        batch: Its samples, prepared, in FP32 where that is known.
-        wide: ``batch`` is as the data set prepares it, before it is cast to what the model takes.
-        scales: The loss scale of each learner.
+        step: Number of the step, from 1; skipped steps count.
+        state: Snapshot of the weights, in the format of checkpoints.
+        batch: The prepared batch, in FP32 if that is available.
+        wide: Whether ``batch`` has the dtype of the data set, before the cast to the input dtype of the model.
+        scales: Loss scale of each learner.
         random: The random state.
-        done: ``state`` is from behind that step, and holds whatever updates the learners made in it.
+        done: Whether ``state`` was saved after the step and includes the updates of the learners in that step.
     """
 
     step: int
@@ -59,16 +59,16 @@ class SavedStep:
 
 
 def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
-    """Train up to a step, and stop before it.
+    """Train up to a step, and return the state before it.
 
     Args:
-        parts: As built; they are trained.
-        options: How long the run is.
-        state: A snapshot from before that step; None begins with the parts as they were built.
-        step: From 1.
+        parts: Newly built parts. They are trained in place.
+        options: Options of the run.
+        state: A snapshot from before that step; None starts from the parts as built.
+        step: Number of the step, from 1.
 
     Returns:
-        None where the training data end before that step.
+        The state before the step; None if the training data has no usable sample.
     """
     rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
     logs = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
@@ -97,7 +97,7 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
 
 
 def restore_step(parts: Parts, saved_step: SavedStep) -> None:
-    """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
+    """Restore weights, optimizers and carried state in newly built parts, possibly of another precision."""
     load_weights(parts, saved_step.state)
     for learner in parts.learners:
         learner.load_state_dict(saved_step.state["learners"][learner.name])
@@ -106,14 +106,14 @@ def restore_step(parts: Parts, saved_step: SavedStep) -> None:
 
 
 def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:
-    """Do the passes of a step, and see everything.
+    """Repeat the forward and backward passes of a step under the observer.
 
     Args:
-        parts: Brought to that moment; they are left as they were.
-        saved_step: Which step.
+        parts: Parts with the saved state restored. They are left unchanged.
+        saved_step: The step.
 
     Returns:
-        What was seen of each learner's passes, in their order.
+        The observation of each learner, in order.
     """
     parts.model.train()
     set_random_state(saved_step.random, parts.device)
@@ -127,13 +127,13 @@ def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]
             seen.append(_look(parts, learner, saved_step, batch, chosen))
             if learner is not parts.learners[-1] and seen[-1].refusal is None and not saved_step.done:
                 set_random_state(random, parts.device)
-                train_step(learner, parts.model, batch, parts.plan)  # the next learner's step comes behind it
+                train_step(learner, parts.model, batch, parts.plan)  # the next learner sees its update
     return tuple(seen)
 
 
 @contextlib.contextmanager
 def _put_back(parts: Parts, saved_step: SavedStep) -> Iterator[None]:
-    """Whatever moves meanwhile, a weight that is poisoned on purpose included, is afterwards as it is at that moment."""
+    """Restore weights, buffers, optimizers and scales on exit, including a weight changed by an injected fault."""
     scales = [learner.scale_state for learner in parts.learners]
     learners = _copied({learner.name: learner.state_dict() for learner in parts.learners})
     carried = _copied(parts.carried())
@@ -160,7 +160,7 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
     try:
         with trail.followed(parts.model):
             loss = accumulate_gradients(learner, parts.model, batch, plan).item()
-    except torch.AcceleratorError:  # the device's trouble
+    except torch.AcceleratorError:  # a device error, not a failure of the step
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error):
@@ -195,7 +195,7 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
 
 
 def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
-    """The batches from where a run stands, epoch after epoch."""
+    """Yield the training batches from the present progress on, epoch after epoch."""
     loader = parts.loaders["train"]
     while True:
         found = False
@@ -208,16 +208,16 @@ def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
 
 
 def _copied(values: Any) -> Any:
-    """Plain values with the tensors among them copied: a snapshot refers to those that training moves."""
+    """Return a copy of a nested value. A snapshot refers to tensors that training changes in place."""
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
 def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[NonfiniteTensor, ...]:
     before = saved_step.batch.tensors()
-    known = saved_step.wide and not parts.fault.records(saved_step.step)  # a fault is not in the batch before the cast
+    known = saved_step.wide and not parts.fault.records(saved_step.step)  # a fault is injected after the cast
     found = []
     for name, tensor in batch.tensors().items():
-        wrong = tensor.isfinite().logical_not()  # nothing of whole numbers
+        wrong = tensor.isfinite().logical_not()  # all False for integer tensors
         if wrong.any():
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype

@@ -1,10 +1,10 @@
-"""Records of a run as evidence of gradients at loss scales that it did not use.
+"""Prediction from the records of a run of whether its steps overflow at loss scales that the run did not use.
 
-A step of FP16 that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and
-at all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
-gradient of a step, and so the scale at which it leaves FP16. That of a step between two looks follows from them and from
-the norm of its gradients, as a forecast takes it (`mptrain.numerics.exponents`). A run without histograms leaves the verdicts
-of neighbouring steps at other scales. What a run in a wider format says of FP16 is never known, only estimated.
+An FP16 step that is clean at one scale is clean at every lower one. A step that overflows does so at every higher one,
+and at every scale if its loss is not finite. All other cases need histograms: they record the largest gradient of a
+step, and hence the scale at which it exceeds FP16. For a step without a histogram it is estimated from the nearest
+histograms and from the gradient norm (`mptrain.numerics.exponents`). Without histograms, the outcomes of neighbouring
+steps at other scales are used. From a run in a wider format, outcomes in FP16 are always estimates.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.run_reader import Run
 
-#: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
-#: verdict, which says nothing of the other scale.
+#: Basis of an answer. ``known``: the step's own records. ``estimated``: records of nearby steps, or of another format.
+#: ``unknown``: neither; the answer is the recorded outcome, which tells nothing about the other scale.
 Basis = Literal["known", "estimated", "unknown"]
 
 
 @dataclass(frozen=True)
 class CleanStep:
-    """The gradients of one clean step that was looked at.
+    """Gradients of one clean step with a histogram.
 
     Attributes:
-        step: Which.
-        loss_scale: The scale that they carried.
-        extreme: The largest of all that FP16 judges.
-        weights: The exponents of the parameters' gradients, scaled; one for each parameter.
+        step: Number of the step.
+        loss_scale: Loss scale of the gradients.
+        extreme: Largest of the gradients that can overflow in FP16.
+        weights: Exponent counts of the scaled gradient of each parameter.
     """
 
     step: int
@@ -52,18 +52,21 @@ class CleanStep:
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
-        """Return whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
+        """Return whether a gradient would overflow FP16 at that scale, and the basis of the answer.
+
+        The answer is an estimate if it depends on an FP32 tensor that may have passed through FP16.
+        """
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
         )
         return certain or all_in_all, "known" if certain or not all_in_all else "estimated"
 
     def largest(self, scale: float) -> float:
-        """The largest |g| of the parameters' gradients at that scale."""
+        """Return the largest |g| of the parameters' gradients at that scale."""
         return self._largest if scale == self.loss_scale else self._largest / self.loss_scale * scale
 
     def share_above(self, edge: float, scale: float) -> float:
-        """The share of the parameters' gradients above an edge at that scale, from counts of whole powers of two."""
+        """Return the share of the parameters' gradients above an edge at that scale, from counts per power of two."""
         edge = edge * self.loss_scale / scale
         if edge not in self._shares:
             above = math.fsum(_count_above(counts, edge) for counts in self.weights)
@@ -84,7 +87,7 @@ class CleanStep:
 
 
 class Trace:
-    """Records of one learner's steps; they are added in order, and what was looked at before all steps.
+    """Records of the steps of one learner. Histograms are added first, then the steps in order.
 
     Args:
         half: Whether the run computed in FP16, so that its own verdicts are those of FP16.
@@ -99,7 +102,7 @@ class Trace:
         self._overflowed = _Nearest()
 
     def add(self, record: StepRecord) -> None:
-        """Take in a step."""
+        """Add the record of a step."""
         if not record.overflow:
             look: CleanStep | None = self._looks.at(record.step)
             if look and (found := sample_at(record.step, look.extreme.value, record.grad_norm)):
@@ -109,14 +112,14 @@ class Trace:
             self._overflowed.add(record.step, record.loss_scale)
 
     def add_histograms(self, record: HistogramRecord) -> None:
-        """Take in what histograms say of a step; where inf or NaN is among them, nothing about the largest gradient."""
+        """Add the histograms of a step. Histograms with inf or NaN do not show the largest gradient and are ignored."""
         self.looked_at += 1
         look = _clean_step(record)
         if look is not None:
             self._looks.add(record.step, look)
 
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Return whether a step would have overflowed at some scale, and how that is known."""
+        """Return whether a step would have overflowed at a scale, and the basis of the answer."""
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
         if not self._half:
@@ -131,14 +134,14 @@ class Trace:
         largest = self._between(record)
         if largest is not None:
             return largest * scale >= INFINITE_FROM, "estimated"
-        # Clean at a lower scale, or overflowed at a higher one, and asked about what lies between: its neighbours know.
+        # The step was clean at a lower scale, or overflowed at a higher one: use the outcomes of neighbouring steps.
         neighbour: float | None = (self._clean if record.overflow else self._overflowed).to(record.step)
         if neighbour is not None and (scale <= neighbour if record.overflow else scale >= neighbour):
             return not record.overflow, "estimated"
         return record.overflow, "unknown"
 
     def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Estimate the verdict of FP16 on a step in a wider format, whose own verdict says little of that."""
+        """Estimate whether a step of a run in a wider format would overflow in FP16."""
         if record.overflow and 0 < record.loss_scale <= scale:
             return True, "estimated"
         look: CleanStep | None = self._looks.at(record.step)
@@ -146,13 +149,13 @@ class Trace:
         return (record.overflow, "unknown") if largest is None else (largest * scale >= INFINITE_FROM, "estimated")
 
     def _between(self, record: StepRecord) -> float | None:
-        """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
+        """Return the largest unscaled gradient of a step without a histogram; None if no step has one."""
         if not record.grad_norm:
             return 0.0
         return largest_at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """Return the measurement of a rule at a clean step, by the nearest look; None where the records cannot tell."""
+        """Return a measurement of a clean step from the nearest histogram, and its basis; None if there is none."""
         look: CleanStep | None = self._looks.to(step)
         if look is None:
             return None
@@ -164,12 +167,12 @@ class Trace:
         return None
 
     def tells_gradients(self) -> bool:
-        """Return whether it has histograms of any step that did not overflow."""
+        """Return whether a step that did not overflow has histograms."""
         return self._looks.to(1) is not None
 
 
 class _Nearest:
-    """Values by step; gives that of the nearest one."""
+    """Values by step, with lookup of the nearest step."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []
@@ -180,12 +183,12 @@ class _Nearest:
         self._values.append(value)
 
     def at(self, step: int) -> Any:
-        """The value of a step; None where it has none."""
+        """Return the value of a step; None if it has none."""
         place = bisect_left(self._steps, step)
         return self._values[place] if place < len(self._steps) and self._steps[place] == step else None
 
     def to(self, step: int) -> Any:
-        """The value of the step closest to one, the earlier of two; None where there is none."""
+        """Return the value of the nearest step, the earlier of two; None if there are no values."""
         steps, at = self._steps, bisect_left(self._steps, step)
         if at and (at == len(steps) or step - steps[at - 1] <= steps[at] - step):
             at -= 1
@@ -193,7 +196,7 @@ class _Nearest:
 
 
 def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord]]:
-    """Return what the records of a run tell about each of its learners, and its steps, which are read once.
+    """Read the records of a run once, and return a trace for each learner and the step records.
 
     Args:
         run: The run.
@@ -224,7 +227,11 @@ def _clean_step(record: HistogramRecord) -> CleanStep | None:
 
 
 def _count_above(counts: ExponentCounts, edge: float) -> float:
-    """Count the values above an edge: of the power of two that it lies in a part, at least 1 where the largest is."""
+    """Estimate the number of values above an edge.
+
+    Values in the same power of two as the edge count in proportion. The result is at least 1 if the largest value is
+    above the edge.
+    """
     if counts.largest <= edge:
         return float(counts.inf + counts.nan)
     if edge <= 0:

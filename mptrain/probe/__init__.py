@@ -1,1 +1,1 @@
-"""Looks at a step and changes nothing: overflow attribution, histograms, observer, module trail."""
+"""Read-only observation of a training step: overflow attribution, histograms, operator observer, module trail."""

@@ -1,9 +1,9 @@
-"""Histograms of exponents of everything that a step computes with: how much of it FP16 can hold, at which scale.
+"""Exponent histograms of the tensors of a step. They show how much of each tensor FP16 can hold at which loss scale.
 
-Activations and their gradients are those at the outputs of modules that have no parts, or parameters of their own; what
-happens between them inside a module is not seen. What a module computes again in the backward pass (reentrant
-checkpointing) is counted again. Counting happens where the tensors are, one tensor at a time, which on a GPU takes
-eight bytes for each value of it for a moment; the host reads once a step.
+Activations and their gradients are recorded at the outputs of modules without children and of modules with parameters
+of their own; values inside a module are not recorded. Activations that are recomputed in the backward pass (reentrant
+checkpointing) are counted again. Counting runs on the device of each tensor, one tensor at a time, and on a GPU
+temporarily needs eight bytes for each of its values. The host reads the counts once a step.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from mptrain.probe.probe import Watch
 from mptrain.records import HistogramRecord, TensorKind
 from mptrain.torch_private import tree_leaves
 
-#: Modules whose output holds the very values of their input.
+#: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 @dataclass(frozen=True)
 class Histograms:
-    """Looks at the first step and at every so manieth.
+    """Probe that records histograms of the first step and of every ``every``-th step.
 
     Attributes:
-        every: Steps from one look to the next.
+        every: Interval between recorded steps.
     """
 
     every: PositiveInt = 100
 
     @property
     def sees_modules(self) -> bool:
-        """It hooks the modules of the model."""
+        """True, because its watches hook the modules of the model."""
         return True
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """A `HistogramWatch` on the steps 1, ``every``, 2 ``every`` ..."""
+        """Return a `HistogramWatch` for steps 1, ``every``, 2 * ``every``, ..., and None for all others."""
         return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
 
 class HistogramWatch:
-    """Counts the exponents of one step of one learner.
+    """Counter of the exponents of one step of one learner.
 
     Args:
-        learner: Its name.
-        step: Attempts, this one included.
+        learner: Name of the learner.
+        step: Number of the step, from 1; skipped steps count.
     """
 
     def __init__(self, learner: str, step: int) -> None:
@@ -68,7 +68,7 @@ class HistogramWatch:
 
     @contextlib.contextmanager
     def passes(self, model: nn.Module) -> Iterator[None]:
-        """See `Watch`."""
+        """Count activations and their gradients during the passes."""
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
                 if _is_looked_at(module):
@@ -76,17 +76,17 @@ class HistogramWatch:
             yield
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """See `Watch`."""
+        """Count the scaled weight gradients and copy the weights."""
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
         for name, gradient in gradients.items():
             self._count("weight_gradients", name, gradient)
         self._before = {name: value.clone() for name, value in weights.masters.full_precision().items()}
-        # Weights that are updated in place in half precision show a lost update only by standing still.
+        # For weights updated in place in half precision, a lost update shows only as an unchanged weight.
         self._still = {name: gradients[name] != 0 for name in weights.masters.in_place_half() if name in gradients}
 
     def updated(self, weights: Weights) -> None:
-        """See `Watch`."""
+        """Count the weights and their updates, and the updates that FP16 would round away."""
         for name, after in weights.masters.working().items():
             before = self._before[name]
             self._count("weights", name, before)
@@ -101,7 +101,7 @@ class HistogramWatch:
         self._before, self._still = {}, {}
 
     def records(self) -> Sequence[HistogramRecord]:
-        """One, or none where the step did not get as far as a verdict."""
+        """Return one record, or none if the step ended before its verdict."""
         if self._verdict is None or self._scale is None:
             return ()
         overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)
@@ -121,10 +121,10 @@ class HistogramWatch:
 
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
             found = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
-            for tensor in found.values():  # each once, however often the module gives it
+            for tensor in found.values():  # each tensor once, even if the module returns it several times
                 if tensor.is_floating_point():
                     self._count("activations", name, tensor)
-                    if tensor.requires_grad:  # it may be a parameter, which would keep the hook for good
+                    if tensor.requires_grad:  # a parameter would keep the hook, so it is removed explicitly
                         hooks.callback(tensor.register_hook(look_back).remove)
 
         return look
@@ -137,7 +137,7 @@ class HistogramWatch:
 
 
 def _is_looked_at(module: nn.Module) -> bool:
-    """Return whether a module's output is counted: one without parts, or with parameters of its own."""
+    """Return whether a module's output is counted: it has no children, or it has parameters of its own."""
     if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False
     return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

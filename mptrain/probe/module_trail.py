@@ -1,10 +1,10 @@
-"""The module at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
+"""Tracking of the current module by hooks in the forward pass and by autograd sequence numbers in the backward pass.
 
-Hooks are on the model while the trail is followed, and off it afterwards. They read and change nothing.
+The hooks are removed when tracking ends. They read tensors and change nothing.
 
-A thread numbers its own nodes. Where a piece of the forward pass is computed again in the backward pass
-(`torch.utils.checkpoint`), that is on autograd's thread if the device is a GPU, and its numbers mean nothing here: they are
-left out. So of a reentrant checkpoint on a GPU the backward operators may be said to be another module's.
+Autograd numbers nodes separately in each thread. With `torch.utils.checkpoint` on a GPU, part of the forward pass is
+recomputed in autograd's thread, whose numbers cannot be compared with those of the main thread and are ignored.
+Backward operators of a reentrant checkpoint on a GPU may therefore be attributed to another module.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from torch import nn
 from mptrain.precision.census import floating_in
 from mptrain.torch_private import current_autograd_node, disable_current_modes, number_of_node, sequence_number
 
-#: Where no module is at work: the task's own arithmetic on what the model said, and the loss.
+#: Module name for operators outside all modules: the loss, and the task's arithmetic on the outputs of the model.
 LOSS = "(loss)"
 
-#: The number of the nodes that add gradients up; they belong to no operator.
+#: The sequence number of nodes that accumulate gradients; they belong to no operator.
 _ACCUMULATES = 2**64 - 1
 
 
 def is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is within another, by their qualified names."""
+    """Return whether a module is inside another, by their qualified names."""
     return name != outer and (not outer or name.startswith(f"{outer}."))
 
 
 @contextlib.contextmanager
 def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
-    """Hook all modules while this lasts, but for those of TorchScript.
+    """Hook all modules of a model except those of TorchScript, and remove the hooks on exit.
 
     Args:
-        model: Of the modules.
-        register: Hooks a module of a name; gives the handles of its hooks.
+        model: The model.
+        register: Function that hooks a module, given its name and the module, and returns the handles of its hooks.
     """
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -53,7 +53,7 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A call of a module that has ended: whether the floating-point tensors that went in and came out were finite."""
+    """Finished call of a module, with whether its floating-point inputs and outputs were finite."""
 
     module: str
     finite_inputs: bool
@@ -61,12 +61,12 @@ class ModuleCall:
 
 
 class ModuleTrail:
-    """The module at work, by its qualified name; the model itself has the empty name.
+    """Tracker of the current module by its qualified name. The model itself has the empty name.
 
     Attributes:
-        calls: Modules in the order of their first call: name to how often they were called, in the forward pass.
-        ended: Their calls in the order in which they ended.
-        raised_in: The innermost module that an exception came out of, and that exception; None if none did.
+        calls: Number of calls in the forward pass by module name, in the order of the first calls.
+        ended: Calls in the order in which they ended.
+        raised_in: The innermost module that raised an exception, and the exception; None if none did.
     """
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class ModuleTrail:
         self.ended: list[ModuleCall] = []
         self.raised_in: tuple[str, BaseException] | None = None
         self._stack: list[tuple[str, int]] = []
-        self._spans: list[tuple[int, int, str]] = []  # inner ones before those around them
+        self._spans: list[tuple[int, int, str]] = []  # inner spans before the spans that enclose them
         self._known: dict[int, str] = {}
         self._latest = LOSS
         self._thread = threading.get_ident()
 
     def followed(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Notice the calls of the model's modules, while this lasts."""
+        """Return a context manager that tracks the calls of the model's modules."""
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
             yield module.register_forward_pre_hook(self._entering(name), prepend=True)
@@ -89,9 +89,9 @@ class ModuleTrail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Return the module of the operator that is dispatched now."""
+        """Return the module of the operator that is being dispatched."""
         node: Any = current_autograd_node()
-        if self._stack:  # also where a backward pass computes a piece of the forward pass again
+        if self._stack:  # also when the backward pass recomputes part of the forward pass
             return self._stack[-1][0]
         if node is None:
             return LOSS
@@ -101,10 +101,10 @@ class ModuleTrail:
         return self._latest
 
     def of_node(self, number: int) -> str:
-        """The innermost module whose call made the node of this number.
+        """Return the innermost module whose call created an autograd node.
 
         Args:
-            number: autograd numbers the nodes of a thread in the order in which the forward pass makes them.
+            number: Sequence number of the node. Autograd numbers the nodes of a thread in the order of their creation.
         """
         if number not in self._known:
             inside = (name for first, end, name in self._spans if first <= number < end)
@@ -120,7 +120,7 @@ class ModuleTrail:
         return hook
 
     def _leaving(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._stack:  # its call was refused before it was noticed
+        if not self._stack:  # the call failed before its pre-hook ran
             return
         name, first = self._stack.pop()
         if threading.get_ident() == self._thread:
@@ -133,6 +133,6 @@ class ModuleTrail:
 
 
 def _are_finite(values: Any) -> bool:
-    """Return whether all floating-point tensors among some values are finite; the observer does not see that it is asked."""
+    """Return whether all floating-point tensors in a nested value are finite, hidden from the observer."""
     with torch.no_grad(), disable_current_modes():
         return all(bool(tensor.isfinite().all()) for tensor in floating_in(values))  # waits for the device

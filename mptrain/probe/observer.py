@@ -1,7 +1,7 @@
-"""Observer of every operator of a forward and a backward pass: in which module, in which dtypes, how large its results were.
+"""Observer of every operator of a forward and backward pass: its module, its dtypes and the exponents of its results.
 
-It looks and never touches: what is computed has the same bits with it and without. It reads every result on the host,
-so it is for one step that somebody asked about, not for training.
+It does not change results: they are bit for bit the same with and without it. It reads every result on the host, so it
+is meant for single steps under diagnosis, not for training.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from mptrain.torch_private import current_autograd_node, input_metadata, number_
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator of a pass.
+    """Operator call in a forward or backward pass.
 
     Attributes:
         phase: ``forward`` or ``backward``.
-        module: The module it belongs to: a qualified name, empty for the model itself, or `LOSS`.
-        function: The custom autograd function whose backward it is in; empty where there is none.
-        operator: Its name in torch.
-        inputs: The floating dtypes that went in, each once.
-        outputs: What came out: one for each floating tensor.
-        finite_inputs: Neither a tensor nor a number that went in was infinite or NaN.
-        largest_input: The largest finite magnitude that went in.
-        zero_inputs: How many of the values that went in were zero.
+        module: Qualified name of its module; empty for the model itself, or `LOSS`.
+        function: The custom autograd function whose backward called it; empty if none did.
+        operator: Name of the operator in torch.
+        inputs: Floating-point dtypes of the inputs, each once.
+        outputs: Exponent counts of each floating-point output.
+        finite_inputs: Whether all tensors and numbers among the inputs are finite.
+        largest_input: Largest finite magnitude of the inputs.
+        zero_inputs: Number of zeros in the inputs.
     """
 
     phase: Pass
@@ -52,30 +52,31 @@ class Operation:
 
     @property
     def finite(self) -> bool:
-        """Nothing that came out is infinite or NaN."""
+        """True if no output contains inf or NaN."""
         return not any(counts.inf or counts.nan for counts in self.outputs)
 
     @property
     def breaks(self) -> bool:
-        """True where all inputs are finite and an output is not."""
+        """True if all inputs are finite and an output is not."""
         return self.finite_inputs and not self.finite
 
     @property
     def kind(self) -> str:
-        """``inf`` where something that came out is infinite, else ``NaN``."""
+        """``inf`` if an output contains infinities, else ``NaN``."""
         return "inf" if any(counts.inf for counts in self.outputs) else "NaN"
 
 
 @dataclass
 class CustomFunction:
-    """A custom autograd function (`torch.autograd.Function`) that was called.
+    """Custom autograd function (`torch.autograd.Function`) that was called.
 
     Attributes:
-        name: Of its node in the graph: the class's name with ``Backward`` behind it.
-        module: Where it was called.
-        takes: The dtypes of those of its inputs that get a gradient.
-        gives: The dtypes of its outputs.
-        corrected: Gradients that it returned in another dtype than that of the input, and that autograd cast: from, to.
+        name: Name of its graph node: the name of the class followed by ``Backward``.
+        module: Module that called it.
+        takes: Dtypes of the inputs that get a gradient.
+        gives: Dtypes of the outputs.
+        corrected: Source and target dtype of each gradient that autograd cast because its dtype was not that of the
+            input.
     """
 
     name: str
@@ -87,15 +88,15 @@ class CustomFunction:
 
 @dataclass(frozen=True, slots=True)
 class OperatorError:
-    """An operator that torch refused: what was raised, where.
+    """Exception raised by an operator.
 
     Attributes:
         phase: ``forward`` or ``backward``.
         module: As in `Operation`.
         function: As in `Operation`.
-        operator: Its name; empty where no operator was reached.
-        inputs: The dtypes that were to go in.
-        message: The first line of what was raised, with the exception's name.
+        operator: Name of the operator; empty if the exception was raised outside any operator.
+        inputs: Floating-point dtypes of the inputs.
+        message: Name of the exception and the first line of its message.
     """
 
     phase: Pass
@@ -108,13 +109,13 @@ class OperatorError:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTensor:
-    """A tensor that holds something else than finite numbers.
+    """Tensor that contains inf or NaN.
 
     Attributes:
-        name: Of the tensor of a batch, of a parameter or a buffer.
+        name: Name of the batch tensor, the parameter or the buffer.
         kind: ``inf`` or ``nan``.
-        samples: In which samples of a batch, by place; empty for weights.
-        widely_finite: The same values were finite in FP32, before they were cast to what the model takes.
+        samples: Indices of the affected samples of a batch; empty for weights.
+        widely_finite: Whether the values were finite in FP32, before the cast to the input dtype of the model.
     """
 
     name: str
@@ -125,26 +126,26 @@ class NonfiniteTensor:
 
 @dataclass(frozen=True)
 class Observation:
-    """A forward and a backward pass of one learner, without an update.
+    """Observation of a forward and backward pass of one learner, without an update.
 
     Attributes:
-        learner: Its name.
-        step: Which attempt it is, or would be.
-        loss_scale: What the loss was multiplied by.
-        loss: Unscaled; NaN where torch refused an operator before there was one.
-        samples: Of the batch.
-        operations: Every operator, in order.
-        calls: How often each module was called, in the order of their first calls.
-        ended: Every call of a module, in the order in which they ended.
-        types: The class of each module.
+        learner: Name of the learner.
+        step: Number of the step.
+        loss_scale: Loss scale of the passes.
+        loss: Unscaled loss; NaN if an operator raised an exception before the loss was computed.
+        samples: Number of samples in the batch.
+        operations: All operator calls, in order.
+        calls: Number of calls of each module, in the order of the first calls.
+        ended: All module calls, in the order in which they ended.
+        types: Class name of each module.
         functions: Custom autograd functions.
-        refusal: What torch refused; None if the passes came to their end.
-        inputs: What of the batch is not finite.
-        weights: What of parameters and buffers is not finite.
-        largest_weight: The largest finite magnitude among the parameters, and its name.
-        gradients: Parameters whose gradients are not finite: name and kind.
-        untrained: `mptrain.engine.rehearsal.Rehearsal.untrained`.
-        census: `mptrain.precision.census.OperatorCensus.table`.
+        refusal: The exception that an operator raised; None if both passes completed.
+        inputs: Tensors of the batch that are not finite.
+        weights: Parameters and buffers that are not finite.
+        largest_weight: Largest finite magnitude of the parameters, and the name of that parameter.
+        gradients: Name and kind (``inf`` or ``nan``) of each parameter whose gradient is not finite.
+        untrained: See `mptrain.engine.rehearsal.Rehearsal.untrained`.
+        census: See `mptrain.precision.census.OperatorCensus.table`.
     """
 
     learner: str
@@ -167,19 +168,19 @@ class Observation:
 
     @property
     def finite(self) -> bool:
-        """The step could be applied: its loss and all gradients are finite."""
+        """True if the loss and all gradients are finite, so that the update could be applied."""
         return self.refusal is None and math.isfinite(self.loss) and not self.gradients
 
     def of(self, phase: str) -> list[Operation]:
-        """The operators of one pass."""
+        """Return the operator calls of one pass, ``forward`` or ``backward``."""
         return [operation for operation in self.operations if operation.phase == phase]
 
 
 class ModuleObserver(EagerMode):
-    """A dispatch mode that knows the module at work.
+    """Dispatch mode with a tracker of the current module.
 
     Args:
-        trail: Knows it; follow it on the model that is observed.
+        trail: The tracker. The caller follows it on the observed model.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -187,20 +188,20 @@ class ModuleObserver(EagerMode):
         self.trail = trail
 
     def inside(self, products: Products) -> Products:
-        """A choice of kernels with this observer in front of it, so that it sees what is asked of them."""
+        """Return ``products`` wrapped so that this observer sees every operator before the kernels are chosen."""
         return Observed(self, products)
 
 
 class Observer(ModuleObserver):
-    """Keeps what it sees of one pass forward and backward.
+    """Dispatch mode that records all operators of one forward and backward pass.
 
     Args:
-        trail: Knows the module at work; follow it on the model that is observed.
+        trail: Tracker of the current module. The caller follows it on the observed model.
 
     Attributes:
-        operations: In the order in which they were computed.
-        functions: The custom autograd functions that took part, once each for module and name.
-        refusal: The operator that raised, if one did.
+        operations: Operator calls in the order of execution.
+        functions: Custom autograd functions by name and module.
+        refusal: The exception that an operator raised; None if none did.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -216,7 +217,7 @@ class Observer(ModuleObserver):
         phase, function = current_pass(), self._function()
         given = list(floating_in((args, kwargs)))
         wanted = bool(given) and (computes(func) or func.overloadpacket.__name__ == "_to_copy")
-        # Before it is changed in place.
+        # Read before the operator changes an input in place.
         finite, largest, zeros = _operands(given, args, kwargs) if wanted else (True, 0.0, 0)
         inputs, name = dtype_names(given), func.overloadpacket.__name__
         try:
@@ -235,10 +236,10 @@ class Observer(ModuleObserver):
         return result
 
     def _function(self) -> str:
-        """The custom autograd function whose backward is running; looks for all of them once the first node runs."""
+        """Return the custom autograd function whose backward is running, and register all of them at the first node."""
         node: Any = current_autograd_node()
         if node is None:
-            self._explored = False  # the next backward pass has another graph
+            self._explored = False  # the next backward pass has a new graph
             return ""
         if not self._explored:
             self._explored = True
@@ -257,7 +258,7 @@ class Observer(ModuleObserver):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's name and the first line of what it says."""
+    """Return the name of an exception and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
@@ -267,9 +268,9 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
 
 
 def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int]:
-    """Return whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
+    """Return whether all inputs of an operator are finite, their largest finite magnitude and their number of zeros.
 
-    So filling with -inf, as a mask of attention does, does not count as making it.
+    Plain numbers count as inputs, so that filling an attention mask with -inf is not an operator that produces inf.
     """
     finite, largest, zeros = all(math.isfinite(number) for number in _numbers(arguments)), 0.0, 0
     for tensor in tensors:
@@ -300,7 +301,7 @@ def _is_custom(node: Any) -> bool:
 
 
 def _custom_nodes(root: Any) -> Iterator[Any]:
-    """The nodes of custom autograd functions below a node of the graph."""
+    """Yield the nodes of custom autograd functions that are reachable from a node of the graph."""
     seen, waiting = {root}, [root]
     while waiting:
         node = waiting.pop()
@@ -312,7 +313,7 @@ def _custom_nodes(root: Any) -> Iterator[Any]:
                 waiting.append(after)
 
 
-#: Modules of torch's and ours that stand between an operator and who asked for it.
+#: Modules of torch and mptrain on the stack between an operator and its caller.
 _BETWEEN = (
     *("torch._dynamo", "torch._compile", "torch.utils._python_dispatch", "torch._ops", "mptrain.precision"),
     __name__,
@@ -320,11 +321,11 @@ _BETWEEN = (
 
 
 def _asked_by_autograd() -> bool:
-    """Return whether autograd itself asked for the operator, rather than the Python code of a custom function."""
+    """Return whether autograd itself called the operator, rather than the Python code of a custom function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if not name.startswith(_BETWEEN):
             return name == "torch.autograd.graph"
         frame = frame.f_back
-    return True  # on a thread of autograd's own, as on a GPU
+    return True  # in a thread of autograd, as on a GPU

@@ -1,17 +1,17 @@
-"""Tells the kinds of overflow apart, and names the tensors that overflowed.
+"""Classification of overflows, and the names of the tensors that overflowed.
 
-Dynamic scaling overflows by design: at the start, while the scale descends from its first value to where it belongs, and each
-time growth probes a higher one. Those are no failures, and are labelled so that the others can be seen. The rule:
+Dynamic loss scaling overflows by design: at the start, while the scale descends from its first value, and whenever
+growth tries a higher one. These overflows are no failures. They are labelled so that the others stand out:
 
-- *calibrating*: no scale has lasted `SETTLED` clean steps in a row yet; or the scale has never grown, so that it is still on
-  its way down from the first one, and none has lasted `DESCENDED` clean steps.
-- *growth probe*: after that, and the scale in force was reached by growth.
-- *unexpected*: any other. So is, at any time, an overflow that a lower scale would not fix: the loss itself is not finite,
-  or the scale is at its floor (a static one always is).
+- *calibrating*: no scale has lasted `SETTLED` clean steps in a row yet; or the scale has never grown, so that it is
+  still descending from its first value, and none has lasted `DESCENDED` clean steps.
+- *growth probe*: after calibration, if the current scale was reached by growth.
+- *unexpected*: any other overflow. An overflow that a lower scale cannot fix is always unexpected: the loss itself is
+  not finite, or the scale is at its floor (a static scale always is).
 
-A scale that starts at 2^16 may overflow at step 1, at step 66 and at step 81, each time a step after which the gradients are larger
-than ever before. A rule that grows after 2,000 clean steps accepts one overflow in 2,000 steps; so until a scale has
-lasted as long, each overflow says that it has not come down far enough.
+A scale that starts at 2^16 may overflow at steps 1, 66 and 81, each time because the gradients are larger than ever
+before. A rule that grows after 2,000 clean steps accepts one overflow in 2,000 steps. Until a scale has lasted that
+long, an overflow therefore means that the scale is still descending.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from mptrain.records import MAX_TENSORS, Phase
 #: Clean steps in a row after which a scale counts as settled, once it has grown.
 SETTLED = 50
 
-#: Clean steps in a row after which a scale that never grew counts as settled: the growth interval of `torch.amp.GradScaler`.
+#: Clean steps in a row after which a scale that never grew counts as settled: the growth interval of
+#: `torch.amp.GradScaler`.
 DESCENDED = 2000
 
 
 @dataclass
 class OverflowHistory:
-    """State that tells the kinds of one learner's overflows apart; the rule is in the module's docstring.
+    """State for classifying the overflows of one learner by the rule in the module docstring.
 
     Attributes:
-        floor: The lowest scale that the scaler can reach.
-        consecutive: Overflowed steps in a row until now.
-        clean: Clean steps in a row until now.
-        settled: A scale has lasted `SETTLED` clean steps.
-        descended: A scale has lasted `DESCENDED` clean steps, or has grown: the descent from the first scale is over.
-        grown: The scale in force was reached by growth.
+        floor: Lowest scale that the scaler can reach.
+        consecutive: Current number of overflows in a row.
+        clean: Current number of clean steps in a row.
+        settled: Whether a scale has lasted `SETTLED` clean steps.
+        descended: Whether the descent from the first scale is over: a scale has lasted `DESCENDED` clean steps, or has
+            grown.
+        grown: Whether the current scale was reached by growth.
         counts: Overflows so far by phase.
     """
 
@@ -53,16 +55,16 @@ class OverflowHistory:
     counts: dict[str, int] = field(default_factory=dict)
 
     def observe(self, *, overflow: bool, loss: float, scale: float, next_scale: float) -> Phase | None:
-        """Take in one step.
+        """Record one step.
 
         Args:
-            overflow: A gradient was not finite.
+            overflow: Whether a gradient is not finite.
             loss: The unscaled loss.
-            scale: The scale in force.
-            next_scale: That of the next step.
+            scale: The loss scale of the step.
+            next_scale: The loss scale of the next step.
 
         Returns:
-            The phase of its overflow; None for a clean step.
+            The phase of the overflow, or None for a clean step.
         """
         phase: Phase | None = None
         if overflow:
@@ -85,12 +87,12 @@ class OverflowHistory:
         return phase
 
     def state_dict(self) -> dict[str, Any]:
-        """All fields, plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any], floor: float) -> OverflowHistory:
-        """The history that `state_dict` described, under the floor of the present scaler."""
+        """Restore a history from its `state_dict`, with the floor of the present scaler."""
         return cls(**{**saved, "floor": floor})
 
 
@@ -99,10 +101,10 @@ def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[
 
     Args:
         names: P parameter names.
-        norms: P gradient norms; inf means inf elements, NaN means NaN elements (or inf of both, which no norm tells).
+        norms: P gradient norms. inf means inf elements; NaN means NaN elements, or infinities of both signs.
 
     Returns:
-        How many there were, and name and kind of the first `MAX_TENSORS` of them.
+        Their number, and the name and kind (``inf`` or ``nan``) of the first `MAX_TENSORS` of them.
     """
     found = [
         (name, "nan" if math.isnan(norm) else "inf")

@@ -1,6 +1,6 @@
-"""Protocols of a probe that looks at a training step: it reads tensors on their way and changes none of them.
+"""Protocols of a probe, which observes training steps and changes no tensor.
 
-A probe is asked before each step of each learner for a watch. Most steps are not watched, and cost nothing.
+Before each step of each learner the trainer asks the probe for a watch. A step without a watch costs nothing.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Looks at one step of one learner; its methods are called in this order."""
+    """Observer of one step of one learner. The trainer calls its methods in the order below."""
 
     def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Around the forward and backward passes of all micro-batches.
+        """Return a context manager for the forward and backward passes of all micro-batches.
 
         Args:
-            model: In training mode. Hooks that are put on it have to be taken off again.
+            model: The model in training mode. The watch removes any hooks it adds.
         """
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Once all gradients are gathered, before anything unscales them.
+        """Observe the gradients after accumulation and before unscaling.
 
         Args:
-            weights: `Weights.gradients` still carry the scale.
-            verdict: What is known of them; device tensors.
+            weights: The weights; `Weights.gradients` are still scaled.
+            verdict: The verdict on the gradients, as device tensors.
             scale: The loss scale, float32 of shape (1,).
         """
 
     def updated(self, weights: Weights) -> None:
-        """Once the weights have moved, or were left alone where the verdict refused the update."""
+        """Observe the weights after the update, or after the verdict skipped it."""
 
     def records(self) -> Sequence[Record]:
-        """Return the records of what was seen; may wait for the device."""
+        """Return the records of the step; may wait for the device."""
 
 
 class Probe(Protocol):
-    """Decides which steps are looked at, and how."""
+    """Choice of the steps to observe, and of how to observe them."""
 
     @property
     def sees_modules(self) -> bool:
-        """True where its watches hook modules, so that these may not be compiled into one piece."""
+        """True if its watches hook modules, which must then not be compiled into one graph."""
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """The watch for one step of one learner; None for those that are left alone.
+        """Return the watch for one step of one learner, or None if the step is not observed.
 
         Args:
-            learner: Its name.
-            step: Attempts, this one included, from 1.
+            learner: Name of the learner.
+            step: Number of the step, from 1; skipped steps count.
         """
 
 
 @dataclass(frozen=True)
 class NoProbe:
-    """Looks at no step; what every run puts on record about overflows costs nothing and needs no probe."""
+    """Probe that observes no step. The overflow records of every run do not need a probe."""
 
     @property
     def sees_modules(self) -> bool:
-        """It hooks nothing."""
+        """False, because it hooks nothing."""
         return False
 
     def watch(self, learner: str, step: int) -> None:
-        """Never one that looks."""
+        """Return None."""

@@ -1,4 +1,4 @@
-"""How gradients stay in range: each algorithm is a value (its constants) with a transition rule over a state."""
+"""Loss scaling rules. A scaler holds the constants of a rule and computes the next state from the present one."""
 
 from mptrain.scaler.als import ALSScaler
 from mptrain.scaler.base import Scaler, ScalerState

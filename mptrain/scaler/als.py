@@ -1,4 +1,4 @@
-"""A loss scale that is steered by how many gradients come near the end of FP16's range, as in Graphcore's PopART.
+"""Loss scaling by the share of gradients near the end of FP16's range, as in Graphcore's PopART.
 
 PopART calls it automatic loss scaling (ALS; ``willow/src/popx/op/lossscaleupdatex.cpp`` and
 ``willow/src/transforms/automaticlossscaling.cpp``). The elements of the scaled gradients are sorted into two bins:
@@ -8,13 +8,16 @@ PopART calls it automatic loss scaling (ALS; ``willow/src/popx/op/lossscaleupdat
     at every ``update_period``-th step:
         scale <- scale / 2  if share > threshold,  else scale * 2
 
-It needs no overflow to turn back: with its defaults it does so when more than one element in ten million lies in the
-upper seven eighths of the range. Nor does it ever rest: it goes on between two neighbouring scales.
+The scale falls before an overflow happens: with the defaults, as soon as more than one element in ten million lies in
+the upper seven eighths of the range. It never settles, but alternates between two neighbouring scales.
 
-Where this differs from the source: the elements are those of the parameters' gradients, as they are judged, while PopART
-looks at the FP16 tensors inside of its graph, which include gradients of activations; a step that overflowed halves the
-scale whatever the share and the period, while PopART refuses no update; inf and NaN count as above the edge. A growth
-that FP32 cannot hold is left out.
+Differences from the source:
+
+- The elements are those of the parameters' gradients. PopART looks at the FP16 tensors inside its graph, which include
+  gradients of activations.
+- A step that overflows halves the scale, whatever the share and the period. PopART skips no update.
+- inf and NaN count as above the edge.
+- The scale does not grow beyond the largest FP32 number.
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ class ALSScaler:
 
     Attributes:
         init_scale: The scale of the first step.
-        bin_edge: From where on a gradient is large, as a part of the largest FP16 number.
-        threshold: The share of large gradients that is let pass.
-        update_period: Steps from one change of the scale to the next.
-        min_scale: The scale never falls below; None lets it fall to 0.
-        max_scale: The scale never rises above; None leaves it to the largest FP32 number.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        bin_edge: Magnitude above which a gradient counts as large, as a fraction of the largest FP16 number.
+        threshold: Share of large gradients above which the scale falls.
+        update_period: Steps between two changes of the scale.
+        min_scale: Lowest scale; with None it may fall to 0.
+        max_scale: Highest scale; with None it is the largest FP32 number.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -62,8 +65,8 @@ class ALSScaler:
         if not FLOAT32.smallest_normal <= lowest <= self.init_scale <= self._highest <= FLOAT32.max:
             raise ConfigError(
                 f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={lowest:g} to "
-                f"scaler.max_scale={self._highest:g}, or one of them is no normal FP32 number",
-                "move the start between the floor and the ceiling",
+                f"scaler.max_scale={self._highest:g}, or one of them is not a normal FP32 number",
+                "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
             )
 
     @property
@@ -72,28 +75,28 @@ class ALSScaler:
 
     @property
     def floor(self) -> float:
-        """``min_scale``; 0 without one."""
+        """Lowest scale: ``min_scale``, or 0 without one."""
         return 0.0 if self.min_scale is None else self.min_scale
 
     @property
     def measure(self) -> ShareAbove:
-        """The share of elements above ``bin_edge`` of FP16's largest number."""
+        """Measure of the share of elements above ``bin_edge`` times the largest FP16 number."""
         return ShareAbove(self.bin_edge * FLOAT16.max)
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32 and ``waited`` int32 (steps since the last change), each of shape (1,)."""
+        """Return ``scale`` (float32) and ``waited`` (int32, steps since the last change), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "waited": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, brought within this rule's floor, ceiling and period."""
+        """Return the saved state, clamped to this rule's floor, ceiling and period."""
         limits = {"scale": (self.min_scale, self.max_scale), "waited": (0, self.update_period - 1)}
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         assert verdict.measured is not None
         scale, waited = state["scale"], state["waited"] + 1
         due = waited == self.update_period
@@ -107,11 +110,11 @@ class ALSScaler:
         }
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         every = "every step" if self.update_period == 1 else f"every {self.update_period} steps"
         low = "" if self.min_scale is None else f", at least {scale_in_words(self.min_scale)}"
         high = "" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"
         return (
-            f"als from {scale_in_words(self.init_scale)}, {every} x0.5 where more than {self.threshold:g} of the gradients are "
-            f"above {self.bin_edge * FLOAT16.max:g}, else x2{low}{high}"
+            f"als from {scale_in_words(self.init_scale)}, {every} x0.5 where more than {self.threshold:g} of the "
+            f"gradients are above {self.bin_edge * FLOAT16.max:g}, else x2{low}{high}"
         )

@@ -1,8 +1,8 @@
-"""What every loss scaler is: constants, a first state, and the state that follows a verdict.
+"""Protocol of a loss scaler.
 
-A scaler holds no state of its own. Its state is a mapping of device tensors of shape (1,), ``scale`` among them, which
-the engine keeps, saves whole, compares and replays. A rule reads tensors and returns tensors; it never asks the host
-for their values.
+A scaler holds the constants of its rule and no state. The state is a mapping of device tensors of shape (1,), one of
+them ``scale``; the engine keeps it and saves it in checkpoints. A rule reads tensors and returns tensors, and never
+copies their values to the host.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ OnOverflow = Literal["skip", "apply"]
 
 
 class Scaler(Protocol):
-    """A loss scaling rule.
+    """Loss scaling rule.
 
-    One that must know more of the gradients than whether they are finite has a property ``measure`` besides, one of
-    `mptrain.numerics.measures` or one of its own; then ``verdict.measured`` holds the measurement.
+    A rule that needs to know more about the gradients than whether they are finite also has a property ``measure``: one
+    of `mptrain.numerics.measures` or one of its own. ``verdict.measured`` then holds the measurement.
     """
 
     @property
     def on_overflow(self) -> OnOverflow:
-        """What happens to an update whose gradients are not finite: ``skip`` or ``apply``."""
+        """Treatment of an update whose gradients are not finite: ``skip`` or ``apply``."""
 
     @property
     def floor(self) -> float:
-        """From this scale down the rule backs off no further; an overflow there is none that a lower scale would mend."""
+        """Scale at or below which the rule backs off no further, so that no lower scale can fix an overflow there."""
 
     def initial(self, device: torch.device) -> ScalerState:
-        """The state before the first step; ``scale`` is float32 of shape (1,)."""
+        """Return the state before the first step; ``scale`` is float32 of shape (1,)."""
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The state to go on with after a restart.
+        """Return the state of a resumed run.
 
         Args:
-            saved: The state in a checkpoint, perhaps of another rule or of other constants.
-            device: Where to go on.
+            saved: The state in a checkpoint, possibly of another rule or of other constants.
+            device: The device of the resumed run.
 
         Returns:
-            The state, and what of the saved one does not fit this rule's constants, one sentence each.
+            The state, and one sentence for each saved value that does not fit this rule's constants.
         """
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The state after a step; the argument is left as it was."""
+        """Return the state after a step. ``state`` is not modified."""
 
     def describe(self) -> str:
-        """The rule in one line, for the person at the terminal."""
+        """Return a one-line description of the rule, for display."""
 
 
 def measure_of(scaler: Scaler) -> Measure | None:
-    """What a rule asks to know of the gradients besides the verdict; None where it asks for nothing."""
+    """Return the measure of the gradients that a rule needs, or None if it needs none."""
     return getattr(scaler, "measure", None)
 
 
 def reads_norms(scaler: Scaler) -> bool:
-    """Return whether a rule may look at the norms of single gradients; those that come with mptrain do not."""
+    """Return whether a rule may read the norms of single gradients. The rules of mptrain itself do not."""
     return not type(scaler).__module__.startswith("mptrain.scaler.")

@@ -1,13 +1,13 @@
-"""A dynamic loss scale whose every change comes into force one step late, as in MXNet's AMP.
+"""Dynamic loss scaling in which every change takes effect one step late, as in MXNet's AMP.
 
-MXNet (``python/mxnet/amp/loss_scaler.py``, `LossScaler.has_overflow`) first puts in force what the step before
-decided, and then decides the next change from that. The loss of the next step is scaled by the former:
+MXNet (``python/mxnet/amp/loss_scaler.py``, `LossScaler.has_overflow`) first applies the change that the previous step
+decided, and then decides the next one. The next loss is multiplied by ``scale``:
 
     scale <- decided
     decided <- the dynamic rule's next scale after ``decided``
 
-So an overflow is followed by one more step at the scale that overflowed, and a row of k overflows halves the scale k
-times all the same. What the dynamic rule is stands in `mptrain.scaler.dynamic`.
+After an overflow, one more step therefore runs at the scale that overflowed; k overflows in a row still halve the scale
+k times. See `mptrain.scaler.dynamic` for the dynamic rule.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DelayedScaler:
-    """Dynamic loss scaling, one step late.
+    """Dynamic loss scaling in which every change takes effect one step late.
 
     Attributes:
         init_scale: The scale of the first two steps.
         growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row.
         backoff_factor: Multiplies the scale after an overflow.
         growth_interval: Clean steps in a row before the scale grows.
-        min_scale: The scale never falls below; None lets it fall to 0.
-        max_scale: The scale never rises above; None leaves it to the largest FP32 number.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        min_scale: Lowest scale; with None it may fall to 0.
+        max_scale: Highest scale; with None it is the largest FP32 number.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -50,7 +50,7 @@ class DelayedScaler:
     on_overflow: OnOverflow = "skip"
 
     def __post_init__(self) -> None:
-        _ = self._rule  # refuses what the dynamic rule refuses
+        _ = self._rule  # building it checks the constants
 
     @cached_property
     def _rule(self) -> DynamicScaler:
@@ -65,16 +65,16 @@ class DelayedScaler:
 
     @property
     def floor(self) -> float:
-        """``min_scale``; 0 without one."""
+        """Lowest scale: ``min_scale``, or 0 without one."""
         return self._rule.floor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """The dynamic rule's state, with its scale both in force and as ``decided``, float32 of shape (1,)."""
+        """Return the dynamic rule's state with its scale as both ``scale`` and ``decided``, float32 of shape (1,)."""
         first = self._rule.initial(device)
         return {**first, "decided": first["scale"].clone()}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, brought within this rule's floor, ceiling and window."""
+        """Return the saved state, clamped to this rule's floor, ceiling and growth interval."""
         scales = (self.min_scale, self.max_scale)
         limits = {
             "scale": scales,
@@ -85,10 +85,10 @@ class DelayedScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         after = self._rule.after({**state, "scale": state["decided"]}, verdict)
         return {**after, "scale": state["decided"], "decided": after["scale"]}
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         return f"{self._rule.describe()}, each change one step late"

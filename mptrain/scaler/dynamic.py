@@ -1,4 +1,4 @@
-"""A loss scale that starts high, backs off on overflow and grows after a window of clean steps.
+"""Dynamic loss scaling: starts high, backs off on overflow and grows after a number of clean steps.
 
 The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis, a floor and a ceiling:
 
@@ -6,21 +6,23 @@ The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis
     on overflow:  growth_tracker <- -growth_delay;  hysteresis_tracker <- max(hysteresis_tracker - 1, 0)
                   if hysteresis_tracker = 0:  scale <- max(scale * backoff_factor, min_scale)
     else:         growth_tracker <- growth_tracker + 1
-                  if growth_tracker = growth_interval:  growth_tracker <- 0;  scale <- min(scale * growth_factor, max_scale)
-    then:         if hysteresis_reset calls for it:  hysteresis_tracker <- hysteresis
+                  if growth_tracker = growth_interval:
+                      growth_tracker <- 0;  scale <- min(scale * growth_factor, max_scale)
+    then:         if hysteresis_reset requires it:  hysteresis_tracker <- hysteresis
 
-With hysteresis 1 every overflow backs off. With ``hysteresis_reset`` "growth" the count is reset by growth alone: once it is
-used up, every further overflow backs off until the scale has grown again. "clean" also refills it on every clean step:
-the first overflows of each row are tolerated. "backoff" refills it after a back-off as well: of each row, every
-``hysteresis``-th overflow backs off.
+With hysteresis 1 every overflow backs off. ``hysteresis_reset`` says when the count is reset:
 
-Without a floor the scale falls through the subnormal numbers to 0, where it stays. Without a ceiling it grows as long
-as FP32 can hold it, and a growth that FP32 cannot hold is left out, as `torch.amp.GradScaler` does it. Products are
-taken in FP64 and rounded once to FP32, as in its kernel; a rule that multiplies in FP32 is had by a factor that is an
-FP32 number. A floor above the start or a ceiling below it is refused.
+- "growth": only when the scale grows. Once the count is used up, every further overflow backs off until then.
+- "clean": also on every clean step, so that the first overflows in a row are tolerated.
+- "backoff": after a back-off as well, so that every ``hysteresis``-th overflow in a row backs off.
 
-Run like this, with different constants, by `torch.amp.GradScaler`, apex, DeepSpeed, Megatron-LM, ColossalAI, Keras,
-NNabla, Flax and Paddle: ``configs/scaler/`` has a file for each, with its source.
+Without a floor the scale falls through the subnormal numbers to 0 and stays there. Without a ceiling it grows as long
+as FP32 can hold it; a growth step beyond that is omitted, as in `torch.amp.GradScaler`. Products are computed in FP64
+and rounded once to FP32, as in its kernel; a factor that is an FP32 number gives the same result as a product in FP32.
+A floor above the first scale or a ceiling below it raises an error.
+
+`torch.amp.GradScaler`, apex, DeepSpeed, Megatron-LM, ColossalAI, Keras, NNabla, Flax and Paddle use this rule with
+different constants: ``configs/scaler/`` has a file for each, with its source.
 """
 
 from __future__ import annotations
@@ -56,11 +58,12 @@ class DynamicScaler:
         backoff_factor: Multiplies the scale after an overflow.
         growth_interval: Clean steps in a row before the scale grows.
         hysteresis: Overflows before the scale backs off.
-        hysteresis_reset: When they count afresh: on ``growth`` alone, on every ``clean`` step, or also after a ``backoff``.
-        growth_delay: Clean steps after the start and after an overflow that do not count towards the window.
-        min_scale: The scale never falls below; None lets it fall to 0.
-        max_scale: The scale never rises above; None leaves it to the largest FP32 number.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        hysteresis_reset: When that count is reset: on ``growth`` only, on every ``clean`` step, or also after a
+            ``backoff``.
+        growth_delay: Clean steps after the start and after an overflow that do not count towards ``growth_interval``.
+        min_scale: Lowest scale; with None it may fall to 0.
+        max_scale: Highest scale; with None it is the largest FP32 number.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -84,21 +87,21 @@ class DynamicScaler:
             problems.append(
                 Problem(
                     f"scaler.init_scale={self.init_scale:g} is outside {floor} to {ceiling}",
-                    "move the start between the floor and the ceiling",
+                    "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
                 )
             )
         if highest > FLOAT32.max:
             problems.append(
                 Problem(
                     f"scaler.max_scale={highest:g} is above the largest FP32 number, {FLOAT32.max:g}",
-                    "the scale is an FP32 number: set a ceiling that it can hold, such as 2^24",
+                    "the scale is an FP32 number: set scaler.max_scale to one, for example 2^24",
                 )
             )
         if lowest < FLOAT32.smallest_normal:
             problems.append(
                 Problem(
                     f"scaler.min_scale={lowest:g} is below the smallest normal FP32 number",
-                    "a scale near 0 cannot be undone; 1 is the usual floor",
+                    "gradients cannot be unscaled with a scale near 0; the usual floor is 1",
                 )
             )
         if problems:
@@ -106,11 +109,11 @@ class DynamicScaler:
 
     @property
     def floor(self) -> float:
-        """``min_scale``; 0 without one."""
+        """Lowest scale: ``min_scale``, or 0 without one."""
         return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32, ``growth_tracker`` and ``hysteresis_tracker`` int32, each of shape (1,)."""
+        """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),
@@ -118,7 +121,7 @@ class DynamicScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, brought within this rule's floor, ceiling, window and hysteresis."""
+        """Return the saved state, clamped to this rule's floor, ceiling, growth interval and hysteresis."""
         limits = {
             "scale": (self.min_scale, self.max_scale),
             "growth_tracker": (-self.growth_delay, self.growth_interval - 1),
@@ -127,7 +130,7 @@ class DynamicScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
@@ -146,12 +149,12 @@ class DynamicScaler:
 
     @functools.cached_property
     def _is_plain(self) -> bool:
-        """Whether the rule is that of torch's kernel within bounds: each overflow backs off, and nothing that grows is lost to FP32."""
+        """True if torch's kernel computes this rule: every overflow backs off, and growth stays within FP32."""
         highest = FLOAT32.max if self.max_scale is None else self.max_scale * self.growth_factor
         return self.hysteresis == 1 and not self.growth_delay and highest <= FLOAT32.max
 
     def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The same numbers by one kernel, which `torch.amp.GradScaler` uses too, instead of a dozen."""
+        """Compute the same state with one kernel, that of `torch.amp.GradScaler`, instead of a dozen."""
         scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
         found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
         amp_update_scale_(scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval)
@@ -174,15 +177,15 @@ class DynamicScaler:
         return torch.where(rounded.isfinite(), rounded, scale)
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         late = f" (the first after {self.growth_delay} more)" if self.growth_delay else ""
         every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[
             self.hysteresis_reset
         ]
         patience = "" if self.hysteresis == 1 else f" after {every}{self.hysteresis} overflows{row}"
         return (
-            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean steps{late}, "
-            f"x{self.backoff_factor:g} on overflow{patience}, {self._range_in_words()}"
+            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "
+            f"clean steps{late}, x{self.backoff_factor:g} on overflow{patience}, {self._range_in_words()}"
         )
 
     def _range_in_words(self) -> str:

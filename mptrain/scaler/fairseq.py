@@ -1,4 +1,4 @@
-"""A loss scale that tolerates a share of overflows, as in fairseq.
+"""Dynamic loss scaling that tolerates a share of overflows, as in fairseq.
 
 fairseq (``fairseq/optim/dynamic_loss_scaler.py``, `DynamicLossScaler`):
 
@@ -8,12 +8,13 @@ fairseq (``fairseq/optim/dynamic_loss_scaler.py``, `DynamicLossScaler`):
                       overflows <- 0;  attempts <- 0
                       if scale / growth_factor > min_loss_scale:  scale <- scale / growth_factor
     else:         growth_tracker <- growth_tracker + 1
-                  if growth_tracker = growth_interval:  growth_tracker <- 0;  attempts <- 0;  scale <- scale * growth_factor
+                  if growth_tracker = growth_interval:
+                      growth_tracker <- 0;  attempts <- 0;  scale <- scale * growth_factor
 
-``attempts`` counts steps since the scale last changed, ``overflows`` those since it last fell: growth leaves them.
-With tolerance 0 every overflow halves the scale. A fall to ``min_loss_scale`` or below does not take place: fairseq
-ends the run there, here the scale stays. A growth that FP32 cannot hold is left out. fairseq's optional
-``--threshold-loss-scale`` is left out as well.
+``attempts`` counts the steps since the scale last changed. ``overflows`` counts the overflows since it last fell;
+growth does not reset them. With tolerance 0 every overflow halves the scale. The scale does not fall to
+``min_loss_scale`` or below: fairseq ends the run there, here the scale stays. It does not grow beyond the largest FP32
+number. fairseq's optional ``--threshold-loss-scale`` is not implemented.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class FairseqScaler:
         init_scale: The scale of the first step.
         growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row, divides it on back-off.
         growth_interval: Clean steps in a row before the scale grows.
-        tolerance: Share of the steps since the last change of scale that may overflow, below which it does not fall.
-        min_loss_scale: No back-off takes the scale to it or below.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        tolerance: The scale falls once this share of the steps since its last change overflowed.
+        min_loss_scale: The scale stays above this value when it backs off.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 128.0
@@ -59,16 +60,16 @@ class FairseqScaler:
             raise ConfigError(
                 f"scaler.init_scale={self.init_scale:g} is not above scaler.min_loss_scale={self.min_loss_scale:g}, "
                 "or not a normal FP32 number",
-                "start higher than the scale at which to give up, such as at 128",
+                "set scaler.init_scale above scaler.min_loss_scale, for example to 128",
             )
 
     @property
     def floor(self) -> float:
-        """``min_loss_scale * growth_factor``: no scale up to there falls any further."""
+        """Scale at or below which the rule backs off no further: ``min_loss_scale * growth_factor``."""
         return self.min_loss_scale * self.growth_factor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32; ``growth_tracker``, ``attempts`` and ``overflows`` int32; each of shape (1,)."""
+        """Return ``scale`` (float32), ``growth_tracker``, ``attempts``, ``overflows`` (int32), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.zeros(1, dtype=torch.int32, device=device),
@@ -77,11 +78,11 @@ class FairseqScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, its count of clean steps brought within this rule's window."""
+        """Return the saved state, with its count of clean steps clamped to this rule's growth interval."""
         return take_up(saved, self.initial(device), {"growth_tracker": (0, self.growth_interval - 1)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         scale, overflow = state["scale"], verdict.overflow
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
         growth_tracker = state["growth_tracker"] + 1
@@ -97,9 +98,9 @@ class FairseqScaler:
         }
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
         return (
-            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean "
-            f"steps, /{self.growth_factor:g} {when}, above {scale_in_words(self.min_loss_scale)}"
+            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "
+            f"clean steps, /{self.growth_factor:g} {when}, above {scale_in_words(self.min_loss_scale)}"
         )

@@ -1,24 +1,24 @@
-"""A loss scale that follows the statistics of the largest gradient, and keeps out of the way of overflows, as in OpenSeq2Seq.
+"""Loss scaling from running statistics of the largest gradient, as in OpenSeq2Seq.
 
-OpenSeq2Seq (``open_seq2seq/optimizers/automatic_loss_scaler.py``, `LogMaxScaler`) takes log2 max |g| over the unscaled
-gradients of a step for a draw from a normal distribution, and sets the scale so that the next one leaves FP16 with a
-probability of 0.1 % (3.09 standard deviations):
+OpenSeq2Seq (``open_seq2seq/optimizers/automatic_loss_scaler.py``, `LogMaxScaler`) models log2 max |g| over the unscaled
+gradients of a step as normally distributed, and sets the scale so that the next step overflows FP16 with a probability
+of 0.1 % (3.09 standard deviations):
 
     x <- log2(max |g|)                              on overflow:  x <- overflow_counts_as
     fast   <- beta1 * fast   + (1 - beta1) * x      mean  <- fast / (1 - beta1^n)
-    slow   <- beta2 * slow   + (1 - beta2) * x      deviation^2 <- square / (1 - beta2^n) - (slow / (1 - beta2^n))^2
+    slow   <- beta2 * slow   + (1 - beta2) * x      variance <- square / (1 - beta2^n) - (slow / (1 - beta2^n))^2
     square <- beta2 * square + (1 - beta2) * x^2
-    scale  <- 2^(log2_max - mean - deviations * deviation), within min_scale to max_scale
+    scale  <- 2^(log2_max - mean - deviations * sqrt(variance)), clamped to min_scale and max_scale
 
-for the n-th step, with all three at 0 and the scale at 1 before the first. So the scale moves with every step, and is no
-power of two.
+for the n-th step, with the three moments at 0 and the scale at 1 before the first. The scale changes at every step and
+is not a power of two.
 
-In the source an overflow counts as x = 2^16, where x is a logarithm. 16 was probably meant: as it stands, one overflow
-takes the scale to its floor and keeps it there for thousands of steps. That is the default here as well;
-``overflow_counts_as: 16`` is the other reading.
+In the source an overflow counts as x = 2^16, although x is a logarithm; 16 was probably meant. With 2^16, one overflow
+takes the scale to its floor and keeps it there for thousands of steps. The default follows the source; set
+``overflow_counts_as: 16`` for the probable intention.
 
-Where this differs from the source: moments are kept in FP64, not FP32; a step whose gradients are all zero is left out,
-where the source takes the logarithm of 0 and never recovers; one constant stands for the 16 that it has twice.
+Differences from the source: moments are FP64, not FP32. A step whose gradients are all zero is ignored; the source
+takes the logarithm of 0 there and never recovers. One constant replaces the two occurrences of 16.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogMaxScaler:
-    """Loss scaling by the moments of log2 max |g|.
+    """Loss scaling from the running mean and standard deviation of log2 max |g|.
 
     Attributes:
         init_scale: The scale of the first step.
-        beta1: Share of the running mean that a step leaves as it was.
-        beta2: The same of the moments behind the standard deviation.
-        deviations: Standard deviations above the mean that are still to fit into FP16.
-        log2_max: log2 of what is to hold them.
-        overflow_counts_as: log2 max |g| of a step that overflowed.
-        min_scale: The scale never falls below.
-        max_scale: The scale never rises above.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        beta1: Decay rate of the running mean.
+        beta2: Decay rate of the moments from which the standard deviation is computed.
+        deviations: Standard deviations above the mean that must still fit into FP16.
+        log2_max: log2 of the largest value that must fit.
+        overflow_counts_as: Value of log2 max |g| for a step that overflowed.
+        min_scale: Lowest scale.
+        max_scale: Highest scale.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -70,22 +70,26 @@ class LogMaxScaler:
         if not FLOAT32.smallest_normal <= self.min_scale <= self.init_scale <= self.max_scale <= FLOAT32.max:
             raise ConfigError(
                 f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={self.min_scale:g} to "
-                f"scaler.max_scale={self.max_scale:g}, or one of them is no normal FP32 number",
-                "move the start between the floor and the ceiling",
+                f"scaler.max_scale={self.max_scale:g}, or one of them is not a normal FP32 number",
+                "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
             )
 
     @property
     def floor(self) -> float:
-        """``min_scale``."""
+        """Lowest scale, ``min_scale``."""
         return self.min_scale
 
     @property
     def measure(self) -> LargestMagnitude:
-        """Max |g|."""
+        """Measure of the largest magnitude, max |g|."""
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32; the moments ``fast``, ``slow`` and ``square`` float64 (float32 on a device without it); ``count`` int64; each of shape (1,)."""
+        """Return the state before the first step, each tensor of shape (1,).
+
+        ``scale`` is float32, ``count`` int64. The moments ``fast``, ``slow`` and ``square`` are float64, or float32 on
+        a device without it.
+        """
         moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
@@ -94,11 +98,11 @@ class LogMaxScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, its scale brought within this rule's floor and ceiling."""
+        """Return the saved state, with its scale clamped to this rule's floor and ceiling."""
         return take_up(saved, self.initial(device), {"scale": (self.min_scale, self.max_scale)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         assert verdict.measured is not None
         largest = verdict.measured / state["scale"]
         x = torch.where(verdict.overflow, self.overflow_counts_as, largest.log2())
@@ -115,9 +119,9 @@ class LogMaxScaler:
         return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         return (
-            f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} deviations of "
-            f"log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within {scale_in_words(self.min_scale)} to "
-            f"{scale_in_words(self.max_scale)}"
+            f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} "
+            f"deviations of log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within "
+            f"{scale_in_words(self.min_scale)} to {scale_in_words(self.max_scale)}"
         )

@@ -1,14 +1,14 @@
-"""A loss scale that grows a little with every clean step, as in Chainer.
+"""Dynamic loss scaling that grows by a small factor at every clean step, as in Chainer.
 
 Chainer (``chainer/optimizer.py``, `GradientMethod.update`, `Optimizer.loss_scaling`, `.update_loss_scale`):
 
     at first:     factor <- 2
     on overflow:  scale <- scale / 2;  factor <- 2^(1 / interval)
     else:         scale <- scale * factor
-    then:         scale is brought within min_scale to max_scale
+    then:         scale <- min(max(scale, min_scale), max_scale)
 
-So it doubles with every step until the first overflow, and from then on within ``interval`` clean steps. The product is
-kept in FP64, as Chainer keeps it in a Python number; the loss is multiplied by its value in FP32, which is no power of two.
+The scale doubles at every step until the first overflow, and after that once in ``interval`` clean steps. It is kept in
+FP64, as Chainer keeps it in a Python float. The loss is multiplied by its FP32 value, which is not a power of two.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmoothScaler:
-    """Dynamic loss scaling without steps upwards.
+    """Dynamic loss scaling with gradual growth.
 
     Attributes:
         init_scale: The scale of the first step.
-        interval: Clean steps within which the scale doubles, once there was an overflow.
-        min_scale: The scale never falls below.
-        max_scale: The scale never rises above; Chainer's is the largest FP16 number.
-        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+        interval: Clean steps in which the scale doubles after the first overflow.
+        min_scale: Lowest scale.
+        max_scale: Highest scale; Chainer's is the largest FP16 number.
+        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -51,17 +51,21 @@ class SmoothScaler:
         if not FLOAT32.smallest_normal <= self.min_scale <= self.init_scale <= self.max_scale <= FLOAT32.max:
             raise ConfigError(
                 f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={self.min_scale:g} to "
-                f"scaler.max_scale={self.max_scale:g}, or one of them is no normal FP32 number",
-                "move the start between the floor and the ceiling",
+                f"scaler.max_scale={self.max_scale:g}, or one of them is not a normal FP32 number",
+                "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
             )
 
     @property
     def floor(self) -> float:
-        """``min_scale``."""
+        """Lowest scale, ``min_scale``."""
         return self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32, ``exact`` float64 (float32 on a device without it) and ``overflowed`` bool (whether any step has), each of shape (1,)."""
+        """Return the state before the first step, each tensor of shape (1,).
+
+        ``scale`` is float32, ``exact`` float64 (float32 on a device without it), ``overflowed`` bool: whether any step
+        has overflowed.
+        """
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "exact": torch.tensor([self.init_scale], dtype=widest(device), device=device),
@@ -69,12 +73,12 @@ class SmoothScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """The saved state, brought within this rule's floor and ceiling."""
+        """Return the saved state, clamped to this rule's floor and ceiling."""
         limits = (self.min_scale, self.max_scale)
         return take_up(saved, self.initial(device), {"scale": limits, "exact": limits}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """The next state by the rule in this module's docstring."""
+        """Return the next state by the rule in the module docstring."""
         overflowed = state["overflowed"] | verdict.overflow
         before = state["exact"]
         grown = torch.where(overflowed, before * 2.0 ** (1 / self.interval), before * 2.0)
@@ -82,7 +86,7 @@ class SmoothScaler:
         return {"scale": exact.to(torch.float32), "exact": exact, "overflowed": overflowed}
 
     def describe(self) -> str:
-        """The rule in one line."""
+        """Return a one-line description of the rule."""
         return (
             f"smooth from {scale_in_words(self.init_scale)}, x2 every step until the first overflow, then x2 within "
             f"{self.interval} clean steps, x0.5 on overflow, within {scale_in_words(self.min_scale)} to "

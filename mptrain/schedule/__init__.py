@@ -1,4 +1,4 @@
-"""Learning rates as functions of the number of applied updates."""
+"""Learning rate schedules, as functions of the number of applied updates."""
 
 from mptrain.schedule.rate_table import rate_table
 from mptrain.schedule.shapes import Constant, Cosine, InverseSqrt, Linear, Schedule, Step

@@ -1,4 +1,4 @@
-"""A schedule as a table on the device, so that the number of updates, itself a device value, can look up its rate."""
+"""Learning rates of a schedule as a tensor, indexed on the device by the number of updates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def rate_table(schedule: Schedule, lr: float, planned: int, device: torch.device) -> Tensor:
-    """The learning rate of every planned update.
+    """Return the learning rate of every planned update.
 
     Args:
-        schedule: The shape.
-        lr: The base rate.
-        planned: How many updates are planned.
-        device: Where the table will be read.
+        schedule: The schedule.
+        lr: The base learning rate.
+        planned: Number of planned updates.
+        device: The device of the result.
 
     Returns:
-        float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry serves a
-        caller that asks once more after the end.
+        float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry is for a
+        caller that reads the rate once more after the last update.
     """
     rates = [lr * schedule.factor(update, planned) for update in range(planned + 1)]
     return torch.tensor(rates, dtype=torch.float32, device=device)

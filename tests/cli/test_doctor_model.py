@@ -30,8 +30,8 @@ def test_a_sound_model_ends_with_0_and_a_table(terminal):
 def test_what_is_wrong_ends_with_4_by_name_and_with_a_hint(terminal):
     assert terminal("doctor", *TINY, "precision=fp16_static", "scaler.scale=16777216") == 4
     assert terminal.out.startswith("mlp in fp16_static: 1 problem found; ")
-    assert "found: scaler: the configured scale 2^24 is outside of" in terminal.out
-    assert "hint: write scaler=static scaler.scale=" in terminal.out
+    assert "found: scaler: the loss scale 2^24 is outside the usable range" in terminal.out
+    assert "hint: set scaler=static scaler.scale=" in terminal.out
 
 
 def test_every_line_fits_a_narrow_terminal(terminal, monkeypatch):
@@ -39,7 +39,7 @@ def test_every_line_fits_a_narrow_terminal(terminal, monkeypatch):
         monkeypatch.setattr(f"{place}.line_width", lambda stream: 80)
     assert terminal("doctor", "model=cnn", *TINY[2:], "precision=fp16_static", "precision.keep_fp32=[]") == 4
     assert max(map(len, terminal.out.splitlines())) <= 80
-    assert "found: 1, 4, 8, 12: parameters and statistics of 4 norms are FP16" in terminal.out
+    assert "found: 1, 4, 8, 12: parameters and statistics of 4 norm layers are FP16" in terminal.out
 
 
 def test_where_a_dynamic_scale_begins_is_said(terminal):
@@ -53,7 +53,7 @@ def test_where_a_dynamic_scale_begins_is_said(terminal):
         (("x",), "doctor takes KEY=VALUE, but got 'x'"),
         (("model=mlp", "-m"), "unknown option '-m'"),
         (("model=mlp", "precision=fp32"), "computes nothing in half precision"),
-        (("model=mlp", "inject.step=1", "inject.tensor=input"), "the doctor looks at a model as it is"),
+        (("model=mlp", "inject.step=1", "inject.tensor=input"), "doctor checks a model without injected faults"),
         (("model=mpl",), "no option 'mpl' in model"),
     ],
 )
@@ -168,9 +168,12 @@ def planted(fault):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("beside_softmax", "2 problems found; while outputs are wrong, gradients say nothing about loss scales"),
-        ("divides", "1 problem found; FP32 itself is not finite, so no loss scale is judged"),
-        ("clip", "1 problem found; gradients do not follow the loss scale, so none is judged"),
+        ("beside_softmax", "2 problems found; outputs are wrong, so loss scales are not evaluated"),
+        ("divides", "1 problem found; FP32 is not finite either, so loss scales are not evaluated"),
+        (
+            "clip",
+            "1 problem found; gradients are not proportional to the loss scale, so loss scales are not evaluated",
+        ),
     ],
 )
 def test_no_loss_scale_is_called_right_where_something_worse_is_wrong(terminal, fault, said):

@@ -502,7 +502,7 @@ def test_a_huge_power_of_two_is_written_as_one():
     [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
     assert warning.endswith("nearest: 2^100")
     assert next(iter(problems("scaler=static", "scaler.scale=1.79e308"))).startswith(
-        "scaler.scale=1.79e+308 is outside of"
+        "scaler.scale=1.79e+308 is outside the normal FP32 numbers"
     )
 
 

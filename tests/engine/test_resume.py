@@ -118,7 +118,7 @@ def test_trap_39_an_fp32_checkpoint_goes_on_in_fp16_with_a_fresh_scale(tmp_path)
     parts, options = build(compose((*TINY, "precision=fp16_dynamic")))
     fresh = Loop(parts, options, loop.storage)
     notes = fresh.checkpointing.restore(loop.storage.store.load_latest().state, forgive=False)
-    assert notes == ["the checkpoint's scaler was another one: the loss scale starts afresh at 65536"]
+    assert notes == ["the checkpoint was saved with another scaler: the loss scale starts again at 65536"]
     for name, value in parts.full_precision().items():
         assert torch.equal(value, weights[name])
     for name, parameter in parts.model.named_parameters():
@@ -134,12 +134,12 @@ def test_trap_38_constants_of_the_configuration_win_over_the_checkpoint_and_are_
     capped = continue_loop(loop, *TINY, "precision=amp_dynamic", "scaler.max_scale=65536", "scaler.hysteresis=2")
     assert capped.parts.learners[0].scale.item() == 65536
     assert capped.notes == [
-        "the scaler's scale goes on at 65536; it was 262144 in the checkpoint",
-        "the scaler's hysteresis_tracker goes on at 2; it was 3 in the checkpoint",
+        "the scaler's scale continues at 65536; it was 262144 in the checkpoint",
+        "the scaler's hysteresis_tracker continues at 2; it was 3 in the checkpoint",
     ]
     static = continue_loop(capped, *TINY, "precision=amp_static", "scaler.scale=8")
     assert static.parts.learners[0].scale.item() == 8
-    assert static.notes == ["the loss scale goes on at 8; it was 262144 in the checkpoint"]
+    assert static.notes == ["the loss scale continues at 8; it was 262144 in the checkpoint"]
 
 
 def test_trap_32_masters_follow_a_load(tmp_path):

@@ -32,17 +32,17 @@ def test_the_loss_of_a_later_learner_is_the_one_on_record():
     assert main([*GAN, "learners.generator.scaler.scale=1e30", "run.name=run"]) == 4
     found = diagnose_run("run").found
     assert (found.learner, found.step) == ("generator", 2)
-    assert "its loss is the one on record" in found.remarks
+    assert "the loss equals the recorded loss" in found.remarks
 
 
 def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
     assert main([*GAN, "learners.discriminator.scaler.scale=1e30", "run.name=run"]) == 4
     remarks = diagnose_run("run").found.remarks
-    assert "the weights hold what the generator did in that step: they were saved behind it" in remarks
+    assert "the weights were saved after the step and include its update of the generator" in remarks
     last = [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()][-2]
-    [loss] = [remark for remark in remarks if remark.startswith("its loss")]
-    assert loss.startswith(f"its loss was {last['loss']:.9g} on record and is ")
-    assert loss.endswith("now, because the weights moved in between")
+    [loss] = [remark for remark in remarks if remark.startswith("the recorded loss")]
+    assert loss.startswith(f"the recorded loss was {last['loss']:.9g}, it is ")
+    assert loss.endswith(" now: the weights changed in between")
 
 
 def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it_is_asked_for():
@@ -53,7 +53,7 @@ def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it
     found = diagnose_run("run", (with_overrides,), step=2)
     assert (found.found.learner, found.found.cause) == ("generator", "none")
     assert found.page.name == f"step-000002-generator-under-{with_overrides}.html"
-    assert any(remark.startswith("on record it overflowed, in generator.") for remark in found.found.remarks)
+    assert any(remark.startswith("on record the gradients of generator.") for remark in found.found.remarks)
     assert diagnose_run("run", step=2, learner="discriminator").found.learner == "discriminator"
     with pytest.raises(ConfigError, match="no such learner") as raised:
         diagnose_run("run", step=2, learner="generater")
@@ -88,7 +88,7 @@ def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
         name for name, _ in next(one for one in event if one["event"] == "overflow" and one["step"] == 2)["tensors"]
     ]
     remarks = diagnose_run("run").found.remarks
-    assert remarks[-1] == f"its overflow is the one on record, in {', '.join(tensors[:3])}" + (
+    assert remarks[-1] == f"the same gradients overflow as on record: {', '.join(tensors[:3])}" + (
         f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
     )
 
@@ -98,10 +98,10 @@ def test_a_loss_under_other_keys_is_compared_with_the_record():
     remarks = diagnose_run("run", ("seed=7",), step=2).found.remarks
     assert remarks[:2] == (
         "step 2, from the start, and 1 step trained in memory",
-        "under seed=7, unlike the run itself; so was what was trained in memory",
+        "with seed=7, unlike the run itself; the steps in memory were trained with it too",
     )
-    assert remarks[-1].endswith("now, because it is under other keys")
-    assert diagnose_run("run", step=2).found.remarks[-1] == "its loss is the one on record"
+    assert remarks[-1].endswith(" now: the configuration was changed")
+    assert diagnose_run("run", step=2).found.remarks[-1] == "the loss equals the recorded loss"
 
 
 @pytest.mark.parametrize("name", ["step.pt", "diagnosis.json"])

@@ -43,7 +43,7 @@ def test_a_batch_that_is_not_finite_is_named_with_its_samples():
         observation(operation("conv", inf=1), inputs=(NonfiniteTensor("targets", "nan", (2,)),), loss=math.nan)
     )
     assert (cause.kind, cause.module) == ("input", None)
-    assert cause.what == "the batch itself is not finite: targets hold nan in 1 of 4 samples (place 2)"
+    assert cause.what == "the batch itself is not finite: targets contain nan in 1 of 4 samples (index 2)"
 
 
 def test_weights_that_are_not_finite_come_before_what_they_do():
@@ -62,15 +62,13 @@ def test_a_forward_overflow_is_found_where_it_begins():
         )
     )  # fmt: skip
     assert (cause.kind, cause.module, cause.operator, cause.phase) == ("forward", "conv", "convolution", "forward")
-    assert cause.what == (
-        "convolution in conv (Conv2d) gives inf in float16, though all that goes into it is finite, up to 700"
-    )
+    assert cause.what == "convolution in conv (Conv2d) returns inf in float16 for finite inputs up to 700"
 
 
 def test_a_loss_that_is_not_finite_by_itself_is_told_from_a_forward_overflow():
     cause = first_cause(observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan))
     assert (cause.kind, cause.module, cause.operator) == ("loss", LOSS, "log")
-    assert "what the model gives is finite, the loss is not: log in the loss gives NaN" in cause.what
+    assert "the model's outputs are finite, the loss is not: log in the loss returns NaN" in cause.what
 
 
 def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
@@ -83,7 +81,7 @@ def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
     )
     cause = first_cause(seen)
     assert (cause.kind, cause.module, cause.phase) == ("backward", "conv", "backward")
-    assert "within LoudBackward gives inf in float16 at loss scale 2^10" in cause.what
+    assert "within LoudBackward returns inf in float16 at loss scale 2^10" in cause.what
     assert [row.name for row in module_rows(seen) if row.breaks] == ["conv"]
 
 
@@ -100,7 +98,7 @@ def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that(
 def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same():
     cause = first_cause(observation(operation("soft", "sum", inf=1)))
     assert (cause.kind, cause.module, cause.operator) == ("forward", "soft", "sum")
-    assert cause.what.endswith("; neither the loss nor the gradients show it")
+    assert cause.what.endswith("; the loss and the gradients stay finite")
 
 
 def test_a_module_is_named_where_no_operator_can_be():
@@ -116,7 +114,8 @@ def test_what_torch_refuses_is_named_with_module_and_function():
     cause = first_cause(observation(refusal=refusal, loss=math.nan))
     assert cause.kind == "refused"
     assert cause.what == (
-        "torch refuses mm of float32 and float16 in the backward pass of conv (Conv2d) within MixesBackward: RuntimeError: no"
+        "mm of float32 and float16 raises an error in the backward pass of conv (Conv2d) within MixesBackward: "
+        "RuntimeError: no"
     )
 
 
@@ -124,7 +123,7 @@ def test_a_softmax_whose_probabilities_are_too_small_is_worth_knowing():
     tiny = operation("soft", "_softmax", largest=2.0**-16, lowest=-18, values=(4, 3, 1))
     seen = observation(tiny)
     assert underflows(seen) == [tiny]
-    assert step_notes(seen)[0].startswith("_softmax in soft (Softmax) loses its values to FP16's underflow: 100 %")
+    assert step_notes(seen)[0].startswith("_softmax in soft (Softmax) loses values to FP16 underflow: 100 %")
 
 
 @pytest.mark.parametrize(("operator", "lost"), [("exp", True), ("relu", False)])
@@ -138,7 +137,7 @@ def test_a_normalisation_with_huge_activations_is_named_before_what_feeds_it():
         operation("conv", "convolution", largest=60000.0), operation("bn", "native_batch_norm", largest_input=60000.0)
     )
     first, second = step_notes(seen)
-    assert first == "bn (BatchNorm2d) handles FP16 values up to 60,000, 91.6 % of 65,504"
+    assert first == "bn (BatchNorm2d) has FP16 values up to 60,000, 91.6 % of 65,504"
     assert second.startswith("conv (Conv2d)")
 
 
@@ -147,7 +146,7 @@ def test_custom_functions_of_another_dtype_are_worth_knowing():
     widens = CustomFunction("WideBackward", "", ("float16",), ("float32",))
     first, second = step_notes(observation(functions=(corrected, widens)))
     assert first.startswith("SquareBackward in conv (Conv2d) returns a gradient in float32 for an input in float16")
-    assert second.startswith("WideBackward in the model itself (Net) gives float32 for float16")
+    assert second.startswith("WideBackward in the model itself (Net) returns float32 for float16")
 
 
 def test_parameters_that_are_not_trained_are_named():

@@ -42,7 +42,7 @@ def helping(found):
 def test_a_dead_network_is_not_called_fine_because_a_lower_scale_is_finite():
     found = found_in(*SMALL, *with_fault("rms_norm"), "precision=fp16_dynamic")
     assert (found.cause, found.module, found.operator) == ("forward", "odd.norm", "mul")
-    assert "the output of odd.norm (RootMeanSquareNorm) is 100 % off that of FP32" in found.verdict
+    assert "the output of odd.norm (RootMeanSquareNorm) is off by 100 % against FP32" in found.verdict
     assert found.also == ()  # gradients that overflow in the same module follow from that
     [remedy] = found.remedies
     assert remedy.words == ("precision.keep_fp32=[norms,LocalResponseNorm,odd.norm]",)
@@ -74,7 +74,7 @@ def test_one_fault_in_modules_of_one_class_is_followed_to_the_last():
 def test_where_fp32_is_no_number_either_no_scale_is_spoken_of():
     found = found_in(*SMALL, *with_fault("sqrt_at_zero"), "precision=fp16_dynamic")
     assert (found.cause, found.module) == ("backward", "odd")
-    assert "gives NaN in float16, and in FP32 as well, though" in found.verdict
+    assert "returns NaN in float16 and in FP32 for finite inputs" in found.verdict
     assert "scale" not in found.verdict
     assert [(one.words, one.helped) for one in found.remedies] == [((), None)]
 

@@ -267,7 +267,7 @@ def test_words_that_are_no_rule_are_refused(tmp_path, words, error, message):
 
 
 def test_a_run_without_steps_or_with_a_damaged_one_is_refused(tmp_path):
-    with pytest.raises(DataError, match="has no step on record"):
+    with pytest.raises(DataError, match="has no recorded steps"):
         replay_run(written(tmp_path / "empty", []), ())
     run = written(tmp_path / "damaged", [(1.0, False)] * 2)
     steps = tmp_path / "damaged" / "steps.jsonl"

@@ -148,7 +148,7 @@ def test_no_loss_scale_is_called_right_where_gradients_are_not(fault):
 def test_nan_gradients_that_fp32_has_too_are_no_matter_of_half_precision():
     report = planted("sqrt_at_zero", "precision=fp16_dynamic")
     assert not report.modules
-    assert "NaN in FP32 as well, first in div of its backward pass" in report.findings[0].what
+    assert "div in the backward pass returns NaN in FP32 too" in report.findings[0].what
 
 
 def trained(root, words, seed):
@@ -189,7 +189,7 @@ def test_a_loss_in_fp16_is_found(precision):
     report = planted("none", f"precision={precision}", "task._target_=faulty_networks.LossInLogitsDtype")
     assert found(report) == {("narrow", (LOSS,))}
     [finding] = report.findings
-    assert "log_softmax, nll_loss computed in FP16" in finding.what
+    assert "log_softmax, nll_loss in FP16" in finding.what
     assert "logits.float()" in finding.hint
 
 
@@ -203,13 +203,16 @@ def test_a_mask_that_torch_refuses_is_a_finding_and_no_error():
     report = planted("mask_fill", "precision=fp16_static")
     assert not report.modules
     assert "-1e+09 is beyond 65504" in report.findings[0].what
-    assert "torch refuses" in report.findings[0].what
+    assert "torch raises an error" in report.findings[0].what
 
 
 def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
     report = check("model=plain16", *SMALL, "precision=fp16_noscale")
     assert found(report) == {("scale", ("scaler",))}
-    assert "scale 1 is outside of 2^6 to 2^17: gradients underflow, first in 0, by 1" in report.findings[0].what
+    assert (
+        "scale 1 is outside the usable range 2^6 to 2^17: gradients underflow, first in 0, by 1"
+        in report.findings[0].what
+    )
     assert "scaler=static scaler.scale=" in report.findings[0].hint
 
 
@@ -228,7 +231,7 @@ def test_a_dynamic_scale_that_begins_too_high_is_none():
 def test_dropout_is_off_and_said_to_be():
     report = check(*sound("mlp"), "model.dropout=0.5", "precision=fp16_static")
     assert not report.findings
-    assert report.notes == ("dropout is off (3 modules): what it draws may depend on the dtype",)
+    assert report.notes == ("dropout is off (3 modules): its random numbers may depend on the dtype",)
 
 
 def test_two_learners_are_both_looked_at():
@@ -251,6 +254,6 @@ def test_a_precision_without_half_is_refused():
 
 def test_outputs_close_to_the_largest_number_are_worth_knowing():
     close, far = (planted(fault, "precision=fp16_dynamic") for fault in ("close", "none"))
-    [note] = [note for note in close.notes if "largest number of float16" in note]
-    assert note.startswith("what odd.loud says reaches ")
+    [note] = [note for note in close.notes if "largest float16 number" in note]
+    assert note.startswith("the output of odd.loud reaches ")
     assert (close.findings, far.findings, far.notes) == ([], [], ())

@@ -97,7 +97,7 @@ def test_dropout_of_every_kind_is_turned_off():
     model = nn.ModuleList(
         [nn.Dropout(0.5), nn.Dropout2d(0.0), nn.LSTM(2, 2, 2, dropout=0.3), nn.MultiheadAttention(4, 2, dropout=0.1)]
     )
-    assert disable_dropout(model) == ("dropout is off (3 modules): what it draws may depend on the dtype",)
+    assert disable_dropout(model) == ("dropout is off (3 modules): its random numbers may depend on the dtype",)
     assert (model[0].p, model[2].dropout, model[3].dropout) == (0.0, 0.0, 0.0)
     assert disable_dropout(model) == ()
 

@@ -162,10 +162,10 @@ def test_an_error_at_every_scale_names_the_module_nearest_to_the_loss():
     more = (replace(wrong, name="later.weight"), replace(HEALTHY, name="last.weight"))
     found = findings(evidence(wrong, *more))
     assert kinds(found) == [("error", ("later",))]
-    assert "wrong by 5 % at the best scale, where rounding explains 0.78 %, and 1 module before it" in found[0].what
+    assert "off by 5 % at the best scale, rounding explains 0.78 %; 1 more module affected" in found[0].what
     found = findings(evidence(wrong, *more, breaks=("odd",), keep_backward=("odd",), keep_fp32=("norms",)))
     assert kinds(found) == [("error", ("odd",))]
-    assert found[0].hint.endswith("or write precision.keep_fp32=[norms,odd]")
+    assert found[0].hint.endswith("or set precision.keep_fp32=[norms,odd]")
 
 
 def test_an_error_that_grows_with_a_scale_while_all_is_finite_is_one_of_scaling():
@@ -184,7 +184,7 @@ def test_fp32_gradients_that_change_with_the_scale_hide_what_half_makes_of_them(
 def test_what_is_wrong_in_fp32_is_no_matter_of_half():
     found = findings(evidence(replace(HEALTHY, fp32=0.4, errors=dict.fromkeys(range(4), 1.0))))
     assert kinds(found) == [("fp32", ("layer",))]
-    assert "by 20 % already" in found[0].what
+    assert "by 20 % in FP32 already" in found[0].what
 
 
 def test_the_first_output_that_rounding_does_not_explain_is_named():
@@ -195,7 +195,7 @@ def test_the_first_output_that_rounding_does_not_explain_is_named():
     }
     found = findings(evidence(HEALTHY, outputs=outputs))
     assert kinds(found) == [("output", ("b",))]
-    assert "5 % off FP64, where rounding explains 2 %" in found[0].what
+    assert "off by 5 % against FP64, rounding explains 2 %" in found[0].what
     outputs["a"] = OutputErrors(half=0.5, explained=0.02, fp32=0.4, own=0.5)
     assert ("fp32", ("a",)) in kinds(findings(evidence(HEALTHY, outputs=outputs)))
 
@@ -212,10 +212,7 @@ def test_what_is_known_of_one_module_hides_nothing_of_another():
         breaks_half=[broken("block.wide", "addmm", "forward", "inf", 4e4)],
     )
     assert kinds(findings(found)) == [("narrow", ("block.soft",)), ("output", ("block.wide",))]
-    assert (
-        "not finite: addmm gives inf there, though all that goes into it is finite, up to 4e+04"
-        in findings(found)[1].what
-    )
+    assert "not finite: addmm returns inf for finite inputs up to 4e+04" in findings(found)[1].what
 
 
 def test_a_module_whose_output_is_too_large_is_kept_together_with_what_makes_it_smaller():
@@ -250,8 +247,8 @@ def test_a_mask_explains_its_own_infinities_alone(operator, said):
 def test_where_fp32_is_not_finite_nothing_is_said_of_scales():
     found = ScalingEvidence("float16", fp32_finite=False, breaks_fp32=[broken("odd", "div", "backward", "NaN", 3.0)])
     assert kinds(findings(found)) == [("fp32", ("odd",))]
-    assert "NaN in FP32 as well, first in div of its backward pass" in findings(found)[0].what
-    assert "no loss scale is judged" in why_no_range(found, findings(found))
+    assert "div in the backward pass returns NaN in FP32 too" in findings(found)[0].what
+    assert "loss scales are not evaluated" in why_no_range(found, findings(found))
 
 
 def test_gradients_that_are_finite_nowhere_are_named():
@@ -265,7 +262,7 @@ def test_causes_are_said_and_what_follows_from_them_is_not():
     constants = [("norm", "add", 1e-8, "zero")]
     found = findings(evidence(never, constants=constants, epsilons={"norm": "eps"}, outputs=outputs))
     assert kinds(found) == [("constant", ("norm",))]
-    assert found[0].what == "eps=1e-08 vanishes in FP16, whose smallest number is 6e-08 (add)"
+    assert found[0].what == "eps=1e-08 rounds to zero in FP16, whose smallest number is 6e-08 (add)"
 
 
 def test_scales_that_exclude_each_other_are_named_with_their_modules():
@@ -281,7 +278,10 @@ def test_a_constant_scale_has_to_be_a_good_one(scale, constant, wrong):
     found = findings(evidence(HEALTHY, scales={"main": (scale, constant)}))
     assert bool(found) is wrong
     if wrong:
-        assert "scale 1 is outside of 2^1 to 2^2: gradients underflow, first in layer, by 25 %" in found[0].what
+        assert (
+            "scale 1 is outside the usable range 2^1 to 2^2: gradients underflow, first in layer, by 25 %"
+            in found[0].what
+        )
 
 
 def test_a_learner_of_several_is_named():
@@ -301,7 +301,7 @@ def test_a_cast_to_the_other_half_precision_is_named_with_what_it_loses():
     )
     assert cast("bfloat16")[1:] == (
         ("a",),
-        "casts to FP16 in a network that computes in BF16, which loses what lies outside of FP16's range",
+        "casts to FP16 in a network that computes in BF16, which loses values outside FP16's range",
     )
 
 

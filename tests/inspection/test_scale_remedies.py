@@ -31,7 +31,7 @@ def begins_at(config, words, learner="main"):
 def test_a_scaler_that_comes_down_before_patience_ends_the_run_needs_nothing():
     _, remedy = first_remedy(*HIGH)
     assert (remedy.words, remedy.helped) == ((), True)
-    assert remedy.text == "nothing is needed: the scaler comes down to 2^19 by itself"
+    assert remedy.text == "no change is needed: the scaler falls to 2^19 by itself"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_one_that_does_not_is_given_words(more, tail):
 
 def test_a_scaler_that_falls_to_its_floor_is_judged_there():
     _, remedy = first_remedy(*HIGH, "scaler=logmax", "scaler.max_scale=16777216")
-    assert remedy.text == "nothing is needed: the scaler comes down to 1 by itself"
+    assert remedy.text == "no change is needed: the scaler falls to 1 by itself"
     assert "finite on this batch at 1;" in remedy.outcome
 
 
@@ -76,7 +76,7 @@ FAINT = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "pre
 def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
     _, remedy = first_remedy(*FAINT, "scaler.init_scale=1", "scaler.max_scale=4")
     assert (remedy.words, remedy.helped) == ((), None)
-    assert remedy.outcome.startswith("not advised: scaler.max_scale=4 is below it; mptrain recommend")
+    assert remedy.outcome.startswith("not advised: scaler.max_scale=4 is lower; mptrain recommend")
 
 
 def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(
     assert main([*words, "run.name=run"]) == 0
     quiet = diagnose_run("run", step=2).found.remedies[0]
     assert quiet.helped
-    assert quiet.outcome.endswith("mptrain recommend knows more steps than this one")
+    assert quiet.outcome.endswith("mptrain recommend evaluates more steps than this one")
     event = {"event": "overflow", "learner": "main", "step": 1, "loss_scale": 1024.0, "loss": "finite", "tensors": []}
     with Path("outputs/run/events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
@@ -115,7 +115,7 @@ def test_an_injected_fault_is_not_to_be_mended():
     config = compose((*TINY, "precision=fp16_dynamic", *fault))
     [remedy] = diagnose_config(config).found.remedies
     assert (remedy.words, remedy.helped) == (("inject.step=null", "inject.tensor=null"), True)
-    assert remedy.outcome == "finite without it"
+    assert remedy.outcome == "the step is finite without it"
 
 
 @pytest.mark.parametrize("tensor", ["input", "activation:3"])
@@ -124,13 +124,13 @@ def test_an_injected_fault_is_the_cause_that_is_named(tensor):
     found = diagnose_config(compose((*TINY, "precision=fp16_static", *fault))).found
     assert found.verdict.startswith(f"the injected fault is the cause: inf into {tensor}; ")
     assert "in FP32" not in found.verdict
-    assert f"a fault is put in on purpose: inf into {tensor}" in found.remarks
+    assert f"this step has an injected fault: inf into {tensor}" in found.remarks
 
 
 def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
     fault = ("inject.step=1", "inject.value=1e6", "inject.tensor=activation:3")
     found = diagnose_config(compose((*HIGH, "train.max_consecutive_overflows=2", *fault))).found
-    assert found.verdict.startswith("without the injected fault too, only gradients overflow")
+    assert found.verdict.startswith("even without the injected fault, only gradients overflow")
     assert found.remedies[0].helped
     assert found.remedies[0].words == ("scaler.init_scale=131072",)
 
@@ -141,7 +141,7 @@ def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
     fault = ("inject.step=1", "inject.value=3", "inject.tensor=activation:0")
     found = diagnose_config(compose((*words, *fault))).found
     assert (found.cause, found.remedies) == ("none", ())
-    assert "a fault is put in on purpose: 3.0 into activation:0" in found.remarks
+    assert "this step has an injected fault: 3.0 into activation:0" in found.remarks
 
 
 @pytest.mark.parametrize(("highest", "largest", "looks"), [(14, 3e9, 5), (9, 100.0, 1), (15, 1.0, 0), (-3, 3e9, 1)])

@@ -362,8 +362,8 @@ def test_a_step_that_went_wrong_on_another_rank_is_done_again_as_a_whole(tmp_pat
     monkeypatch.chdir(tmp_path)
     found = diagnose_run("last").found
     assert found.verdict.startswith(f"the injected fault is the cause: nan into {tensor}; ")
-    assert "2 ranks had a part of its batch each; here one process does the whole of it" in found.remarks
-    assert "its loss is the one on record" in found.remarks
+    assert "in the run 2 ranks shared its batch; here one process computes all of it" in found.remarks
+    assert "the loss equals the recorded loss" in found.remarks
     assert [remedy.helped for remedy in found.remedies] == [True]
 
 
@@ -386,6 +386,6 @@ def test_remedies_of_a_step_of_several_ranks_are_tried_in_its_micro_batches(tmp_
         raising=True,
     )
     found = diagnose_run("last").found
-    assert "its loss is the one on record" in found.remarks
+    assert "the loss equals the recorded loss" in found.remarks
     assert found.remedies[0].helped
     assert set(tried) == {2}

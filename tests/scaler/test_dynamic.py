@@ -236,10 +236,10 @@ def test_trap_38_a_state_that_fits_is_resumed_bit_for_bit_and_without_a_word():
 @pytest.mark.parametrize(
     ("saved", "constants", "expected", "named"),
     [
-        ((2.0**30, 0, 1), {}, (2.0**24, 0, 1), "scale goes on at 1.67772e+07; it was 1.07374e+09"),
-        ((0.25, 0, 1), {}, (1.0, 0, 1), "scale goes on at 1; it was 0.25"),
-        ((8.0, 900, 1), {"growth_interval": 10}, (8.0, 9, 1), "growth_tracker goes on at 9; it was 900"),
-        ((8.0, 0, 4), {"hysteresis": 2}, (8.0, 0, 2), "hysteresis_tracker goes on at 2; it was 4"),
+        ((2.0**30, 0, 1), {}, (2.0**24, 0, 1), "scale continues at 1.67772e+07; it was 1.07374e+09"),
+        ((0.25, 0, 1), {}, (1.0, 0, 1), "scale continues at 1; it was 0.25"),
+        ((8.0, 900, 1), {"growth_interval": 10}, (8.0, 9, 1), "growth_tracker continues at 9; it was 900"),
+        ((8.0, 0, 4), {"hysteresis": 2}, (8.0, 0, 2), "hysteresis_tracker continues at 2; it was 4"),
     ],
 )
 def test_trap_38_a_saved_value_beyond_the_new_constants_is_brought_within_them_and_said(
@@ -256,7 +256,7 @@ def test_trap_38_a_saved_value_beyond_the_new_constants_is_brought_within_them_a
 def test_trap_39_the_state_of_another_rule_starts_afresh_and_says_so():
     state, (note,) = DynamicScaler(init_scale=64.0).resume({"scale": torch.tensor([8.0])}, CPU)
     assert state["scale"].item() == 64.0
-    assert "starts afresh at 64" in note
+    assert "starts again at 64" in note
 
 
 @pytest.mark.parametrize(

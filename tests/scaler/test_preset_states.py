@@ -88,7 +88,7 @@ def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_wha
     resumed, notes = after.resume(saved_and_loaded(state), CPU)
     changed = [key for key in state if not torch.equal(resumed[key], state[key])]
     assert len(notes) == len(changed)
-    assert all(f"the scaler's {key} goes on at" in note for key, note in zip(changed, notes, strict=True))
+    assert all(f"the scaler's {key} continues at" in note for key, note in zip(changed, notes, strict=True))
     assert "scale" not in changed
 
 
@@ -106,7 +106,7 @@ def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_wha
 def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
     resumed, (note,) = preset(other).resume(preset(one).initial(CPU), CPU)
     assert resumed["scale"].item() == ALL_STARTS[other]
-    assert f"starts afresh at {ALL_STARTS[other]:g}" in note
+    assert f"starts again at {ALL_STARTS[other]:g}" in note
 
 
 @each(
