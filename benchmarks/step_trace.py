@@ -1,6 +1,6 @@
 """Count what one training step executes of mptrain: distinct lines, functions, files, and changes of file.
 
-python -m benchmarks.step_trace                                    # the default network in fp16_dynamic, on any CPU the same lines
+python -m benchmarks.step_trace    # the default network in fp16_dynamic
 python -m benchmarks.step_trace model=mlp precision=amp_bf16       # another one
 """
 

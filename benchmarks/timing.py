@@ -21,7 +21,7 @@ Block = Callable[[int], float]
 
 #: Seconds of a block that make the clock and the call around it negligible.
 BLOCK_SECONDS = 0.04
-#: How often contenders with short steps are made anew. The same loop made twice may differ by 5 % for as long as it lives.
+#: Times that contenders with short steps are built anew. The same loop built twice may differ by 5 % while it lives.
 PLACES = 5
 
 

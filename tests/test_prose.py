@@ -33,7 +33,7 @@ PHRASES = {
 
 #: Names that were renamed to terms of the field.
 OLD_NAMES = (
-    "everyones|side_by_side|take_from_first|first_goes_ahead|agreed_norms|stand_in|AgreedTurns|Ledger|Tally|in_words|uncounted_steps|"
+    "everyones|side_by_side|take_from_first|first_goes_ahead|agreed_norms|stand_in|AgreedTurns|Ledger|Tally|in_words|"
     "ReplayedMoment|stalled_after"
 )
 

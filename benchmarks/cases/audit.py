@@ -58,7 +58,7 @@ def counting() -> Iterator[ReadCounter]:
 
 @contextlib.contextmanager
 def as_on_a_device() -> Iterator[None]:
-    """A region in which loops of ours are made that take a CPU for a device, whose memory the host does not read for nothing."""
+    """Return a region in which loops take a CPU for a device whose memory the host cannot read for free."""
     as_device = replace(capabilities(torch.device("cpu")), host=False)
     with mock.patch.object(device, "_ask", return_value=as_device):
         capabilities.cache_clear()

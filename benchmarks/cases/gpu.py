@@ -244,7 +244,10 @@ def graphs(setting: Setting) -> list[Measurement]:
 
 
 def arithmetic(setting: Setting) -> list[Measurement]:
-    """G12: operations of a Transformer's step, 6 for each weight and token and 12 for each pair of positions, of what products reach."""
+    """G12: operations of a Transformer's step as a share of what matrix products reach.
+
+    Counted are 6 for each weight and token, and 12 for each pair of positions.
+    """
     size = 256 if setting.rehearsal else 8192
     one, other = (torch.randn(size, size, device=setting.device).half() for _ in range(2))
     wait = _synchronise(setting)

@@ -1,4 +1,4 @@
-"""Whole processes: how soon the first step comes, and help; what a job of a sweep pays for a process of its own (C6 to C8)."""
+"""Whole processes: time to the first step and to help, and the cost of a process for each job of a sweep (C6 to C8)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def help_text(setting: Setting) -> list[Measurement]:
 
 
 def isolation(setting: Setting) -> list[Measurement]:
-    """C8: what a job takes longer, from the start of its run to the start of the next one's, than one run after the other in one process."""
+    """C8: time from the start of a job to the start of the next, beyond that of runs one after the other in a process."""
     jobs = 6 if setting.rehearsal else 30
     words = ("model=mlp", "device=cpu", "threads=1", "precision=fp32", "train.max_steps=1", f"seed=range({jobs})")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective
 
-#: FP32, autocast to FP16 with loss scaling, autocast to BF16 without, FP16 storage with FP32 master weights and loss scaling.
+#: FP32, autocast to FP16 with loss scaling, autocast to BF16 without, FP16 storage with FP32 masters and loss scaling.
 Mode = Literal["fp32", "tf32", "amp", "bf16", "half"]
 
 PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "amp_dynamic", "bf16": "amp_bf16", "half": "fp16_dynamic"}

@@ -1,4 +1,4 @@
-"""The peak memory of ResNet-50 in FP32 in a loop by hand, in bytes: the batches of `mptrain dataset=synthetic`, SGD with momentum."""
+"""Peak memory in bytes of ResNet-50 in FP32 in a hand-written loop: `mptrain dataset=synthetic`, SGD with momentum."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a script of 20 lines needs before its first training step is done: the network of `mptrain` without words, in FP32."""
+"""A script of 20 lines up to its first training step: the default network of `mptrain`, in FP32."""
 
 import os
 

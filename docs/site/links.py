@@ -1,4 +1,4 @@
-"""A hook of MkDocs: files of the repository outside of docs/ are copied beside the pages, so that links to them work there too."""
+"""Hook of MkDocs that copies linked files of the repository outside docs/ beside the pages."""
 
 from __future__ import annotations
 

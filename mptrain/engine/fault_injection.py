@@ -77,7 +77,7 @@ class Injection:
 
     @property
     def in_modules(self) -> bool:
-        """Whether the fault needs each module of the model to run as a whole."""
+        """True if the fault needs each module of the model to run as a whole."""
         return self._options.step is not None and self._kind.startswith("activation")
 
     def describe(self) -> tuple[str, ...]:

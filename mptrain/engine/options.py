@@ -49,7 +49,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When to save checkpoints and how many to keep.
+    """Options of checkpoints: when to save them and how many to keep.
 
     Attributes:
         every_epochs: Epochs between checkpoints. With None, only at the end and on a signal.
@@ -66,7 +66,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How often the host reads and shows the records on the device.
+    """Options of records: how often the host reads and shows those on the device.
 
     Attributes:
         ring: Number of steps kept on the device before the host reads them.

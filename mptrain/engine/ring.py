@@ -72,12 +72,12 @@ class Ring:
 
     @property
     def arrived(self) -> bool:
-        """Whether `take` can return rows without waiting."""
+        """True if `take` can return rows without waiting."""
         return bool(self._read) or (self._in_flight is not None and self._in_flight[2].query())
 
     @property
     def full(self) -> bool:
-        """Whether the next record starts a new block."""
+        """True if the next record starts a new block."""
         return len(self._kept) == self._capacity
 
     def record(self, values: StepValues) -> None:
