@@ -76,7 +76,7 @@ class Option:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Facts in the ``NAME: WORDS`` lines of that comment (``size``, ``needs``, ``tasks``), in the file's order."""
+        """Lines ``NAME: WORDS`` of the comment at the top of the file, by name: ``size``, ``needs``, ``tasks``."""
         found: dict[str, str] = {}
         for line in self.lines:
             if not line.startswith("#"):

@@ -66,7 +66,7 @@ class ParsedOverrides:
 
 
 def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
-    """Parse and sort the overrides; of several overrides of one group the last is used, as for keys."""
+    """Parse the overrides into choices of groups, values of keys, and those of Hydra. If one is given twice, the last counts."""
     groups: dict[str, Override] = {}
     values: list[Override] = []
     hydra: list[str] = []

@@ -196,7 +196,7 @@ class Learner:
         self.go_on_with(fixed)
 
     def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
-        """Replace the tensors of `moving` by those in ``fixed``, with their values."""
+        """Use the tensors in ``fixed``, and their values, as update count and scaler state from now on."""
         self.updates = fixed["updates"]
         self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}
 

@@ -48,7 +48,7 @@ class Tracker(Protocol):
 
 
 class Logger(Protocol):
-    """Options of a kind of tracker: a frozen dataclass that can be pickled.
+    """Options of a tracker such as TensorBoard: a frozen dataclass that can be pickled.
 
     Attributes:
         close_seconds: Maximum time in seconds that the end of a run waits for the tracker.

@@ -64,7 +64,7 @@ def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
 def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
     """Return unscaled counts; the shift uses the nearest power of two, ``largest`` is divided by the exact scale."""
     if not (loss_scale > 0 and math.isfinite(loss_scale)):
-        raise ValueError(f"cannot unscale by a loss scale of {loss_scale}")
+        raise ValueError(f"loss scale {loss_scale}: it must be positive and finite")
     shift = round(math.log2(loss_scale))
     return replace(counts, lowest=counts.lowest - shift, largest=counts.largest / loss_scale)
 

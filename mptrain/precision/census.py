@@ -90,7 +90,7 @@ class OperatorCensus(EagerMode):
         return result
 
     def inside(self, products: Products) -> Products:
-        """Return a choice of kernels that this census observes, so that it sees operators before widening."""
+        """Return the kernels of ``products`` with this census in front, so that it counts operators in their own dtype."""
         return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:

@@ -175,7 +175,7 @@ def _is_empty(block: Block) -> bool:
 
 
 def facts(*rows: tuple[str, str]) -> Facts:
-    """Return `Facts` of the rows that have a value."""
+    """Return a block of name and value pairs, without the pairs that have no value."""
     return Facts(tuple((name, text) for name, text in rows if text))
 
 

@@ -107,7 +107,7 @@ class Axis:
 
 
 def metric_name(points: Sequence[OpenedPoint]) -> str:
-    """Return the metric of the runs with its split."""
+    """Return the name of the metric and the split it was measured on, such as ``top1 on test``."""
     found = next((point.opened for point in points if point.opened and point.opened.metric), None)
     return metric_in_words(found.run.summary) if found else "metric"
 

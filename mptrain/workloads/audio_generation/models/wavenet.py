@@ -178,7 +178,7 @@ class WaveNet(nn.Module):
         return condition
 
     def answer(self, products: list[Tensor]) -> Tensor:
-        """Return logits from the products of all layers, each ``[N, R, L]``."""
+        """Return the logits from the gated products of all layers, each ``[N, R, L]``: batch, channels, time steps."""
         logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
         return logits
 

@@ -110,9 +110,9 @@ def small_resnext(
 
     if any(width % 4 or (width // 2) % cardinality for width in widths):
         raise ConfigError(
-            f"model.widths={list(widths)} with model.cardinality={cardinality}: each width must be divisible by 4, "
-            f"and half of it by {cardinality} groups",
-            "use widths that are multiples of 4 and of twice the cardinality",
+            f"model.widths={list(widths)} with model.cardinality={cardinality}: each width must be divisible by 4 "
+            f"and by {2 * cardinality}, twice the cardinality",
+            "use such widths, or a smaller model.cardinality",
         )
     channels = widths[0] // 2
     layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]

@@ -101,7 +101,7 @@ class ClassFolders(ImageDataset):
         return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Return shape and classes, such as ``3x224x224, 4 classes, 1 without images in val``."""
+        """Describe the data set in one line, such as ``3x224x224, 4 classes, 1 without images in val``."""
         count = len(self.class_names)
         if not count:
             return f"{super().describe()}, no classes"

@@ -38,9 +38,9 @@ class PairFileOptions(PairOptions):
 def load_pairs(options: PairFileOptions) -> PairDataset:
     """Read UTF-8 lines of tab-separated columns, without quoting; empty lines are ignored.
 
-    In a folder, files with `SUFFIXES` whose names mark them as training, validation or test files are those parts; if
-    no name does, all files are divided. A part without a file gets a share of the training pairs. Repeated pairs of a
-    part are left out and counted.
+    A folder has files for training, validation and test, recognised by their names (`SUFFIXES`). If no name tells, the
+    pairs of all files are divided into the three parts. A part without a file gets a share of the training pairs.
+    Repeated pairs of a part are skipped and counted.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
