@@ -72,7 +72,7 @@ def help_text(setting: Setting) -> list[Measurement]:
 
 
 def isolation(setting: Setting) -> list[Measurement]:
-    """C8: time from the start of a job to the start of the next, beyond that of runs one after the other in a process."""
+    """C8: time from the start of a job to the start of the next, beyond that of runs in one process."""
     jobs = 6 if setting.rehearsal else 30
     words = ("model=mlp", "device=cpu", "threads=1", "precision=fp32", "train.max_steps=1", f"seed=range({jobs})")
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ class ParsedOverrides:
 
 
 def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
-    """Parse the overrides into choices of groups, values of keys, and those of Hydra. If one is given twice, the last counts."""
+    """Parse the overrides into groups, keys and Hydra's own. If one is given twice, the last counts."""
     groups: dict[str, Override] = {}
     values: list[Override] = []
     hydra: list[str] = []

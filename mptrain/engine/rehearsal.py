@@ -177,8 +177,8 @@ def _explained(parts: Parts) -> Iterator[None]:
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} fail on the first batch: "
                 f"{type(error).__name__}: {first_line}",
-                "choose a model and a task for the same kind of data: the option of a model chooses its own; --traceback "
-                "shows where it failed"
+                "choose a model and a task for the same kind of data: the option of a model chooses its own; "
+                "--traceback shows where it failed"
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
         native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"

@@ -90,7 +90,7 @@ class OperatorCensus(EagerMode):
         return result
 
     def inside(self, products: Products) -> Products:
-        """Return the kernels of ``products`` with this census in front, so that it counts operators in their own dtype."""
+        """Return ``products`` with this census in front of them, so that it counts operators in their own dtype."""
         return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:
