@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.config import build as building
 from mptrain.config.compose import compose
-from mptrain.engine.guard import BufferGuard
+from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.ring import Ring, _packed
 from mptrain.engine.step_runner import StepRunner

@@ -23,10 +23,10 @@ from mptrain.config.parallelism import (
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line, show
 from mptrain.device import capabilities, untried, use
+from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
-from mptrain.engine.guard import BufferGuard
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema

@@ -24,7 +24,7 @@ from mptrain.torch_private import tree_leaves, tree_map
 if TYPE_CHECKING:
     from mptrain.engine.options import InjectOptions
     from mptrain.engine.step import Learner
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
     from mptrain.workloads.base.batch import Batch
 
 #: Kinds of ``inject.tensor``, each with what must follow the colon.

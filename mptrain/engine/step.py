@@ -23,8 +23,8 @@ from mptrain.scaler.static import NoScaler
 from mptrain.torch_private import run_backward
 
 if TYPE_CHECKING:
-    from mptrain.engine.guard import BufferGuard
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.engine.buffer_guard import BufferGuard
+    from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
     from mptrain.parallel.strategy import ParallelStrategy

@@ -29,7 +29,7 @@ from mptrain.config.trust import allow_argument, is_allow_override
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
-from mptrain.numerics.verdict import Verdict
+from mptrain.numerics.overflow_check import Verdict
 from mptrain.records import StepRecord
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import beside_fp64, capabilities
-from mptrain.engine.guard import BufferGuard
+from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.errors import out_of_memory

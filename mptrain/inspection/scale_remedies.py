@@ -18,7 +18,7 @@ from mptrain.inspection.observations import small_gradients
 from mptrain.numerics.exponents import lost_share
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
-from mptrain.numerics.verdict import Verdict
+from mptrain.numerics.overflow_check import Verdict
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import Remedy
 

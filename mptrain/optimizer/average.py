@@ -20,7 +20,7 @@ from mptrain.numerics.shards import as_part_of, part, part_for
 from mptrain.torch_private import foreach_add_, foreach_mul_, foreach_sub
 
 if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import Weights
 
 

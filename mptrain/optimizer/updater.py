@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mptrain.device import is_capturing
+from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.shards import as_part_of, part_for
-from mptrain.numerics.verdict import Verdict, memory_order
 from mptrain.optimizer.gradient_table import same_order, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs

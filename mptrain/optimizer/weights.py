@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mptrain.device import capabilities, widest
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
+from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
-from mptrain.numerics.verdict import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
 from mptrain.optimizer.updater import Updater
 from mptrain.torch_private import foreach_add_, foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
 

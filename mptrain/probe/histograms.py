@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
-from mptrain.numerics.verdict import Verdict
+from mptrain.numerics.overflow_check import Verdict
 from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import Watch
 from mptrain.records import HistogramRecord, TensorKind

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import Weights
     from mptrain.records import Record
 

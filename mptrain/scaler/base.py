@@ -15,7 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
 
 ScalerState = Mapping[str, Tensor]
 OnOverflow = Literal["skip", "apply"]

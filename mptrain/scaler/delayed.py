@@ -24,7 +24,7 @@ from mptrain.scaler.restart import take_up
 if TYPE_CHECKING:
     import torch
 
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)

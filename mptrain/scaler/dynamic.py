@@ -43,7 +43,7 @@ from mptrain.scaler.restart import take_up
 from mptrain.torch_private import amp_update_scale_
 
 if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
 
 HysteresisReset = Literal["growth", "clean", "backoff"]
 

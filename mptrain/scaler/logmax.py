@@ -37,7 +37,7 @@ from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.restart import take_up
 
 if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)

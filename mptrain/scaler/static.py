@@ -18,7 +18,7 @@ from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow, ScalerState
 
 if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
+    from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)

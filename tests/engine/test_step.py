@@ -10,7 +10,7 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from mptrain.engine.guard import BufferGuard
+from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, train_step
 from mptrain.errors import ConfigError

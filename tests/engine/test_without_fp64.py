@@ -112,7 +112,7 @@ def test_a_run_goes_on_on_a_device_without_fp64(tmp_path):
 def test_the_mode_notices_a_tensor_of_fp64(monkeypatch, tmp_path):
     """So that the runs above cannot pass by accident."""
     monkeypatch.setattr(
-        "mptrain.numerics.verdict.gradient_norms", lambda grads: [grad.double().norm() for grad in grads]
+        "mptrain.numerics.overflow_check.gradient_norms", lambda grads: [grad.double().norm() for grad in grads]
     )
     monkeypatch.setattr("mptrain.optimizer.weights.gradient_norms", lambda grads: [g.double().norm() for g in grads])
     with without(fp64=False), NoFP64(HOST), pytest.raises(TypeError, match="no float64"):

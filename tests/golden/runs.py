@@ -19,7 +19,7 @@ from tests.golden.kept import kept_of, outcome_of, text_of
 #: Small networks by family: the words that make them and their data small. Epochs have five steps, the last one of fewer
 #: samples, unless the data allow only another number.
 FAMILIES = {
-    # Two of its tensors take more than one piece of `numerics.verdict`, in which large gradients are judged otherwise.
+    # Two of its tensors take more than one piece of `numerics.overflow_check`, in which large gradients are judged otherwise.
     "perceptron": ("model=mlp", "model.hidden=[128,270,270]", "dataset.image_size=8", "dataset.train_samples=37"),
     "cnn": ("model=cnn", "model.widths=[4,8]", "dataset.train_samples=37"),
     "resnext": ("model=resnext_small", "model.widths=[8,16]", "model.cardinality=2", "dataset=synthetic", "dataset.image_size=16",

@@ -10,7 +10,7 @@ from scaler.walking import ALL, CPU, preset, with_window
 
 from mptrain.inspection import replay
 from mptrain.inspection.replay import RuleStates
-from mptrain.numerics.verdict import Verdict
+from mptrain.numerics.overflow_check import Verdict
 
 
 def judged(overflow, norm, scale, measured):

@@ -20,7 +20,7 @@ from small_runs import TINY, loop_of
 
 from mptrain.engine import rehearsal
 from mptrain.engine.rehearsal import kernel_fallbacks
-from mptrain.numerics.verdict import clip_coefficient, judge
+from mptrain.numerics.overflow_check import clip_coefficient, judge
 from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, updater
 from mptrain.optimizer.multi_tensor import (
     NORM_BLOCK,

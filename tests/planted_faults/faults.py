@@ -339,28 +339,28 @@ FAULTS = (
     # Numbers.
     Fault(
         42,
-        "numerics/verdict.py",
+        "numerics/overflow_check.py",
         "return torch.where(grad_norm.isfinite(), coefficient, 1.0)",
         "return coefficient",
         "finite gradients are clipped by an infinite norm",
     ),
     Fault(
         43,
-        "numerics/verdict.py",
+        "numerics/overflow_check.py",
         "torch.linalg.vector_norm(present, keepdim=True) / scale",
         "torch.linalg.vector_norm(present, keepdim=True)",
         "gradients are clipped by their norm before it is unscaled",
     ),
     Fault(
         44,
-        "numerics/verdict.py",
+        "numerics/overflow_check.py",
         "norms if complete else norms.clamp(min=0.0)",
         "norms",
         "a parameter without a gradient adds 1 to the square of the norm",
     ),
     Fault(
         45,
-        "numerics/verdict.py",
+        "numerics/overflow_check.py",
         "_SURE**2 <= math.fsum([*squares, *rows]) < math.inf",
         "math.fsum([*squares, *rows]) < math.inf",
         "the norm of tiny gradients is lost in FP32",

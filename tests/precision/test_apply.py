@@ -296,7 +296,7 @@ def test_trap_34_a_weight_changed_between_two_regions_is_not_remembered_from_the
 
 def test_trap_34_no_update_happens_within_an_autocast_region():
 
-    from mptrain.engine.guard import BufferGuard
+    from mptrain.engine.buffer_guard import BufferGuard
     from mptrain.engine.ring import Ring
     from mptrain.engine.step import Learner, Plan, train_step
     from mptrain.optimizer import SGD, Weights

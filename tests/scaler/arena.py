@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mptrain.engine.guard import BufferGuard
+from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, Plan, train_step
 from mptrain.optimizer import Weights

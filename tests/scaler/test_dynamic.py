@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loops import each
 
 from mptrain.errors import ConfigError
-from mptrain.numerics.verdict import gradient_norms, judge
+from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler
 
 CPU = torch.device("cpu")

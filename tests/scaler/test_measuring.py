@@ -13,7 +13,7 @@ from loops import each
 from scaler.walking import CPU, preset, verdict_of
 
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.numerics.verdict import judge
+from mptrain.numerics.overflow_check import judge
 from mptrain.scaler.base import measure_of
 
 

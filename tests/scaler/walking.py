@@ -8,7 +8,7 @@ import math
 import torch
 
 from mptrain.config.compose import compose
-from mptrain.numerics.verdict import judge
+from mptrain.numerics.overflow_check import judge
 
 CPU = torch.device("cpu")
 

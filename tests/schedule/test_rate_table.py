@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.step import Learner
-from mptrain.numerics.verdict import gradient_norms, judge
+from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
 from mptrain.schedule import Constant, Cosine, Linear, Step, rate_table

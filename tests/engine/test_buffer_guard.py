@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.engine.guard import ALIGNMENT, BufferGuard
+from mptrain.engine.buffer_guard import ALIGNMENT, BufferGuard
 
 
 class Odd(nn.Module):

@@ -9,7 +9,7 @@ from loops import each
 
 from mptrain.device import widest
 from mptrain.numerics.formats import FLOAT32
-from mptrain.numerics.verdict import HostJudge, clip_coefficient, float32_norm, gradient_norms, judge
+from mptrain.numerics.overflow_check import HostJudge, clip_coefficient, float32_norm, gradient_norms, judge
 
 ONE = torch.ones(1)
 
