@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "guard", "ring")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "buffer_guard", "ring")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
     *(
