@@ -155,7 +155,7 @@ def test_mps_has_neither_fp64_nor_streams_and_bf16_from_macos_14_on(pretend, mon
 
 def test_ranks_exchange_nothing_on_untried_accelerators():
     for name in ("mps", "xpu"):
-        with pytest.raises(ConfigError, match=f"device={name} for 2 ranks"):
+        with pytest.raises(ConfigError, match=f"device={name} with 2 ranks"):
             device_of(name, SimpleNamespace(world_size=2, local_rank=0))
 
 

@@ -27,4 +27,5 @@ def blocks(name: str) -> list[str]:
 def commands(name: str) -> list[list[str]]:
     """Return the words of all commands that a page shows, in their order, without comments."""
     lines = [line[2:] for block in blocks(name) for line in block.splitlines() if line.startswith("$ ")]
-    return [shlex.split(line, comments=True) for line in lines]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] if words[0] == "PYTHONPATH=." else words for words in found]

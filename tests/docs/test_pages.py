@@ -128,14 +128,13 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
         (tmp_path / named[1]).write_text(code)
     (tmp_path / "my_configs/task").mkdir()
     (tmp_path / "my_configs/task/regress.yaml").write_text("_target_: mypackage.regress.Regress\n")
-    (tmp_path / "mypackage/line.py").write_text(
-        "from torch import nn\n\n\nclass Line(nn.Linear):\n    def __init__(self, *, columns: int):\n        super().__init__(columns, 1)\n"
-    )
     rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     rows[:, 2] = rows[:, 0] - rows[:, 1]
     (tmp_path / "rows.csv").write_text("".join(f"{a:.4f},{b:.4f},{c:.4f}\n" for a, b, c in rows.tolist()))
-    words = ("--config-dir", "my_configs", "model=line", "extensions.allow=[mypackage.*]", "precision=fp16_dynamic")
-    done = run_command(*words, "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    words = ("--config-dir", "my_configs", "extensions.allow=[mypackage.*]", "precision=fp16_dynamic")
+    done = run_command(*words, "model=line", "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    done = run_command(*words, "model=mine", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_runs import parts_of
 
-from mptrain.numerics import verdict
+from mptrain.numerics import overflow_check
 from tests.faults.attempts import Attempt
 from tests.golden import runs
 
@@ -75,8 +75,8 @@ def test_the_record_of_a_run_that_failed_has_its_exit_code(monkeypatch):
 def test_some_gradients_are_judged_in_several_pieces():
     parts, _ = parts_of(*runs.FAMILIES["perceptron"])
     largest = max(parameter.numel() for parameter in parts.model.parameters())
-    assert largest > 2 * verdict._PIECE, "give the perceptron of tests/golden/runs.py wider layers"
-    assert largest % verdict._HOST_ROW, "a last row that is not full is judged otherwise than the others"
+    assert largest > 2 * overflow_check._PIECE, "give the perceptron of tests/golden/runs.py wider layers"
+    assert largest % overflow_check._HOST_ROW, "a last row that is not full is judged otherwise than the others"
 
 
 @pytest.mark.process

@@ -160,7 +160,7 @@ def test_interpolations_in_a_recipe_are_not_evaluated(recipe_of, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("- a\n- b\n", "must be a mapping"),
+        ("- a\n- b\n", "not a mapping"),
         ("title: [x\n", "is not YAML"),
         ("title: a\ntitle: b\n", "title"),
         ("title: ${oops\n", "oops"),

@@ -149,9 +149,9 @@ def test_what_a_framework_chose_is_not_warned_about_and_what_a_user_writes_is():
     assert {compose([f"scaler={name}"]).warnings for name in ALL} == {()}
     (sentence,) = compose(["scaler=torch", "scaler.backoff_factor=0.8"]).warnings
     assert "backoff_factor=0.8 is not a power of two" in sentence
-    assert "nearest 0.5" in sentence
+    assert "nearest: 0.5" in sentence
     (sentence,) = compose(["scaler=torch", "scaler.init_scale=1000"]).warnings
-    assert "nearest 1024" in sentence
+    assert "nearest: 1024" in sentence
 
 
 def test_each_preset_names_its_source_and_comments_every_key():

@@ -84,5 +84,5 @@ def test_trap_40_the_other_constants_have_ranges_as_well(field, wrong, right):
 def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_nearest_one():
     (sentence,) = warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1000.0}), ())
     assert "scaler.scale=1000" in sentence
-    assert "nearest 1024" in sentence
+    assert "nearest: 1024" in sentence
     assert warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1024.0}), ()) == []
