@@ -78,9 +78,9 @@ def test_these_data_sets_are_offered():
     known = set().union(*kinds.values())
     missing, gone = sorted(set(NAMES) - known), sorted(known - set(NAMES))
     assert not missing, (
-        f"add {missing} to the set of its kind in tests/dataset/test_dataset_configs.py: {', '.join(kinds)}"
+        f"add {missing} to the set of its kind in tests/workloads/test_dataset_configs.py: {', '.join(kinds)}"
     )
-    assert not gone, f"configs/dataset has no {gone}: take it out of its set in tests/dataset/test_dataset_configs.py"
+    assert not gone, f"configs/dataset has no {gone}: take it out of its set in tests/workloads/test_dataset_configs.py"
 
 
 @each("name", NAMES)

@@ -133,7 +133,6 @@ class MemoryDataset(ImageDataset, ABC):
     shifting: Shifting = field(init=False)
 
     @abstractmethod
-    @abstractmethod
     def read(self) -> tuple[Samples, Samples]:
         """Return the samples for training and validation, and those for testing."""
 

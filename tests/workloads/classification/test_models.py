@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def build(name):
     size = defaults.get("image_size", {}).get("small", 8)
     facts = {"num_classes": 7, "in_channels": defaults.get("channels", 1), "image_size": size}
     target = getattr(importlib.import_module(module), function)
-    if "image_size" not in target.__kwdefaults__ and "image_size" not in target.__annotations__:
+    if "image_size" not in inspect.signature(target).parameters:
         facts.pop("image_size")
     if isinstance(keys.get("hidden", keys.get("widths")), list):
         keys = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
