@@ -75,7 +75,7 @@ class TestChoices:
             (("dataset=python_docs",), ConfigError, "num_classes"),
             (("model=transformer", "dataset.stream=true"), ConfigError, "carries no state"),
             (("model=transformer", "model.heads=5"), ConfigError, "model.width=64 is not a multiple of model.heads=5"),
-            (("model=word_lstm", "dataset.sequence_length=100000"), ConfigError, "takes 100001"),
+            (("model=word_lstm", "dataset.sequence_length=100000"), ConfigError, "needs 100001"),
             (("model=word_lstm", "dataset=text", "dataset.path=/nosuch/file"), DataError, "looked for /nosuch/file"),
         ],
     )

@@ -258,7 +258,7 @@ def test_a_state_carried_by_two_ranks_is_gone_on_with_by_one(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("train.batch_size=2", "distributed.procs=3"), "train.batch_size=2 for 3 ranks"),
+        (("train.batch_size=2", "distributed.procs=3"), "train.batch_size=2 with 3 ranks"),
         (("inject.rank=2", "inject.step=1", "inject.tensor=input", TWO), "there are 2 ranks"),
         (("distributed=fsdp2", TWO, "diagnostics=histograms"), "choose distributed=ddp"),
         (("distributed=fsdp2", TWO, "distributed.units=[1,nothing]"), "no module 'nothing'"),

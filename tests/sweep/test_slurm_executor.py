@@ -91,7 +91,7 @@ def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder):
     assert code == 7
     assert [job.status for job in sweep.jobs] == ["done", "failed", "failed", "failed"]
     assert sweep.jobs[1].reason == "ZeroDivisionError: oh"
-    assert sweep.jobs[2].reason.endswith("said nothing")
+    assert sweep.jobs[2].reason.endswith("without a result")
     assert sweep.jobs[3].reason.startswith("sys.exit(0) in jobs_that_end.py:")
     assert sweep.paths.log("000-seed=0").read_text().startswith("seed 0\n")
     assert {(0, "running"), (0, "done"), (2, "running")} <= set(watch.seen)
