@@ -14,7 +14,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; fail at once for any other kind, because opening a named pipe would block.
+    """Open a regular file for reading; fail at once for any other kind. Opening a named pipe would wait for its writer.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.

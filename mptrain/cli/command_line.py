@@ -194,7 +194,7 @@ def read_jobs(text: str) -> int:
 
 
 def command_first(words: list[str], commands: Collection[str]) -> list[str]:
-    """Move a command that follows flags to the front of the arguments."""
+    """Return the arguments with a command that follows flags moved to the front."""
     place = 0
     while place < len(words):
         flag, equals, _ = words[place].partition("=")

@@ -31,8 +31,8 @@ def reproduce(words: Sequence[str]) -> int:
     """Run a recipe, or print the commands that it would run.
 
     Returns:
-        0 if all expectations are met or nothing is judged; 5 if an expectation is not met; 7 if a run failed for a
-        reason other than numerics; 130 or 75 if a signal ended it.
+        0 if all expectations are met or nothing is judged; 5 if an expectation is not met or undecided; 7 if a run
+        failed for a reason other than numerics; 130 or 75 if a signal ended it.
 
     Raises:
         MptrainError: The command line, the recipe or one of its runs is invalid, or cannot be run on this machine.

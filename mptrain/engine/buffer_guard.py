@@ -79,7 +79,7 @@ class BufferGuard:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context manager that restores all buffers on exit."""
+        """Context manager that restores all buffers on exit, unless the block raises."""
         before = [flat.clone() for flat, _ in self._flat]
         yield
         for (flat, _), kept in zip(self._flat, before, strict=True):

@@ -63,7 +63,8 @@ def diagnose_run(
     Args:
         run: The run directory, or ``last``.
         overrides: Changes to the run's configuration.
-        step: Number of the step. Training resumes in memory from the nearest checkpoint before it.
+        step: Number of the step; skipped steps count. The steps from the nearest checkpoint before it, or from the
+            start, up to it are trained in memory.
         learner: Name of the learner to examine; None chooses the one that failed.
 
     Raises:

@@ -82,7 +82,8 @@ def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Fi
 
     Args:
         seen: The step.
-        exact: The same step in FP32. If that step is finite, operators that return inf or NaN there too are ignored.
+        exact: The same step in FP32. If that step is finite, operators that return inf or NaN there too are
+            taken as intended and ignored.
     """
     found: list[Finding] = []
     if seen.inputs:

@@ -109,7 +109,11 @@ class ModuleScaling(GradientErrors):
 
     @property
     def allowed(self) -> float:
-        """Largest acceptable relative error: `tolerance`, or `TIMES_EXPECTED` times the expected distance."""
+        """Largest acceptable relative error.
+
+        The larger of `tolerance`, which rounding explains, and `TIMES_EXPECTED` times the expected distance; only the
+        second is limited to `MOST_EXPECTED`.
+        """
         expected = TIMES_EXPECTED * self.expected if math.isfinite(self.expected) else 0.0
         return max(self.tolerance, min(expected, MOST_EXPECTED))
 

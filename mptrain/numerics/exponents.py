@@ -1,4 +1,4 @@
-"""Underflow and overflow of exponent histograms in FP16 at any loss scale. Nothing here imports torch.
+"""Shares of an exponent histogram that FP16 loses at any loss scale. Nothing here imports torch.
 
 Multiplying by a power of two shifts the exponent of every value and changes nothing else. So the counts of one step
 show how much of a tensor FP16 would lose at every scale, provided the values have not underflowed already. Use counts
@@ -8,7 +8,8 @@ FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or 
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
 
 The largest FP16 gradient of a step is read from its histograms. For a step between two sampled steps it is interpolated
-(`HistogramSample`). The forecast of static scales and the replay of scaling rules share these functions, so they agree.
+from both (`HistogramSample`). The forecast of static scales and the replay of scaling rules share these functions, so
+they agree on the same run.
 """
 
 from __future__ import annotations

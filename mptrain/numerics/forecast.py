@@ -119,7 +119,7 @@ class Forecast:
     Attributes:
         sampled_steps: Steps with histograms.
         steps: Number of steps that ``overflow_share`` refers to.
-        epochs: Number of epochs covered by the recorded steps; 0 without steps.
+        epochs: Number of epochs that the recorded steps reach, the last one possibly in part; 0 without steps.
         scales: One forecast for each of `EXPONENTS`; empty if no sampled step has a gradient.
         largest: The sampled step with the largest gradient, among those without overflow.
         lowest: Exponent of the smallest scale without excessive underflow; None if there is none.

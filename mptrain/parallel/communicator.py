@@ -159,7 +159,7 @@ class DistributedCommunicator(Communicator):
         local_world_size: Number of processes on this machine.
         timeout: Seconds after which a rank that does not respond counts as lost.
         store: Store for the rendezvous.
-        meeting: Seconds to wait for all ranks at the rendezvous; None uses ``timeout``.
+        meeting: Seconds to wait for all ranks at the rendezvous, at most ``timeout``; None uses ``timeout``.
         children: Ranks by process ID, for the ranks that this process has forked.
 
     Raises:

@@ -210,7 +210,7 @@ def decide(
 
 
 def other_circumstances(sweep: Sweep) -> list[str]:
-    """Return a sentence for each way in which the versions of earlier runs differ from the current ones."""
+    """Return one sentence for each set of versions of ended runs that differs from the current versions."""
     now = versions_now()
     found: dict[str, None] = {}
     for job in sweep.jobs:

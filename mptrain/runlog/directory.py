@@ -252,7 +252,7 @@ def find_run(run: str) -> RunDirectory:
     """Find a run by its path or by its name below ``outputs``; ``last`` is the newest run there.
 
     Raises:
-        StorageError: The run does not exist or has no ``config.yaml``.
+        StorageError: The run does not exist, or has no ``config.yaml`` (yet).
     """
     named = Path("outputs") / run  # the run.name of the run
     place = named if named.is_dir() and not Path(run).exists() else Path(run)

@@ -109,7 +109,7 @@ def forked(target: Callable[..., None], *arguments: Any) -> Process:
 
 
 def spawned(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return an unstarted new process that calls a module-level function."""
+    """Return an unstarted process with a fresh interpreter, not forked, that calls a module-level function."""
     return multiprocessing.get_context("spawn").Process(target=target, args=arguments)
 
 

@@ -107,7 +107,7 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
 
 
 class RaggedTokens:
-    """Token sequences of different lengths, stored in one tensor.
+    """Token sequences of different lengths, concatenated in one tensor.
 
     Args:
         rows: Sequences with at least one token each.
