@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -128,4 +129,22 @@ def test_objects_of_which_none_is_dropped_are_looked_at_neither_while_they_are_m
         assert gc.isenabled()
     finally:
         gc.callbacks.pop()
+        gc.unfreeze()
+
+
+def test_garbage_of_an_earlier_run_in_the_process_is_collected_before_objects_are_frozen_again():
+    class Run:
+        pass
+
+    try:
+        with machine.dropping_nothing():
+            pass
+        run = Run()
+        run.itself, left = run, weakref.ref(run)
+        del run
+        assert left() is not None
+        with machine.dropping_nothing():
+            pass
+        assert left() is None
+    finally:
         gc.unfreeze()

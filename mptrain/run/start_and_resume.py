@@ -434,6 +434,9 @@ def _attempt(
         if shown is error:
             raise
         raise shown from error
+    finally:
+        for loader in parts.loaders.values():
+            loader.close()
 
 
 def _prepare_directory(
