@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from mptrain.cli.command_line import take_options
 from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.tables import BREAK, Column, capture, columns_of, render_table
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
+from mptrain.report.diagnosis_page import FINITE, TESTED, as_sentence, breaking, cells, verdict_on
 from mptrain.report.run_blocks import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def diagnose(words: Sequence[str]) -> int:
 
         done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
     _print(done.found, everything="--all" in found)
+    of_run = f"mptrain resume {shlex.quote(rest[0])}" if done.page is not None else ""
+    if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
+        fix = shlex.join(fix_words)
+        say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK
@@ -90,7 +95,7 @@ def _print(found: Examination, *, everything: bool) -> None:
     for title, sentences in (
         ("also wrong", [one.sentence for one in found.also]),
         ("notes", found.notes),
-        ("fixes tested", [_remedy(one) for one in found.remedies]),
+        (f"fixes tested ({TESTED})", [_remedy(one) for one in found.remedies]),
     ):
         if sentences:
             lines += ["", title, *(line for sentence in sentences for line in wrapped(sentence, "- "))]

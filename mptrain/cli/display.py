@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
 HISTORY = 64
 
-#: Weight of the newest loss in the exponential moving average.
-SMOOTHING = 0.05
+#: Weight of the newest loss in the exponential moving average; the first losses have equal weights.
+SMOOTHING = 0.1
 
 
 @dataclass
@@ -48,6 +48,7 @@ class LearnerProgress:
     scales: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     _stride: int = 1
+    _finite: int = 0
 
     @property
     def overflow_count(self) -> int:
@@ -68,7 +69,9 @@ class LearnerProgress:
         """Count a step."""
         self.last = record
         if math.isfinite(record.loss):
-            self.loss = record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
+            self._finite += 1
+            before = 0.0 if math.isnan(self.loss) else self.loss
+            self.loss = before + max(SMOOTHING, 1 / self._finite) * (record.loss - before)
         if self.steps % self._stride == 0:
             self.scales.append(record.loss_scale)
             self.losses.append(self.loss)
@@ -116,10 +119,12 @@ class PlainLines:
     Args:
         stream: Output stream.
         seconds: Seconds between two progress lines; 0 prints every progress record.
+        term: Plural noun for the terms of the loss, in which throughput is counted.
     """
 
-    def __init__(self, stream: IO[str], seconds: float) -> None:
+    def __init__(self, stream: IO[str], seconds: float, term: str = "samples") -> None:
         self._lines = KeyValues(stream)
+        self._term = term
         self._seconds = seconds
         self._seen = RunProgress()
         self._printed = time.monotonic()
@@ -132,14 +137,13 @@ class PlainLines:
             self._lines.say({"eval": record.split, "step": record.step, **metrics})
         elif isinstance(record, EpochRecord):
             several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
-            term = self._seen.progress.term if self._seen.progress else "terms"
             counts = {"step": record.step, "updates": record.updates, "skipped": record.skipped}
             numbers = {
                 "train_loss": f"{record.train_loss:.4f}",
                 "loss_scale": formatting.scale(record.loss_scale),
                 "lr": f"{record.lr:.3g}",
                 "seconds": f"{record.seconds:.1f}",
-                f"{term}_per_second": f"{record.terms_per_second:.1f}",
+                f"{self._term}_per_second": f"{record.terms_per_second:.1f}",
             }
             self._lines.say({"epoch": record.epoch, **several, **counts, **numbers})
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
@@ -166,7 +170,7 @@ class PlainLines:
             if learner.phase:
                 fields[f"{prefix}last_overflow"] = learner.phase.replace(" ", "_")
         fields |= {
-            f"{progress.term}_per_second": f"{progress.terms_per_second:.1f}",
+            f"{self._term}_per_second": f"{progress.terms_per_second:.1f}",
             "data_wait": f"{progress.data_wait:.2f}",
             "memory_mb": round(progress.memory / 1e6),
             "eta": formatting.duration(progress.eta),
@@ -175,16 +179,17 @@ class PlainLines:
         return fields
 
 
-def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:
+def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
     """Create the sink that displays a run.
 
     Args:
         log: Options that set how often lines are printed.
         stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
         title: Name of the model and precision for the panel's frame.
+        term: Plural noun for the terms of the loss, in which throughput is counted.
     """
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         from mptrain.cli.panel import LivePanel
 
         return LivePanel(stream, title, colours=supports_colour(stream))
-    return PlainLines(stream, log.lines)
+    return PlainLines(stream, log.lines, term)

@@ -102,7 +102,10 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     from mptrain.torch_private import has_native_half
 
     halves = _arithmetic({"FP16": has_native_half("float16"), "BF16": has_native_half("bfloat16")})
-    threads = f"{usable_cores()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    cores, used = usable_cores(), torch.get_num_threads()
+    threads = (
+        f"{cores} core{'s' * (cores != 1)}, {used} thread{'s' * (used != 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    )
     text = f"{_cpu_name()}, {threads}; arithmetic: {halves}"
     found = [("cpu", text, torch.device("cpu"))]
     kind = "cuda" if devices.count_of("cuda") else devices.other_accelerator()

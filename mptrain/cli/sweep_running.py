@@ -121,6 +121,9 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
     """Print the outcome of a sweep and, if it is not complete, the command that runs the rest; return ``code``."""
     if done.kind == "sweep" or code != EXIT_OK:  # a finished comparison prints its verdicts instead
         print_outcome(done)
+        if code == EXIT_OK:
+            shown = f"mptrain report {shlex.quote(str(done.folder))}"
+            say(f"\nreport: {shown}, or of one run: {shown}/RUN")
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
         say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{allow_argument_for(done)}")

@@ -104,7 +104,7 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
     warn(info.warnings)
     return [
         _Warnings(),
-        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}"),
+        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}", term=parts.task.term),
     ]
 
 
@@ -182,7 +182,7 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         ("memory", f"{readable_bytes(peak)} peak" if peak else ""),
         ("run", str(run)),
         ("samples", str(samples) if samples.is_dir() else ""),
-        ("evaluate", f"mptrain eval {quoted}{trust}"),
+        ("evaluate", f"mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
         ("export", f"mptrain export {quoted}{trust}"),
         ("resume", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]

@@ -158,7 +158,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
         raise EnvironmentRefused(
             f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and matrix "
             "products that compute in FP32 and round once cannot be compiled",
-            "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
+            "set train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
         )
     use(device)
     if device.type == "cpu":
@@ -308,7 +308,7 @@ def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
     problems = [
         Problem(
             f"{key} needs hooks on single modules, which train.compile=true compiles into one graph",
-            "write train.compile=false",
+            "set train.compile=false",
         )
         for key, needed in asked.items()
         if needed and config.train.compile

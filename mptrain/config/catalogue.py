@@ -138,6 +138,8 @@ class Catalogue:
                 self.defaults[match["group"]] = None if option == "null" else option
         order = [group for group in self.defaults if group in options]
         order += [group for group in sorted(options) if group not in self.defaults]
+        #: True if a folder of the user's own is among the folders.
+        self.has_own_folders = len(folders) > 1
         #: Maps group to its options by name.
         self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
 

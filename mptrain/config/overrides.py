@@ -160,7 +160,7 @@ def _unquoted(word: str) -> Problem | None:
         fits = OverridesParser.create().parse_override(f"{key}={written}").value() == value
     except HydraException:
         fits = False
-    hint = f"write {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
+    hint = f"set {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
     return Problem(f"'{show(word)}' cannot be read: a value with {found[0]} must be in quotes", hint)
 
 
@@ -235,7 +235,7 @@ def _of_ones_own(group: str, word: str) -> str:
     """Return the hint for a path or a dotted name given as an option, which means code or data of the user's own."""
     if "/" in word or word.endswith((".yaml", ".yml", ".py")):
         if group == "dataset" and Path(word).expanduser().is_dir():
-            return f"for images with one folder per class write dataset=image_folder dataset.root={word}"
+            return f"for images with one folder per class set dataset=image_folder dataset.root={word}"
         return f"for an option of your own, save it as DIR/{group}/NAME.yaml and write --config-dir DIR {group}=NAME"
     if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
         return f"write {group}._target_={word}"
@@ -243,7 +243,8 @@ def _of_ones_own(group: str, word: str) -> str:
 
 
 def _options(catalogue: Catalogue, group: str) -> str:
-    return f"the options are {', '.join(catalogue.groups[group])}"
+    own = "" if catalogue.has_own_folders else "; an option of your own needs --config-dir DIR"
+    return f"the options are {', '.join(catalogue.groups[group])}{own}"
 
 
 def _instead(group: str, catalogue: Catalogue) -> str:
@@ -353,14 +354,14 @@ def _like_a_section(key: str, tree: dict[str, Any]) -> str:
 def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any]) -> str:
     """Return the hint for a new argument of a target: how to pass it, or the accepted ones. Imports the target."""
     path, name = parent.get("_target_"), key.rpartition(".")[2]
-    write = f"write +{key}={show(value)}"
+    write = f"set +{key}={show(value)}"
     if not isinstance(path, str):
         return write
     try:
         allow = (*PACKAGES[key.split(".")[0]], *(lookup(tree, "extensions.allow") or ()))
         accepted, open_ended = parameters(resolve(path, allow))
     except ConfigError:
-        return f"write {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
+        return f"set {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
     if open_ended or name in accepted:
         return f"{write} to pass it to {path}"
     own = [known for known in accepted if known not in FACTS.get(key.split(".")[0], ())]
@@ -372,7 +373,7 @@ def _several_values(word: str, override: Override, catalogue: Catalogue) -> Prob
     count = len(getattr(value, "list", ()))
     number = "two values" if count == 2 else "several values"
     listed = word.split("=", 1)[1]
-    hint = f"write {override.key_or_group}=[{listed}] to pass one list" if count else ""
+    hint = f"set {override.key_or_group}=[{listed}] to pass one list" if count else ""
     if override.key_or_group in catalogue.groups:
         hint = ""  # only one option of a group can be chosen
     return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

@@ -28,12 +28,12 @@ def device_of(name: str, comm: Communicator) -> torch.device:
     if ":" in name:
         raise ConfigError(
             f"device={name} names one device for {comm.world_size} ranks",
-            "write device=cuda: each rank uses the device with its local rank as index",
+            "set device=cuda: each rank uses the device with its local rank as index",
         )
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f"device={name} with {comm.world_size} ranks: several ranks need CUDA devices or CPUs",
-            "write device=cpu, or distributed.procs=1",
+            "set device=cpu, or distributed.procs=1",
         )
     if name == "cpu" or (name == "auto" and not count_of("cuda")):
         return torch.device("cpu")
@@ -53,7 +53,7 @@ def check_parallelism(config: Config, count: int) -> None:
     problems = []
     if config.train.batch_size < count:
         what = f"train.batch_size={config.train.batch_size} with {count} ranks: some ranks would have no sample"
-        problems.append(Problem(what, f"write train.batch_size={count} or more"))
+        problems.append(Problem(what, f"set train.batch_size={count} or more"))
     if config.inject.rank is not None and config.inject.rank >= count:
         problems.append(
             Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"write a rank from 0 to {count - 1}")
@@ -77,7 +77,7 @@ def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:
     if count > 1 or config.distributed.kind != "fsdp2":
         return ()
     return (
-        "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more, or start the ranks with "
+        "distributed=fsdp2 with one rank shards nothing: set distributed.procs=2 or more, or start the ranks with "
         "torchrun",
     )
 

@@ -91,7 +91,7 @@ def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
             f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "
             f"below {FP16_TINY:.3g} (2^-24) FP16 rounds it to zero, and the update divides by zero"
         )
-        return [Problem(what, "write optimizer.eps=1e-4, or precision.optimizer_state=float32")]
+        return [Problem(what, "set optimizer.eps=1e-4, or precision.optimizer_state=float32")]
     return []
 
 
@@ -100,7 +100,7 @@ def check_train(train: TrainOptions) -> list[Problem]:
     if train.accumulate <= train.batch_size:
         return []
     both = f"train.accumulate={train.accumulate} with train.batch_size={train.batch_size}"
-    hint = f"write train.accumulate={train.batch_size} or less, or a larger train.batch_size"
+    hint = f"set train.accumulate={train.batch_size} or less, or a larger train.batch_size"
     return [Problem(f"{both}: a micro-batch needs at least one sample", hint)]
 
 

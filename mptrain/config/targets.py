@@ -178,7 +178,7 @@ class Target:
             words = " ".join(f"model.{name}={show(value)}" for name, value in asked.items())
             raise ConfigError(
                 f"{self.path} would download pretrained weights, {weights}, which only a typed override may allow",
-                f"write {words or '+model.weights_backbone=null'}",
+                f"set {words or '+model.weights_backbone=null'}",
             )
 
         kept = WeightsEnum.get_state_dict
@@ -220,7 +220,9 @@ class Target:
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:
-            problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))
+            passed = f"; the data set passes {', '.join(facts)} by name" if facts else ""
+            hint = f"set +{group}.{name}=VALUE{passed}"
+            problems.append(Problem(f"{group}.{name} is required by {self.path}", hint))
         if problems:
             raise ConfigError(problems)
         complete = all(name in converted for name, known in accepted.items() if known.required)
@@ -252,7 +254,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
-            f"_target_ '{path}' is not the dotted path of a class or function", "write package.module.Name"
+            f"_target_ '{path}' is not the dotted path of a class or function", "set it to package.module.Name"
         )
     if new := new_target(path):
         raise ConfigError(f"_target_ '{path}': moved to {new} in 0.2", f"write _target_={new}")
@@ -299,14 +301,14 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
         return f"name a class or function of {' or '.join(allow)}"
     if package in sys.stdlib_module_names:  # suspicious: no part of a run comes from the standard library
         return f"{package} is in Python's standard library, which has no parts of a run: check who wrote this file"
-    return f"if you trust it, add extensions.allow=[{package}.*]"
+    return f"if you trust it, add 'extensions.allow=[{package}.*]'"
 
 
 def _by_name(path: str) -> str:
     """Return the hint for a torchvision classifier, which ``model=torchvision`` covers; empty for any other path."""
     package, _, name = path.rpartition(".")
     known = package.startswith("torchvision.models") and torchvision_names(name) == [name]
-    return f"write model=torchvision model.name={name} instead of the other model overrides" if known else ""
+    return f"set model=torchvision model.name={name} instead of the other model overrides" if known else ""
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:

@@ -109,7 +109,7 @@ class Injection:
         if self._kind == "input" and not batch.inputs.is_floating_point():
             raise ConfigError(
                 "inject.tensor=input: the inputs are integers (tokens)",
-                "write inject.tensor=activation:MODULE, where MODULE is the embedding",
+                "set inject.tensor=activation:MODULE, where MODULE is the embedding",
             )
         late = self._options.step > planned
         return [f"inject.step={self._options.step} is never reached: training ends at step {planned}"] if late else []
@@ -222,7 +222,7 @@ class Injection:
             f"{f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
             f"{f'did you mean {self._kind}:{guess}? ' if guess else ''}there is {_listed(known)}"
             if what
-            else f"write {self._kind}",
+            else f"set {self._kind}",
         )
 
     def _known(self) -> list[str]:

@@ -59,7 +59,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     overrides = [word for word in overrides if word not in trusted]
     for word in overrides:
         if not _SCALER_WORD.match(word):
-            raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
+            raise UsageError(f"'{word}' is not about the scaler", "set scaler=NAME or scaler.KEY=VALUE")
     directory = find_run(run)
     text = directory.read_config()
     own, config = reload(text, trusted), reload(text, [*overrides, *trusted])

@@ -68,7 +68,7 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
         if options.procs not in (None, torchrun.count):
             raise ConfigError(
                 f"distributed.procs={options.procs}, but torchrun has started {torchrun.count} ranks",
-                "write distributed.procs=null: the option is for runs without torchrun",
+                "set distributed.procs=null: the option is for runs without torchrun",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
         rendezvous(store, torchrun.rank, torchrun.count, options.timeout)

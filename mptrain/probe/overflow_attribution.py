@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mptrain.numerics.formats import FLOAT32
 from mptrain.records import MAX_TENSORS, Phase
 
 #: Clean steps in a row after which a scale counts as settled, once it has grown.
@@ -68,7 +69,7 @@ class OverflowHistory:
         """
         phase: Phase | None = None
         if overflow:
-            if not math.isfinite(loss) or scale <= self.floor:
+            if not math.isfinite(loss) or scale <= self.floor * (1 + FLOAT32.epsilon):  # scales are rounded to FP32
                 phase = "unexpected"
             else:
                 calibrated = self.settled and self.descended

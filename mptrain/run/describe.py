@@ -52,7 +52,8 @@ def versions_now() -> dict[str, str]:
 def _device_in_words(device: torch.device) -> str:
     if device.type != "cpu":
         return f"{device} ({name_of(device)})"
-    return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' * (threads != 1)}, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def _git_sha() -> str | None:
