@@ -1,4 +1,4 @@
-"""Errors of gradients at many loss scales, and the usable range of scales of each module.
+"""Errors of a training step's gradients at many loss scales, and the usable range of scales of each module.
 
 For each parameter, the unscaled gradient g(S) / S at a scale S is compared with references, in L2 norms:
 
