@@ -82,7 +82,13 @@ def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
 
 
 def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
-    """Return the names of the modules whose own arithmetic makes their output wrong by more than rounding explains."""
+    """Return the names of the modules whose own arithmetic makes their output wrong by more than rounding explains.
+
+    Modules whose output is already wrong in FP32, or wrong only because of their inputs, are left out.
+
+    Args:
+        evidence: Measurements and observations of the network's first training step.
+    """
     tolerance = EPSILONS * evidence.form.epsilon
     return [
         name

@@ -52,19 +52,25 @@ class StepAccuracy:
 
     @property
     def ill_conditioned(self) -> str | None:
-        """First module whose output is wrong in FP32 too, or else whose gradients are; None if there is none."""
+        """Name of the first module whose output is wrong in FP32 too, else whose gradients are; None if there is none.
+
+        Half precision is not the cause of such errors.
+        """
         outputs = (name for name, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
     @property
     def disproportionate(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradients are not proportional to the loss scale even in FP32, in backward order."""
+        """Gradient errors of the modules whose gradients are not proportional to the loss scale even in FP32.
+
+        The modules come in the order of the backward pass.
+        """
         return tuple(module for module in self.modules[::-1] if not module.in_proportion)
 
     @property
     def wrong_output(self) -> str | None:
-        """First module whose output error is larger than rounding explains; later modules use that output.
+        """Name of the first module whose output error is larger than rounding explains; later modules use that output.
 
         None if there is none, or if an earlier module is already wrong in FP32.
         """
@@ -113,12 +119,12 @@ class StepAccuracy:
 
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradient errors are too large for training, in backward order."""
+        """Gradient errors of the modules whose errors are too large for training, in the order of the backward pass."""
         return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradient errors are larger than rounding explains, in backward order."""
+        """Gradient errors of the modules whose errors exceed rounding, in the order of the backward pass."""
         return tuple(one for one in self.modules[::-1] if one.judged and not one.best <= one.allowed)
 
 

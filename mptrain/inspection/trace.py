@@ -67,7 +67,7 @@ class CleanStep:
         return certain or all_in_all, "known" if certain or not all_in_all else "estimated"
 
     def largest(self, scale: float) -> float:
-        """Return the largest magnitude of the parameters' scaled gradients, as it would be at a loss scale."""
+        """Return the largest magnitude of the scaled parameter gradients in this step at loss scale ``scale``."""
         return self._largest if scale == self.loss_scale else self._largest / self.loss_scale * scale
 
     def share_above(self, edge: float, scale: float) -> float:

@@ -116,7 +116,10 @@ class Communicator:
         return value
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context manager in which an error on one rank is raised on all ranks."""
+        """Return a context manager that raises an error of one rank's body on all ranks.
+
+        Every rank executes the body, such as the build of the model.
+        """
         return contextlib.nullcontext()
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -154,7 +157,10 @@ class Communicator:
         return False
 
     def who_ended(self) -> str:
-        """Return a phrase for the user about the rank that has exited and how, as far as it is known."""
+        """Return a phrase for the user about the exited rank, such as ``rank 1 was killed by SIGKILL``.
+
+        If that is unknown, the phrase says that another rank has exited or does not respond.
+        """
         return "another rank has exited or does not respond"
 
     def begin_step(self, seed: int, step: int) -> None:

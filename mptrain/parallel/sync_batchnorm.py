@@ -52,7 +52,7 @@ class SyncBatchNorm(BatchNorm):
         return twin
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        """Accept any number of dimensions that BatchNorm supports."""
+        """Accept inputs of all numbers of dimensions that BatchNorm1d, BatchNorm2d and BatchNorm3d support."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise each channel of ``[N, C, ...]`` over the samples of all ranks, and return the same shape and dtype.

@@ -114,7 +114,7 @@ class Policy:
 
     @property
     def reductions(self) -> str:
-        """Dtype name in which normalisation layers compute mean and variance under this policy."""
+        """Name of the dtype in which normalisation layers compute mean and variance under this policy."""
         kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
         return "float32" if self.autocast or kept or not self.half else self.parameters
 

@@ -95,7 +95,11 @@ def _instead_of(kind: str) -> str:
 
 
 def supports(policy: Policy, device: torch.device) -> Support:
-    """Return whether a device supports a precision policy, with the reason and an alternative."""
+    """Return whether a device supports a precision policy, with the reason and an alternative for the user.
+
+    NVIDIA GPUs are judged by compute capability, CPUs by their half-precision arithmetic, and untested accelerators by
+    the capabilities found for them (`mptrain.device.capabilities`).
+    """
     if device.type == "cuda" and not is_rocm():
         return cuda_support(policy, compute_capability(device), built_for())
     if device.type != "cpu":
