@@ -1,7 +1,7 @@
-"""Device abstraction: capabilities of devices, and the calls that differ between them.
+"""Device abstraction: numeric formats and features of torch devices, and the calls that differ between them.
 
 Functions that all accelerators share come from torch.accelerator, others from the device's module
-(`torch.get_device_module`). `Capabilities` lists the features that a device lacks. Only CPUs have been used for
+(`torch.get_device_module`). `Capabilities` lists the features that not every device has. Only CPUs have been used for
 training. CUDA support follows its documentation; support of ROCm (which torch calls ``cuda``), XPU and MPS follows
 torch's sources.
 """

@@ -22,7 +22,7 @@ _ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_e
 
 
 def forget_current_folder() -> None:
-    """Remove the current directory, which ``python -m`` puts first, from this process's ``sys.path``.
+    """Remove the current directory from this process's module search path; ``python -m`` puts it first in ``sys.path``.
 
     The directory stays if mptrain itself is run from a checkout there, because its modules must not be mixed with those
     of an installation.

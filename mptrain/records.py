@@ -260,7 +260,7 @@ Record = (
 
 
 def nonfinite_kind(value: float) -> NonFinite | None:
-    """Return ``"inf"``, ``"-inf"`` or ``"nan"`` for a non-finite value, else None."""
+    """Classify a number for JSON: ``"inf"``, ``"-inf"`` or ``"nan"``; None if it is finite."""
     if math.isnan(value):
         return "nan"
     if math.isinf(value):

@@ -82,7 +82,7 @@ class Flags:
 def take_options(
     words: Sequence[str], valued: Mapping[str, str], switches: Collection[str] = ()
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Separate a command's options from its other arguments.
+    """Separate the options of a command (``--jobs 2``) from its other arguments.
 
     Args:
         words: Arguments of the command.
@@ -90,8 +90,8 @@ def take_options(
         switches: Options without a value.
 
     Returns:
-        The other arguments, including unknown options; and a mapping from each option that was given to its values,
-        in the order of the options' last occurrences. The list of a switch is empty.
+        The other arguments, including unknown options; and a mapping from each option that was given to its values, in
+        the order of the options' last occurrences. The list of a switch is empty.
 
     Raises:
         UsageError: An option lacks its value.

@@ -55,12 +55,18 @@ def script(shell: str) -> str:
 def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
     """Print a shell's completion script, or answer ``query SHELL ...`` with the completions of a command line.
 
+    The scripts send such a query at every TAB. The answer has one completion per line; for zsh and fish, its
+    description follows after a tab.
+
     Args:
         words: ``bash``, ``zsh`` or ``fish``; or a query. For bash, a query has two more arguments: the line up to the
             cursor, and the characters at which readline starts a new word. For zsh and fish, it has the words before
             the cursor and the word at the cursor. In fish that word follows the last ``--``, includes its quotes, and
             is missing if it is empty.
         texts: Help text of each command.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         UsageError: The shell is unknown.
@@ -178,7 +184,7 @@ class _Words:
         self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
 
     def candidates(self, current: str) -> Iterator[Candidate]:
-        """Yield the completions at the cursor, not yet filtered by what is typed."""
+        """Yield the completions of the word at the cursor, not yet filtered by the part that is typed."""
         flag, equals, value = current.partition("=")
         if self.awaited is not None:
             yield from self._of_form(_TAKE[self.awaited], current)

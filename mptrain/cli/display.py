@@ -61,7 +61,7 @@ class LearnerProgress:
 
     @property
     def skipped(self) -> int:
-        """Number of skipped steps so far, over all attempts at the run."""
+        """Number of training steps skipped so far (attempted steps without an update), over all attempts at the run."""
         return self.last.step - self.last.updates
 
     def take(self, record: StepRecord) -> None:
@@ -127,7 +127,10 @@ class PlainLines:
         self._printed = time.monotonic()
 
     def take(self, record: Record) -> None:
-        """Update the state from the record, and print a line if one is due."""
+        """Update the run's state from a record, and print a line if one is due.
+
+        Every epoch and evaluation has a line; progress has one per interval.
+        """
         self._seen.take(record)
         if isinstance(record, EvalRecord):
             metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}

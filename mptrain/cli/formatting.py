@@ -35,7 +35,7 @@ def rate(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Format a share as a percentage, with two significant digits below 10 %: ``12 %``, ``0.4 %``."""
+    """Format a share from 0 to 1 as a percentage, with two significant digits below 10 %: ``12 %``, ``0.4 %``."""
     percent = 100 * value
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
 

@@ -196,10 +196,10 @@ def line_width(stream: IO[str]) -> int:
 
 
 def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
-    """Wrap text to lines without breaking words, so that paths stay whole.
+    """Wrap text to lines of the terminal's width without breaking words, so that paths stay whole.
 
     Args:
-        text: Text, possibly from the user or a file.
+        text: Text, possibly from the user or a file; control characters are removed and secrets masked.
         head: Prefix of the first line.
         width: Line width in characters; None for that of standard output.
         indent: Prefix of every line except the first.

@@ -107,7 +107,7 @@ class LivePanel(LiveDisplay):
             self._draw()
 
     def close(self) -> None:
-        """Draw the final state and keep it on the screen."""
+        """Draw the final state of the run and keep it on the screen; later records are not drawn."""
         self._draw()
         super().close()
         self._gone = True

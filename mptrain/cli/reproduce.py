@@ -149,7 +149,7 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
 
 
 def counted(runs: int) -> str:
-    """Format a number of runs: ``12 runs``."""
+    """Format a number of training runs with the word: ``1 run``, ``12 runs``."""
     return f"{runs} run{'' if runs == 1 else 's'}"
 
 

@@ -64,7 +64,7 @@ class Option:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """Lines of the file; empty if the file cannot be read, which composing reports."""
+        """Lines of the YAML file; empty if it cannot be read, an error that composing the configuration reports."""
         try:
             return tuple(read_text(self.path).splitlines())
         except (OSError, UnicodeDecodeError):

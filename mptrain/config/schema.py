@@ -1,4 +1,4 @@
-"""`Config`, the checked configuration, and the options dataclasses that belong to no other package.
+"""`Config`, the checked configuration of a run, and the dataclasses of options that belong to no other package.
 
 Code that receives a `Config` never sees a DictConfig. Nothing here reads files or command lines.
 """

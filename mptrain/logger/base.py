@@ -110,7 +110,7 @@ class TrackerOptions:
         """Check that the tracker's package is installed, without importing it.
 
         Raises:
-            ConfigError: The package is missing.
+            ConfigError: The package is missing; the hint says how to install it.
         """
         package = type(self).__name__.lower()
         if importlib.util.find_spec(package) is None:

@@ -45,8 +45,8 @@ CLOSE_SECONDS: Final = 10.0
 class TrackerProcess:
     """Sink that passes a run's records to an experiment tracker in another process.
 
-    Training never waits for the tracker: records that it does not read in time are dropped, and a failed tracker is
-    given up with a warning.
+    Training steps never wait for the tracker: if it does not keep up, records are dropped, and a tracker that fails is
+    given up with a warning. Only `close` waits, for a limited time.
 
     Args:
         logger: Options of the tracker.

@@ -43,7 +43,7 @@ def describe(
 
 
 def versions_now() -> dict[str, str]:
-    """Return the versions of mptrain, Python, torch and the GPU toolkit, by name."""
+    """Return the versions of mptrain, Python, torch and torch's GPU toolkit (``cuda`` or ``hip``), by name."""
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
     return versions | {name: version for name, version in toolkits.items() if version}

@@ -1,4 +1,4 @@
-"""Evaluates a saved run, also on another device or in another precision mode, and exports its weights."""
+"""Evaluation of a saved run, also on another device or in another precision mode, and export of its weights."""
 
 from __future__ import annotations
 

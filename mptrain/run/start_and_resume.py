@@ -129,7 +129,7 @@ Show = Callable[[RunInfo], Sequence[Sink]]
 def launch(config: Config, show: Show) -> Outcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
-    Starts one process per rank if the configuration asks for several, and returns when training is finished.
+    With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
 
     Args:
         config: A checked configuration.
