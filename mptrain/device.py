@@ -173,7 +173,7 @@ def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether the device's current stream is being captured in a CUDA graph; always False on other kinds."""
+    """Return whether the current CUDA stream is being captured in a graph; always False for other kinds of device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
