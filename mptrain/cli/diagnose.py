@@ -1,4 +1,4 @@
-"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: finds the cause of a failed step and tests fixes."""
+"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: search for the cause of a failed step, and fixes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ _COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
 
 
 def diagnose(words: Sequence[str]) -> int:
-    """Examine one step of a run or of a configuration, and print the cause of its failure and the fixes.
+    """Examine one training step of a run or of a configuration; print the cause of its failure and the fixes tested.
 
     Args:
-        words: A run and overrides, or a configuration; ``--step N``, ``--learner NAME``, ``--all``,
-            ``--config-dir DIR``.
+        words: Arguments of the command: a run and overrides, or a configuration; ``--step N``, ``--learner NAME``,
+            ``--all``, ``--config-dir DIR``.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: The arguments are invalid, or the step cannot be examined.
@@ -121,10 +124,16 @@ def _remedy(one: Remedy) -> str:
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
-    """Select the modules to show if there are many, and count the others.
+    """Select at most about `MOST_ROWS` modules of an examined step for a table, and count the others.
 
     The selection keeps modules in which something breaks and their neighbours, the first and last modules, and those
     with the largest magnitudes or the most subnormal values.
+
+    Args:
+        modules: Modules of the network in call order, with their magnitudes.
+
+    Returns:
+        The selected modules in order, and the number of others.
     """
     if len(modules) <= MOST_ROWS:
         return list(modules), 0

@@ -1,4 +1,4 @@
-"""Displays of a run: the state that they share, and the line-by-line display for output that is not a terminal.
+"""Displays of a training run: the state that they share, and one that prints lines if the output is not a terminal.
 
 The display for a terminal is in `mptrain.cli.panel`.
 """
@@ -28,15 +28,15 @@ SMOOTHING = 0.1
 
 @dataclass
 class LearnerProgress:
-    """Displayed state of one learner.
+    """Displayed state of one learner (a model with its optimizer; a GAN has two) of a training run.
 
     Attributes:
-        last: Newest step.
+        last: Newest training step.
         loss: Exponential moving average of the finite losses.
         steps: Number of steps seen by this display.
-        overflows: Number of overflows seen, by phase.
-        phase: Phase of the newest overflow.
-        scales: Loss scales over the run, thinned.
+        overflows: Number of overflows seen, by phase (see `mptrain.records.OverflowRecord`).
+        phase: Phase of the newest overflow; empty for none.
+        scales: Loss scales over the run, thinned to fewer than `HISTORY`.
         losses: Smoothed losses at the same steps.
     """
 
@@ -52,21 +52,21 @@ class LearnerProgress:
 
     @property
     def overflow_count(self) -> int:
-        """Number of overflows seen."""
+        """Number of overflows that this display has seen."""
         return sum(self.overflows.values())
 
     @property
     def overflow_rate(self) -> float:
-        """Overflows per step seen."""
+        """Share of the steps seen by this display that overflowed, 0 to 1."""
         return self.overflow_count / self.steps if self.steps else 0.0
 
     @property
     def skipped(self) -> int:
-        """Number of skipped steps so far, over all attempts at the run."""
+        """Number of training steps skipped so far (attempted steps without an update), over all attempts at the run."""
         return self.last.step - self.last.updates
 
     def take(self, record: StepRecord) -> None:
-        """Count a step."""
+        """Add a training step to the counts, the smoothed loss and the histories."""
         self.last = record
         if math.isfinite(record.loss):
             self._finite += 1
@@ -82,10 +82,10 @@ class LearnerProgress:
 
 
 class RunProgress:
-    """Latest state of a run, which a display may render at any time.
+    """Latest state of a training run, from its records; a display may render it at any time.
 
     Attributes:
-        learners: Learners by name, in the order in which they first appeared.
+        learners: Displayed state of the learners by name, in the order in which they first appeared.
         progress: Newest progress record.
         evaluation: Newest evaluation.
     """
@@ -96,7 +96,7 @@ class RunProgress:
         self.evaluation: EvalRecord | None = None
 
     def take(self, record: Record) -> None:
-        """Update the state from a record."""
+        """Update the state from a step, overflow, progress or evaluation record; others are ignored."""
         if isinstance(record, StepRecord):
             learner = self.learners.get(record.learner)
             if learner is None:
@@ -114,7 +114,9 @@ class RunProgress:
 
 
 class PlainLines:
-    """Sink that prints a progress line at intervals, and a line for each epoch and each evaluation.
+    """Sink that prints a training run as ``key=value`` lines, for output that is not a terminal.
+
+    It prints a progress line at intervals, and a line for each epoch and each evaluation.
 
     Args:
         stream: Output stream.
@@ -130,7 +132,10 @@ class PlainLines:
         self._printed = time.monotonic()
 
     def take(self, record: Record) -> None:
-        """Update the state from the record, and print a line if one is due."""
+        """Update the run's state from a record, and print a line if one is due.
+
+        Every epoch and evaluation has a line; progress has one per interval.
+        """
         self._seen.take(record)
         if isinstance(record, EvalRecord):
             metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}
@@ -180,7 +185,7 @@ class PlainLines:
 
 
 def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
-    """Create the sink that displays a run.
+    """Create the sink that displays a training run: a live panel on a terminal, else ``key=value`` lines.
 
     Args:
         log: Options that set how often lines are printed.

@@ -34,10 +34,10 @@ _DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pill
 
 
 def doctor() -> int:
-    """Print the environment, the devices and the precision modes that they support.
+    """Print the environment (versions, memory, disk), the devices, and the precision modes that each device supports.
 
     Returns:
-        0, or 3 if a required module is missing or broken.
+        The exit code: 0, or 3 if a required module is missing or broken.
     """
     broken = [problem for name in NEEDED if (problem := try_import(name))]
     untried = "; untested" if sys.version_info >= (3, 14) else ""
@@ -64,7 +64,11 @@ def doctor() -> int:
 
 
 def try_import(name: str) -> Problem | None:
-    """Import a required module and return the problem, or None if the import succeeds."""
+    """Import a Python module that training needs, and return the problem, or None if the import succeeds.
+
+    Args:
+        name: Name of the module, such as ``torch``.
+    """
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -81,7 +85,7 @@ def try_import(name: str) -> Problem | None:
 
 
 def verdict(support: Support) -> str:
-    """Return the support level of a precision mode on a device."""
+    """Describe the support of a precision mode by a device: ``supported``, ``supported, slower`` or ``unsupported``."""
     if not support.ok:
         return "unsupported"
     return "supported, slower" if support.advice else "supported"
