@@ -1,4 +1,4 @@
-"""Memory use of a run, and the C library's settings for it."""
+"""Memory use of a training run on its device, and the C library's settings for CPU tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset `memory_peak`, so that earlier use, such as importing torch, does not count."""
+    """Reset the peak that `memory_peak` returns, so that earlier use, such as importing torch, does not count."""
     if device.type == "cpu":
         machine.forget_peak()
     else:
