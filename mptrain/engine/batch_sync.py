@@ -50,7 +50,7 @@ class BatchSync:
 
     @property
     def late(self) -> bool:
-        """True if the run's time limit is reached, once all ranks know of it."""
+        """True if the run's time limit (``train.max_minutes``) is reached, once all ranks know of it."""
         return self._late()
 
     def should_stop(self) -> bool:

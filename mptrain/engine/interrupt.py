@@ -38,9 +38,9 @@ class EndRequested(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Context manager in which SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, like Ctrl-C.
+    """Context manager for code outside of training, in which SIGTERM, SIGUSR1 and SIGHUP end the process like Ctrl-C.
 
-    `SignalListener` replaces these handlers while a run trains.
+    The signals raise `EndRequested` in the main thread. `SignalListener` replaces these handlers while a run trains.
 
     Raises:
         Preempted: A signal arrived and the code inside did not handle it.

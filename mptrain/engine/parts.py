@@ -142,7 +142,10 @@ class Parts:
 
     @functools.cached_property
     def labels_digest(self) -> str:
-        """SHA-256 of the labels of the data, in hexadecimal; a data set without labels counts as an empty list."""
+        """SHA-256, in hexadecimal, of the data set's labels (classes or tokens).
+
+        A resumed run must have the same. A data set without labels counts as an empty list.
+        """
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:

@@ -242,7 +242,7 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
 
 
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Restore the model's weights, their master copies and averages from a checkpoint, without any other state.
+    """Restore weights, persistent buffers, master weights and averages from a checkpoint, without other state.
 
     If the checkpoint has no averages, they start from the weights.
 
@@ -288,7 +288,7 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
-    """Restore a run to the state in a checkpoint: weights, optimizers, scalers, logs and random numbers.
+    """Restore a run to the state in a checkpoint: weights, buffers, optimizers, scalers, logs and random states.
 
     Args:
         parts: The built run; changed in place.

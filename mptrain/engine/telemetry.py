@@ -1,4 +1,4 @@
-"""Telemetry of a training run: records, warnings, progress display and signs of life for the watchdog.
+"""Telemetry of a training run: records, warnings, progress display and progress reports to the watchdog.
 
 It must not influence training. `mptrain.engine.step_log` converts values from the device to records.
 """

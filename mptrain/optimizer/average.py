@@ -63,7 +63,7 @@ class WeightAverage:
         return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
 
     def restart(self) -> None:
-        """Reset the average to the current weights."""
+        """Set the average to the current weights, so that earlier ones no longer count."""
         for name, value in self._weights.masters.full_precision().items():
             self._values[name].copy_(part(value))
 

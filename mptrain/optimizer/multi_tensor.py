@@ -207,7 +207,7 @@ class MultiTensorUpdate:
         }
 
     def __call__(self, grads: Sequence[Tensor], inputs: UpdateInputs) -> None:
-        """Update the weights in place, unless the step is skipped.
+        """Update the weights in place, unless ``inputs.skip`` is 1.
 
         Args:
             grads: P scaled gradients, each of FP16, BF16 or FP32.

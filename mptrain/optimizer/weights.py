@@ -305,12 +305,12 @@ class Gradients:
 class MasterWeights:
     """Working tensors of P parameters, which the update rule changes; with sharded parameters, this rank's shards.
 
-    FP32 parameter                      the parameter itself half parameter, master weights      a permanent FP32 copy
-    (Micikevicius et al. 2018, section 3.1) half parameter, no master weights   a temporary FP32 copy, read from the
-    parameter before each update, so that
+    FP32 parameter                      the parameter itself
+    half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
+    half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
                                         rounding to half precision loses digits in every update
-    parameter with gaps in memory       an FP32 copy without gaps, copied back after each update half parameter, state
-    in half too   the parameter itself
+    parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
+    half parameter, state in half too   the parameter itself
 
     Args:
         names: Names of the parameters.

@@ -46,7 +46,7 @@ class Histograms:
         return True
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """Return an observer for steps 1, ``every``, 2 * ``every``, ..., and None for all other steps.
+        """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others.
 
         Args:
             learner: Name of the learner (a model with its optimizer; a GAN has two).

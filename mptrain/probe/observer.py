@@ -53,7 +53,7 @@ class Operation:
 
     @property
     def finite(self) -> bool:
-        """True if no output contains inf or NaN."""
+        """True if no output of the operator contains inf or NaN."""
         return not any(counts.inf or counts.nan for counts in self.outputs)
 
     @property
@@ -171,7 +171,7 @@ class Observation:
 
     @property
     def finite(self) -> bool:
-        """True if the loss and all gradients are finite, so that the update could be applied."""
+        """True if the loss and all gradients of the observed step are finite, so that an update could be applied."""
         return self.refusal is None and math.isfinite(self.loss) and not self.gradients
 
     def of(self, phase: str) -> list[Operation]:
