@@ -1,4 +1,4 @@
-"""Recordings from a folder of sound files, optionally with speakers and transcripts."""
+"""Data set ``recordings``: raw audio from a folder of sound files, optionally with speakers and transcripts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingFolderOptions(RecordingOptions):
-    """Options of `load_recordings`.
+    """Options of the data set ``recordings``, a folder of sound files; see `load_recordings`.
 
     Attributes:
-        root: The folder.
+        root: Folder of the sound files, which may be in subfolders by speaker.
         name: Name of the data set in records.
         rate: Sample rate that all recordings are converted to, in hertz.
         speakers: Condition the network on the speaker, where there are several speakers.
-        alphabet: Letters of the texts; other letters are left out.
+        alphabet: Letters of the transcripts; other letters are left out.
         workers: Number of processes that read files.
     """
 
@@ -40,7 +40,7 @@ class RecordingFolderOptions(RecordingOptions):
 
 @takes_fields_of(RecordingFolderOptions)
 def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
-    """Find the recordings in a folder; the loader reads each one when a batch needs it.
+    """Find the recordings in a folder and make a raw-audio data set; a recording is read when a batch needs it.
 
     Files may be in the folder itself or in subfolders, in which case each direct subfolder is a speaker. The transcript
     of ``NAME.wav`` is the text file ``NAME.txt`` next to it. If the network is conditioned on text and one recording
