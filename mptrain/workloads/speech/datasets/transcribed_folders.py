@@ -1,4 +1,4 @@
-"""Speech of the user: a manifest of recordings with transcripts, or folders in the layout of LibriSpeech."""
+"""Data set ``speech``, recordings of the user: a manifest with transcripts, or folders in the layout of LibriSpeech."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EMPTY = "its transcript is empty"
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechFolderOptions(SpeechOptions):
-    """Options of `load_speech`.
+    """Options of the data set ``speech``, recordings of the user with transcripts; see `load_speech`.
 
     Attributes:
         path: A manifest or a folder (see `entries_of`) for training.
@@ -57,7 +57,7 @@ class SpeechFolderOptions(SpeechOptions):
 
 @takes_fields_of(SpeechFolderOptions)
 def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
-    """Find recordings and their transcripts; the loader reads each recording when a batch needs it.
+    """Find recordings and their transcripts, and make a data set; a recording is read when a batch needs it.
 
     Durations that the manifest does not give are read from the headers.
 
@@ -102,12 +102,12 @@ def _seconds(entry: Entry) -> float:
 
 @dataclass(frozen=True)
 class Entry:
-    """Recording and its transcript.
+    """Recording and its transcript, as a manifest or a folder gives them, before the recording is read.
 
     Attributes:
         path: Path of the recording.
         text: Transcript as written; empty if there is no speech.
-        seconds: Duration, if the manifest gives it.
+        seconds: Duration in seconds, if the manifest gives it.
         where: Line of the list, for messages: ``mine.tsv line 3``; empty if the transcript has a file of its own.
     """
 
@@ -118,7 +118,7 @@ class Entry:
 
 
 def entries_of(place: Path, faults: Faults) -> list[Entry]:
-    """Return the recordings of a manifest or a folder.
+    """Return the recordings with transcripts that a manifest or a folder lists; no recording is read.
 
     A manifest is a UTF-8 file. If its first line starts with a brace, each line is a JSON object with
     ``audio_filepath``, ``text`` and optionally ``duration`` in seconds. Otherwise it is a table of path, tab and
@@ -135,7 +135,7 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
             recordings without a transcript.
 
     Raises:
-        DataError: No recordings are found, or one is unusable and ``faults`` stops.
+        DataError: No recordings are found, or one is unusable and ``faults.on_error`` is ``stop``.
     """
     if place.is_dir():
         found = _in_folder(place, faults)
