@@ -33,7 +33,7 @@ class CausalAttention(nn.Module):
         self.outward = nn.Linear(width, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Apply causal self-attention: each position gets a projected mixture of its own and earlier positions' values.
+        """Apply causal self-attention: each position mixes its own and earlier positions' values.
 
         Args:
             given: Vectors of positions, ``[N, T, width]``.
