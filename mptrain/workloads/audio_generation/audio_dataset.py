@@ -65,6 +65,8 @@ class WindowOptions:
 class RecordingOptions(WindowOptions):
     """Options shared by the raw-audio data sets of recordings.
 
+    Further options are those of `WindowOptions`.
+
     Attributes:
         text: Condition the network on the letter being spoken, where transcripts exist.
         val_share: Share of the recordings held out for validation.
@@ -123,9 +125,10 @@ class SoundSplit(IndependentSamples):
         return len(self._clip_of)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the windows with these indices; see `Split.fetch`. There is no augmentation.
+        """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
-        Unreadable recordings are left out where ``on_error`` is ``skip``.
+        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable recordings are left out
+        where ``on_error`` is ``skip``.
 
         Returns:
             ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before the start and after the end of a
@@ -166,7 +169,7 @@ class SoundSplit(IndependentSamples):
         return Batch(torch.stack(rows), torch.zeros(len(rows), 0, dtype=torch.int64), tuple(lengths), more)
 
     def _around(self, wave: Tensor, begin: int) -> Tensor:
-        """Return the samples from ``context + 1`` before a position to ``window`` after it, zero-padded."""
+        """Return samples from ``context + 1`` before a position of a recording to ``window`` after it, zero-padded."""
         row = torch.zeros(self.context + 1 + self.window, dtype=torch.int16)
         first = begin - self.context - 1
         there = wave[max(0, first) : begin + self.window]
@@ -335,7 +338,7 @@ def hold_out_clips(
         name: Name of the data set, for messages.
         clips: All recordings.
         val_share: Share of the recordings to hold out for validation, at least one recording; 0 for no such part.
-        test_share: Share to hold out for testing, likewise.
+        test_share: Share of the recordings to hold out for testing, at least one recording; 0 for no such part.
         train_samples: Number of recordings to train on; None trains on all that are left.
 
     Returns:

@@ -31,8 +31,9 @@ SHOWN, GIVEN, WRITTEN = 4, 32, 32
 class Language(Task):
     """Language-modelling task: predict the next token at every position of a window of text.
 
-    The model is called with a batch's inputs and, by keyword, its other tensors: if state is carried from batch to
-    batch, the lane (row of the state) of each sample and whether its state is reset. It returns logits ``[N, T, V]``.
+    The model is called with a batch's inputs and, by keyword, its other tensors. If state is carried from batch to
+    batch, these are ``lane``, the row of the state that each sample continues, and ``fresh``, whether a sample starts
+    from zeros instead. The model returns logits ``[N, T, V]``.
 
     A model with a true attribute ``takes_targets`` also gets ``targets``, int64 ``[N, T]``, and returns their losses in
     nats, float32 ``[N, T]``, and its best guesses, int64 ``[N, T]``. In training the losses may be approximate and the

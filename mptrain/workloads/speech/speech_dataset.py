@@ -59,6 +59,8 @@ class Utterance:
 class SpeechOptions(FrameOptions):
     """Options shared by the data sets of recorded speech.
 
+    Further options are those of `FrameOptions`.
+
     Attributes:
         alphabet: Letters of the transcripts, including the space.
         max_seconds: Length in seconds of the longest utterance to keep; longer ones are left out and counted. None for
@@ -146,9 +148,10 @@ class SpeechSplit(Split):
         return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the utterances with these indices; see `Split.fetch`. There is no augmentation.
+        """Return the batch of the utterances with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
-        Unreadable utterances are left out where ``on_error`` is ``skip``.
+        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable utterances are left out
+        where ``on_error`` is ``skip``.
 
         Returns:
             ``inputs``: samples, int16 ``[N, S]``, zero-padded; ``targets``: numbers of letters, int64 ``[N, letters]``,

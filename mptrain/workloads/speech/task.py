@@ -128,7 +128,7 @@ class Transcribe(Task):
         return F.log_softmax(logits.float(), dim=2), lengths
 
     def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of each utterance, float32 ``[N]``."""
+        """Return the CTC loss of each utterance in nats, float32 ``[N]``; 0 if the frames are too few for CTC."""
         return F.ctc_loss(
             heard.transpose(0, 1),
             batch.targets,
@@ -139,7 +139,7 @@ class Transcribe(Task):
         )
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
-        """Return the reference and the model's transcript of each utterance."""
+        """Return the reference and the model's transcript of each utterance, as text."""
         targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
         said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:

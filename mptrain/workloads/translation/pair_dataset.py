@@ -85,7 +85,7 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
     Args:
         pairs: Distinct pairs.
         val_share: Share of all sources for validation, at least one source if not 0.
-        test_share: Share of all sources for testing, likewise.
+        test_share: Share of all sources for testing, at least one source if not 0.
 
     Returns:
         Pairs of each part by its name, in the given order.

@@ -16,6 +16,8 @@ from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk
 class AsteriskAudioOptions(RecordingOptions):
     """Options of the data set ``asterisk_audio``; see `load_asterisk_audio`.
 
+    Further options are those of `RecordingOptions`.
+
     Attributes:
         sounds: Folder of the recordings.
         transcripts: File that lists the transcripts.
@@ -28,6 +30,8 @@ class AsteriskAudioOptions(RecordingOptions):
 @takes_fields_of(AsteriskAudioOptions)
 def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
     """Read Asterisk's spoken prompts into memory as raw audio: about 24 minutes of one speaker at 8 kHz.
+
+    Call it with the fields of `AsteriskAudioOptions` as keyword arguments.
 
     Raises:
         DataError: The prompts are missing, or one cannot be read and ``on_error`` is ``stop``.

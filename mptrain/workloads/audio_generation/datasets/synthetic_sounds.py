@@ -39,6 +39,8 @@ _PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 1
 class SyntheticSoundOptions(WindowOptions):
     """Options of the data set ``made_up_sounds`` of synthetic sounds; see `make_sounds`.
 
+    Further options are those of `WindowOptions`.
+
     Attributes:
         train_samples: Number of training sounds; a smaller set is a prefix of a larger one.
         val_samples: Number of validation sounds; 0 for none.
@@ -56,6 +58,8 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
 
     The kinds are a string, two vowels and a bell. They take the place of speakers, on which a network can be
     conditioned.
+
+    Call it with the fields of `SyntheticSoundOptions` as keyword arguments.
     """
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SoundSplit] = {}

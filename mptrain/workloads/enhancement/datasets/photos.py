@@ -73,7 +73,8 @@ class PhotoFolder(PhotoDataset):
         name: Name of the data set in records.
         val_photos: Number of photos to hold out for validation if there is no ``root/val``; None holds out a tenth, at
             least one.
-        test_photos: Number of photos to hold out for testing, likewise.
+        test_photos: Number of photos to hold out for testing if there is no ``root/test``; None holds out a tenth, at
+            least one.
         cache_mb: Megabytes of decoded photos to keep in each process.
 
     Raises:

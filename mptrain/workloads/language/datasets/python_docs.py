@@ -23,6 +23,8 @@ def load_python_docs(options: TextOptions) -> TextDataset:
 
     The topics are in alphabetical order. The division is the same in every run of one version of Python.
 
+    Call it with the fields of `TextOptions` as keyword arguments.
+
     Raises:
         DataError: This Python has no topics.
         ConfigError: The text is too short for the options.

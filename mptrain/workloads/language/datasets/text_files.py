@@ -22,6 +22,8 @@ _HINT = "set dataset.path to a file, a list of files, a pattern or a folder; dat
 class TextFileOptions(TextOptions):
     """Options of the data set ``text``, text files of the user; see `load_text`.
 
+    Further options are those of `TextOptions`.
+
     Attributes:
         path: A file, a pattern (``data/*.txt``), a folder, or a list of these.
         name: Name of the data set in records.
@@ -40,6 +42,8 @@ def load_text(options: TextFileOptions) -> TextDataset:
     In a folder, the files with `SUFFIXES` are read in the order of their names. If the name of a file marks it as
     training text, each other file counts only for the part that its own name gives; otherwise all files are divided. A
     part without a file of its own is cut off the end of the training text, with its share.
+
+    Call it with the fields of `TextFileOptions` as keyword arguments.
 
     Raises:
         DataError: A file is missing or cannot be read, or there is no text.

@@ -51,7 +51,7 @@ class LSTMLanguageModel(nn.Module):
 
     Attributes:
         hidden: Hidden state carried, ``[layers, lanes, P]`` (H without a projection); absent without lanes.
-        cell: Cell state carried, ``[layers, lanes, H]``; likewise.
+        cell: Cell state carried, ``[layers, lanes, H]``; absent without lanes.
     """
 
     hidden: Tensor

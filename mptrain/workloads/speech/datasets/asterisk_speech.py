@@ -19,6 +19,8 @@ from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions
 class AsteriskOptions(SpeechOptions):
     """Options of the data set ``asterisk``, spoken prompts with transcripts; see `load_asterisk`.
 
+    Further options are those of `SpeechOptions`, some with other defaults.
+
     Attributes:
         sounds: Folder of the recordings.
         transcripts: File that lists the transcripts.
@@ -36,6 +38,8 @@ def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
 
     They are divided into training, validation and test utterances, the same in every run. Prompts with numbers of
     several digits are left out, because the list has ``500`` and not the spoken words.
+
+    Call it with the fields of `AsteriskOptions` as keyword arguments.
 
     Raises:
         DataError: The prompts are missing, or one is unusable and ``on_error`` is ``stop``.

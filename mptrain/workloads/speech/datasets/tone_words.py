@@ -35,6 +35,8 @@ _AMPLITUDE = 6000.0  # amplitude of the loudest tone, in 16-bit steps
 class ToneWordsOptions(FrameOptions):
     """Options of the data set ``tone_words`` of synthetic words; see `make_tone_words`.
 
+    Further options are those of `FrameOptions`, some with other defaults.
+
     Attributes:
         train_samples: Number of training utterances; a smaller set is a prefix of a larger one.
         val_samples: Number of validation utterances; 0 for none.
@@ -59,6 +61,8 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
 
     Transcripts are drawn with replacement, so short ones repeat. With the default numbers of utterances, 10.5 % of the
     validation transcripts and 12 % of the test transcripts also occur in training, with other audio.
+
+    Call it with the fields of `ToneWordsOptions` as keyword arguments.
 
     Raises:
         ConfigError: The features are invalid.

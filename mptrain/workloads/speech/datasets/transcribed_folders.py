@@ -37,10 +37,12 @@ _EMPTY = "its transcript is empty"
 class SpeechFolderOptions(SpeechOptions):
     """Options of the data set ``speech``, recordings of the user with transcripts; see `load_speech`.
 
+    Further options are those of `SpeechOptions`, some with other defaults.
+
     Attributes:
         path: A manifest or a folder (see `entries_of`) for training.
-        val_path: Likewise for validation; None holds out ``val_share`` of ``path``.
-        test_path: Likewise for testing; None holds out ``test_share`` of ``path``.
+        val_path: Manifest or folder for validation; None holds out ``val_share`` of ``path``.
+        test_path: Manifest or folder for testing; None holds out ``test_share`` of ``path``.
         name: Name of the data set in records.
         sample_rate: Sample rate that recordings are converted to, in hertz.
         workers: Number of processes that read recordings, at most the number of available cores.
@@ -61,6 +63,8 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
 
     Durations that the manifest does not give are read from the headers.
 
+    Call it with the fields of `SpeechFolderOptions` as keyword arguments.
+
     Raises:
         DataError: No recordings are found, or an utterance is unusable and ``on_error`` is ``stop``.
         EnvironmentRefused: The recordings need the extra ``speech``, which is not installed.
@@ -76,7 +80,7 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
 
 
 def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
-    """Return the utterances of a manifest or folder in the order of their paths, and the faults of the others."""
+    """Return the usable utterances of a manifest or folder, sorted by path, and the record of the unusable ones."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
         utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
@@ -192,7 +196,11 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
-    """Return the recordings with transcripts; once there is one, incomplete pairs and empty transcripts are faults."""
+    """Return the recordings of a folder that have transcripts.
+
+    If there is at least one, recordings or transcripts without a counterpart and empty transcripts are reported to
+    ``faults``.
+    """
     recordings = _recordings(folder)
     found: list[Entry] = []
     used: set[Path] = set()
@@ -231,7 +239,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
 
 
 def _recordings(folder: Path) -> dict[Path, Path]:
-    """Return the recordings in a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
+    """Return the recordings below a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
     found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
     return {path.with_suffix(""): path for path in found if path.is_file()}

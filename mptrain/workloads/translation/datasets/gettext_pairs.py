@@ -30,6 +30,8 @@ _QUOTED = re.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)?\s*(".*")
 class GettextOptions(PairOptions):
     """Options of the data set ``gettext``, translated messages of programs; see `load_gettext`.
 
+    Further options are those of `PairOptions`, some with other defaults.
+
     Attributes:
         package: Name of an installed package with catalogs.
         path: Folder to search instead, such as /usr/share/locale; None searches the package.
@@ -52,6 +54,8 @@ def load_gettext(options: GettextOptions) -> PairDataset:
 
     The catalogs are all files ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` in the folder, at any depth. Messages with a
     context or plural forms and untranslated messages are left out. The package is located without importing it.
+
+    Call it with the fields of `GettextOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.

@@ -50,6 +50,8 @@ _EN_TENS, _DE_TENS, _FR_TENS = (
 class NumberWordsOptions(PairOptions):
     """Options of the data set ``number_words``; see `load_number_words`.
 
+    Further options are those of `PairOptions`, some with other defaults.
+
     Attributes:
         source: Source language: ``en``, ``de`` or ``fr``.
         target: Target language, another one of these.
@@ -67,6 +69,8 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
     """Make sentence pairs from the names of distinct numbers below a million in two languages, the same in every run.
 
     Half of the draws have at most three digits.
+
+    Call it with the fields of `NumberWordsOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.

@@ -21,6 +21,8 @@ _HINT = "set dataset.path to a tab-separated file, or to a folder of such files;
 class PairFileOptions(PairOptions):
     """Options of the data set ``pairs``, tab-separated files of the user; see `load_pairs`.
 
+    Further options are those of `PairOptions`.
+
     Attributes:
         path: A file or a folder.
         name: Name of the data set in records.
@@ -43,6 +45,8 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     into the three parts. A part without a file gets a share of the training pairs. Repeated pairs of a part are skipped
     and counted.
 
+    Call it with the fields of `PairFileOptions` as keyword arguments.
+
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: A file is missing or cannot be read, or a line is unusable.
@@ -64,7 +68,11 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
 
 
 def _find(name: str, path: Path) -> dict[str, list[Path]]:
-    """Return the files of ``train``, and of ``val`` and ``test`` if there are any."""
+    """Return the files with sentence pairs of ``train``, and of ``val`` and ``test`` if there are any.
+
+    Raises:
+        DataError: There is no such file or folder, or it has no training data.
+    """
     place = path.expanduser()
     if place == Path():
         raise DataError(

@@ -28,6 +28,8 @@ _BEFORE_SPACE = re.compile(r"\s+([.,!?])")
 class DictionaryOptions(PairOptions):
     """Options of the data set ``trans_de_en``, sentences of a dictionary; see `load_trans_de_en`.
 
+    Further options are those of `PairOptions`, some with other defaults.
+
     Attributes:
         path: The dictionary file.
         source: Source language; the other one is the target language.
@@ -45,6 +47,8 @@ class DictionaryOptions(PairOptions):
 @takes_fields_of(DictionaryOptions)
 def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
     """Read sentence pairs from the German-English dictionary: examples that are complete sentences in both languages.
+
+    Call it with the fields of `DictionaryOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.

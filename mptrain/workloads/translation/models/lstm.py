@@ -118,7 +118,7 @@ class LSTMTranslator(nn.Module):
         return logits[:, 0], after
 
     def _decode(self, given: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return logits ``[N, T, V]``, and the state after the last token."""
+        """Return logits ``[N, T, V]`` of the token after each given one, and the state after the last."""
         before = [_of_one_layer(*pair) for pair in zip(state["hidden"].unbind(1), state["cell"].unbind(1), strict=True)]
         answer, end = self.asking(self.dropout(self.target_embedding(given)), before[0])
         ends = [end]
