@@ -1,6 +1,7 @@
 """Data set of raw audio: windows of µ-law levels and, for each level, the letter being spoken.
 
-Every sample of a recording is a target exactly once. This module reads no files; the loaders of the splits do.
+Every sample of a recording is a target exactly once. This module reads no files; functions that the data sets pass in
+do.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 @dataclass(frozen=True)
 class Clip:
-    """Recording and its labels.
+    """One recording of a raw-audio data set, with its labels but without its samples.
 
     Attributes:
-        name: Name in messages and key for reading: a path.
-        samples: Number of samples, as far as it is known before the recording is read.
+        name: Name in messages and key for reading the samples: a path.
+        samples: Number of audio samples, as far as it is known before the recording is read.
         speaker: Number of the speaker, or of the kind of sound.
         letters: Numbers of the letters of the transcript; empty without a transcript.
     """
@@ -47,12 +48,12 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """Options for cutting recordings into training samples.
+    """Options of raw-audio data sets for cutting recordings into windows, the training samples.
 
     Attributes:
-        levels: Number of µ-law levels.
-        window: Audio samples predicted per training sample.
-        context: Audio samples before each window that the network sees: its receptive field less one.
+        levels: Number of µ-law levels to which audio samples are quantised.
+        window: Number of audio samples predicted per window.
+        context: Number of audio samples before each window that the network sees: its receptive field less one.
     """
 
     levels: PositiveInt = 256
@@ -62,7 +63,9 @@ class WindowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions(WindowOptions):
-    """Options of recordings.
+    """Options shared by the raw-audio data sets of recordings.
+
+    Further options are those of `WindowOptions`.
 
     Attributes:
         text: Condition the network on the letter being spoken, where transcripts exist.
@@ -80,18 +83,18 @@ class RecordingOptions(WindowOptions):
 
 
 class SoundSplit(IndependentSamples):
-    """Split of windows from recordings.
+    """Training, validation or test split of a raw-audio data set: its samples are windows of recordings.
 
     A recording of S samples has ``ceil(S / window)`` windows; the last one may be short. The network sees
     ``context + 1`` samples before the first one that it predicts; samples before the start of a recording are zero.
 
     Args:
         name: Name in messages, such as ``asterisk_audio train``.
-        clips: The recordings.
-        read: Function from a name to samples, int16 ``[S]``; raises `RecordingError`.
-        options: Sizes of window and context.
-        faults: Record of unusable recordings.
-        in_memory: Whether reading only copies from memory.
+        clips: The recordings of the split, at least one.
+        read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
+        options: Sizes of window and context, in audio samples.
+        faults: Record of unusable recordings, which says whether to stop at one or skip it.
+        in_memory: Whether reading only copies from memory, so that worker processes are not worthwhile.
 
     Raises:
         DataError: There is no recording.
@@ -122,14 +125,20 @@ class SoundSplit(IndependentSamples):
         return len(self._clip_of)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the windows with these indices; unreadable recordings are left out where ``on_error`` is ``skip``.
+        """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+
+        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable recordings are left out
+        where ``on_error`` is ``skip``.
 
         Returns:
             ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before the start and after the end of a
-            recording; ``targets``: int64 ``[N, 0]``, because `SoundDataset.prepare` computes them from the inputs;
-            in ``more``, int64: ``begins``, the first sample of each window, ``lengths``, the number of predicted
-            samples, ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and
-            ``letters``, the number of letters, ``[N]``.
+            recording; ``targets``: int64 ``[N, 0]``, because `SoundDataset.prepare` computes them from the inputs; in
+            ``more``, int64: ``begins``, the first sample of each window, ``lengths``, the number of predicted samples,
+            ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and ``letters``, the
+            number of letters, ``[N]``.
+
+        Raises:
+            DataError: A recording is unusable and ``on_error`` is ``stop``, or none of the batch is usable.
         """
         rows, lengths, begins, clips, wholes = [], [], [], [], []
         for index in indices:
@@ -160,7 +169,7 @@ class SoundSplit(IndependentSamples):
         return Batch(torch.stack(rows), torch.zeros(len(rows), 0, dtype=torch.int64), tuple(lengths), more)
 
     def _around(self, wave: Tensor, begin: int) -> Tensor:
-        """Return the samples from ``context + 1`` before a position to ``window`` after it, zero-padded."""
+        """Return samples from ``context + 1`` before a position of a recording to ``window`` after it, zero-padded."""
         row = torch.zeros(self.context + 1 + self.window, dtype=torch.int16)
         first = begin - self.context - 1
         there = wave[max(0, first) : begin + self.window]
@@ -170,7 +179,9 @@ class SoundSplit(IndependentSamples):
 
 @dataclass
 class SoundDataset(Dataset):
-    """Windows of recordings; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Data set of raw audio: windows of recordings with speakers and transcripts.
+
+    It implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: Name in the configuration.
@@ -182,6 +193,7 @@ class SoundDataset(Dataset):
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
+        files: Source files of each split; empty.
     """
 
     name: str
@@ -196,7 +208,13 @@ class SoundDataset(Dataset):
     files: dict[str, list[str]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """Return ``levels``, ``sample_rate``, and ``speakers`` and ``vocabulary_size``, 0 without conditioning."""
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``levels``; ``sample_rate`` in hertz; ``speakers``, the number of speakers, 0 if there is only one;
+            ``speaker_names``, empty if there is only one; ``vocabulary_size``, the number of letters including "no
+            letter", 0 without text.
+        """
         several = len(self.speakers) > 1
         return {
             "levels": self.levels,
@@ -207,11 +225,11 @@ class SoundDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return the labels: speakers and letters in the order of their numbers."""
+        """Return ``labels`` for the run's ``data.json``: speakers, then letters, by number."""
         return {"labels": [*self.speakers, *self.alphabet]}
 
     def describe(self) -> str:
-        """Return the window length, sample rate, levels, conditioning and numbers of recordings.
+        """Return a summary for the terminal: length of a window, rate, levels, conditioning and numbers of recordings.
 
         Example: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``.
         """
@@ -222,16 +240,20 @@ class SoundDataset(Dataset):
         return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device and encode its samples as levels.
+        """Move a host batch to the device and encode its audio samples as µ-law levels; see `Dataset.prepare`.
 
         Letters are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. This is
         crude, but nothing better is possible without an alignment.
 
+        Args:
+            batch: Batch from `SoundSplit.fetch`.
+            device: Target device.
+            memory_format: Not used.
+
         Returns:
             ``inputs``: levels int64 ``[N, L]`` with L = context + window; ``targets``: the next level of each, int64
-            ``[N, L]``, `IGNORED` for context and after the end; in ``more``, where there is conditioning:
-            ``speaker`` ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target,
-            ``[N, L]``.
+            ``[N, L]``, `IGNORED` for context and after the end; in ``more``, where there is conditioning: ``speaker``
+            ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target, ``[N, L]``.
         """
         batch = batch.to(device)
         levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
@@ -262,17 +284,17 @@ def clips_as_dataset(
     alphabet: Sequence[str],
     workers: int | None = None,
 ) -> SoundDataset:
-    """Divide recordings into splits and cut them into windows.
+    """Make a raw-audio data set: divide recordings into training, validation and test splits, cut into windows.
 
     Args:
         name: Name of the data set.
         clips: All recordings.
         read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
         faults: Record of unusable recordings so far; the training split continues it.
-        options: The user's options.
+        options: Options that the user set for the data set.
         rate: Sample rate in hertz.
-        speakers: See `SoundDataset`.
-        alphabet: See `SoundDataset`.
+        speakers: Names of the speakers, by number; see `SoundDataset`.
+        alphabet: Label of each letter number, or empty without text; see `SoundDataset`.
         workers: Number of processes that read files; None if all recordings are in memory.
 
     Raises:
@@ -306,20 +328,21 @@ def clips_as_dataset(
 def hold_out_clips(
     name: str, clips: Sequence[Clip], val_share: float, test_share: float, train_samples: int | None
 ) -> dict[str, list[Clip]]:
-    """Divide recordings by a fixed permutation, with about the same share of each speaker in every part.
+    """Divide recordings into training, validation and test parts, the same in every run, stratified by speaker.
 
-    Each part gets its share of the recordings. If these are so short that the part has less than half its share of the
-    samples, more recordings are added until it does, as long as the part has at most half of all samples.
+    A fixed permutation gives each part about the same share of every speaker. Each part gets its share of the
+    recordings. If these are so short that the part has less than half its share of the samples, more recordings are
+    added until it does, as long as the part has at most half of all samples.
 
     Args:
         name: Name of the data set, for messages.
         clips: All recordings.
         val_share: Share of the recordings to hold out for validation, at least one recording; 0 for no such part.
-        test_share: Share to hold out for testing, likewise.
+        test_share: Share of the recordings to hold out for testing, at least one recording; 0 for no such part.
         train_samples: Number of recordings to train on; None trains on all that are left.
 
     Returns:
-        ``train``, and ``val`` and ``test`` where their share is above 0.
+        Recordings of ``train``, and of ``val`` and ``test`` where their share is above 0.
 
     Raises:
         ConfigError: No recording would be left to train on, or fewer than ``train_samples``.

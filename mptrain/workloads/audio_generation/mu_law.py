@@ -1,4 +1,4 @@
-"""µ-law companding: quantise samples to levels that are denser for quiet sounds, and decode them.
+"""µ-law companding: quantise audio samples to levels that are denser for quiet sounds, and decode them.
 
 The curve is that of ITU-T G.711 with µ one less than the number of levels, rounded to the nearest level, as in van den
 Oord et al. (2016, section 2.2). G.711's own code differs: it approximates the curve by straight lines. Computation is
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def encode(samples: Tensor, levels: int) -> Tensor:
-    """Return the level of each sample.
+    """Quantise audio samples to µ-law levels, the class indices that an audio model predicts.
 
     Args:
-        samples: Values from -1 to 1; values outside are clipped.
+        samples: Values from -1 to 1 of any shape; values outside are clipped.
         levels: Number of levels, at least 2.
 
     Returns:
@@ -30,11 +30,11 @@ def encode(samples: Tensor, levels: int) -> Tensor:
 
 
 def decode(numbers: Tensor, levels: int) -> Tensor:
-    """Return the sample value of each level.
+    """Convert µ-law levels back to audio samples; the inverse of `encode` up to quantisation.
 
     Args:
-        numbers: Levels, int64.
-        levels: Number of levels.
+        numbers: Levels from 0 to ``levels - 1``, int64 of any shape.
+        levels: Number of levels, at least 2.
 
     Returns:
         float32 from -1 to 1, of the same shape.

@@ -1,4 +1,4 @@
-"""Raw audio: prediction of the next level of each sample, with cross-entropy over µ-law levels in bits a sample.
+"""Task of raw-audio generation: predict the µ-law level of each next sample; cross-entropy in bits per sample.
 
 Logits are cast to FP32 before the softmax, both for the loss and for generation.
 """
@@ -27,16 +27,17 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class RawAudio(Task):
-    """Prediction of the next level at every sample of a recording.
+    """Raw-audio task: predict the µ-law level (quantised amplitude) of the next sample at every sample of a window.
 
     The model is called with levels ``[N, L]`` and, by keyword, the other tensors of the batch: speaker, letters. It
     returns logits ``[N, levels, L]``. Targets of -100 are ignored. A model with a method ``drawn`` like that of
     `mptrain.workloads.audio_generation.models.wavenet.WaveNet` generates sounds after each validation.
 
     Attributes:
-        levels: Number of levels.
-        sample_rate: Sample rate in hertz.
-        seconds: Length of the generated sounds; 0 generates none. Each sample costs one pass through the network.
+        levels: Number of µ-law levels, the classes of the prediction.
+        sample_rate: Sample rate of the audio in hertz.
+        seconds: Length of the sounds generated after each validation, in seconds; 0 generates none. Each audio sample
+            costs one pass through the network.
         speaker_names: Names of the speakers, or kinds of sound, for captions; empty to show none.
     """
 
@@ -50,16 +51,27 @@ class RawAudio(Task):
     term = "levels"
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over all samples with a target, float32 scalar."""
+        """Return the training loss: mean cross-entropy in nats over all positions with a target, float32 scalar.
+
+        Args:
+            model: Network that returns logits ``[N, levels, L]``; see `RawAudio`.
+            batch: Micro-batch on the device, from `SoundDataset.prepare`.
+        """
         losses, _ = _losses(model, batch)
         return losses.sum() / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed loss and the number of correct best guesses of each window, float64 ``[N]``."""
+        """Return the sums that the validation metrics need, for each window of a batch; see `Task.measure`.
+
+        Returns:
+            ``loss``, the cross-entropy in nats summed over the window's targets, and ``top1``, the number of targets
+            that are the most probable level. Both have the shape ``[N]`` and are in float64, or in float32 on devices
+            without it.
+        """
         losses, best = _losses(model, batch)
         return {
             "loss": losses.sum(1, dtype=widest(losses.device)),
@@ -67,12 +79,26 @@ class RawAudio(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean loss in nats and in bits a sample, its exponential, and the share of correct guesses."""
+        """Return the metrics of a whole split from the sums of `measure`.
+
+        Args:
+            sums: Sum of each quantity of `measure` over the split.
+            terms: Number of predicted levels in the split.
+
+        Returns:
+            ``loss``: mean cross-entropy in nats a level; ``bits``: the same in bits a level; ``perplexity``:
+            exponential of the loss; ``top1``: share of targets that are the most probable level.
+        """
         loss = sums["loss"] / terms
         return {"loss": loss, "bits": loss / math.log(2), "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``drawn``, the model's continuations of some windows, and ``recorded``, the true ones."""
+        """Generate sounds to show after a validation: the model's continuations of some windows, and the true ones.
+
+        Returns:
+            ``drawn``: continuations drawn from the model; ``recorded``: the recordings' own, of the same length, at
+            most that of a window. Empty if the model cannot generate or ``seconds`` is 0.
+        """
         draw = getattr(model, "drawn", None)
         count = min(round(self.seconds * self.sample_rate), batch.targets.shape[1])
         if draw is None or count == 0:
@@ -102,6 +128,6 @@ class RawAudio(Task):
 
 
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return losses in nats, float32 ``[N, L]``, 0 without a target, and best guesses, int64 ``[N, L]``."""
+    """Return losses in nats, float32 ``[N, L]``, 0 without a target, and most probable levels, int64 ``[N, L]``."""
     logits = model(batch.inputs, **batch.more).float()
     return F.cross_entropy(logits, batch.targets, reduction="none"), logits.argmax(1)

@@ -1,1 +1,1 @@
-"""Enhancement of pictures: denoising and super-resolution."""
+"""Workload of image enhancement: super-resolution and denoising of photographs."""

@@ -1,4 +1,4 @@
-"""Similarity of pictures: PSNR and SSIM."""
+"""Metrics of the similarity between a restored picture and its target: PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -22,27 +22,51 @@ _LUMINANCE, _BLACK = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16 / 255
 
 
 def in_8_bits(pictures: Tensor) -> Tensor:
-    """Return the pictures as a file would hold them: clamped to 0 to 1 and rounded to 8 bits, float32."""
+    """Round pictures to the values that an 8-bit file can hold: clamped to 0 to 1, multiples of 1/255, float32."""
     return (pictures.float().clamp(0, 1) * 255).round() / 255
 
 
 def luminance(pictures: Tensor) -> Tensor:
-    """Return Y ``[N, 1, H, W]``, from 16/255 to 235/255, of RGB pictures ``[N, 3, H, W]`` from 0 to 1."""
+    """Convert RGB pictures to the luminance Y of YCbCr, on which papers on super-resolution measure PSNR and SSIM.
+
+    The weights are those of ITU-R BT.601 in 8 bits, as in MATLAB's ``rgb2ycbcr``.
+
+    Args:
+        pictures: RGB ``[N, 3, H, W]`` from 0 to 1.
+
+    Returns:
+        Y ``[N, 1, H, W]`` from 16/255 (black) to 235/255 (white).
+    """
     red, green, blue = pictures.unbind(1)
     return (red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _BLACK).unsqueeze(1)
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio of pictures from 0 to 1, in dB, float64 ``[N]``; at most 100."""
+    """Compute the peak signal-to-noise ratio between each picture and its counterpart, in dB; at most 100.
+
+    Args:
+        one: Pictures ``[N, C, H, W]`` from 0 to 1.
+        other: Their counterparts, of the same shape.
+
+    Returns:
+        PSNR of each pair over all pixels and channels, ``[N]``, float64 (float32 on devices without it).
+    """
     error = (in_widest(one) - in_widest(other)).square().mean((1, 2, 3))
     return -10 * error.clamp_min(LEAST_ERROR).log10()
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
-    """Return the structural similarity of pictures from 0 to 1, float64 ``[N]`` on the host.
+    """Compute the structural similarity index (SSIM) between each picture and its counterpart, with scikit-image.
 
-    The mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window, computed by
-    scikit-image. Only windows inside a picture count, so pictures need at least 11 pixels a side.
+    It is the mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window. Only windows
+    inside a picture count, so pictures need at least 11 pixels a side.
+
+    Args:
+        one: Pictures ``[N, C, H, W]`` from 0 to 1.
+        other: Their counterparts, of the same shape.
+
+    Returns:
+        SSIM of each pair, at most 1, float64 ``[N]`` on the host.
 
     Raises:
         EnvironmentRefused: scikit-image is not installed.

@@ -1,6 +1,7 @@
-"""Cache of decoded photographs, and their crops: random patches for training, fixed tiles for evaluation.
+"""Splits of photographs into crops: random patches for training, fixed tiles for evaluation; and a cache of the photos.
 
-Batches hold clean pictures in 8 bits and one random word each, from which the device draws the noise of its input.
+Batches hold clean pictures in 8 bits and one random 64-bit word each, from which the device draws the noise of its
+input.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ _NOISE, _EVALUATION = 0x6E6F697365, 20040413
 
 
 class Photos:
-    """Photo files with readable headers, in the order given.
+    """List of usable photo files with their sizes, and a cache of their decoded pixels.
+
+    Construction reads only the headers, keeps the order of the files, and leaves out photos that are too small.
 
     Args:
-        paths: The files.
-        channels: 3 for RGB, 1 for grey.
+        paths: Paths of the image files.
+        channels: Channels to decode: 3 for RGB, 1 for grey.
         smallest: Smallest usable side of a photo in pixels.
-        key: Option that sets this size: ``tile_size`` or ``patch_size``.
+        key: Option that sets this size, for messages: ``tile_size`` or ``patch_size``.
         cache_mb: Megabytes of decoded pixels to keep, the most recently used first; each process has its own cache.
         faults: Record of files that cannot be read or are too small.
 
@@ -40,7 +43,7 @@ class Photos:
         fit: Whether all photos fit into the cache at once.
 
     Raises:
-        DataError: A file is unusable and ``faults`` stops.
+        DataError: A file is unusable and ``faults.on_error`` is ``stop``.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Photos:
         return len(self.paths)
 
     def pixels(self, number: int) -> Tensor:
-        """Return the photo with this number, uint8 ``[C, H, W]``.
+        """Return the decoded photo at this position of ``paths``, uint8 ``[C, H, W]``, from the cache or the file.
 
         Raises:
             OSError: The file cannot be decoded or has changed. Decoding may raise the other errors of `UNDECODABLE`.
@@ -88,7 +91,11 @@ class Photos:
         return photo
 
     def decode(self, number: int) -> Tensor:
-        """Decode a photo as `pixels` does, without caching it."""
+        """Decode the photo at this position of ``paths``, uint8 ``[C, H, W]``, without the cache.
+
+        Raises:
+            OSError: As in `pixels`.
+        """
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
             raise OSError("its size has changed since the run started")
@@ -98,7 +105,7 @@ class Photos:
 
 @dataclass(eq=False)
 class _PhotoSplit(IndependentSamples):
-    """Split of crops from photos.
+    """Base class of splits whose samples are crops from photos.
 
     Args:
         photos: The photos.
@@ -111,16 +118,16 @@ class _PhotoSplit(IndependentSamples):
 
     @property
     def in_memory(self) -> bool:
-        """True if all photos are decoded once and kept."""
+        """True if all photos fit into the cache, so that each is decoded once and kept."""
         return self.photos.fit
 
     @property
     def files(self) -> int:
-        """See `IndependentSamples.files`."""
+        """Number of photos, each of which a check of the data can decode with `read`."""
         return len(self.photos)
 
     def read(self, number: int) -> None:
-        """See `IndependentSamples.read`."""
+        """Decode the photo at this position to check it, and record it in ``faults`` if that fails."""
         try:
             self.photos.decode(number)
         except UNDECODABLE as error:
@@ -129,7 +136,18 @@ class _PhotoSplit(IndependentSamples):
     def _batch(
         self, cuts: Sequence[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]
     ) -> Batch:
-        """Cut ``(photo, top, left, side)`` each, flip the crop, and leave out photos that cannot be decoded."""
+        """Return a batch of flipped crops of photos, uint8 ``[N, C, side, side]``, as inputs and targets.
+
+        Crops of photos that cannot be decoded are left out.
+
+        Args:
+            cuts: Position of the photo, top, left and side of each crop, in pixels.
+            words: Random word of each crop, int64 ``[N]``.
+            flips: For each crop, whether to flip it vertically, flip it horizontally, and transpose it; empty for none.
+
+        Raises:
+            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
+        """
         pictures: list[Tensor] = []
         used: list[int] = []
         for place, (photo, top, left, side) in enumerate(cuts):
@@ -150,7 +168,7 @@ class _PhotoSplit(IndependentSamples):
 
 @dataclass(eq=False)
 class PatchSplit(_PhotoSplit):
-    """Random patches; each photo gets the same share of them.
+    """Training split of random square patches, each photo with the same share of them.
 
     Args:
         photos: Photos to train on, at least one.
@@ -168,7 +186,18 @@ class PatchSplit(_PhotoSplit):
         return self.patches
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return patches at positions given by ``(seed, epoch, index)``; see `mptrain.workloads.base.dataset.Split`."""
+        """Return the batch of the patches with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+
+        Position, flips and random word of a patch depend on ``(seed, epoch, index)`` only. Photos that cannot be
+        decoded are left out where ``on_error`` is ``skip``.
+
+        Returns:
+            ``inputs``, also used as ``targets``: clean patches, uint8 ``[N, C, side, side]``; in ``more`` ``words``: a
+            random word for each patch's noise, int64 ``[N]``.
+
+        Raises:
+            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
+        """
         draws = uniforms(seed, epoch, indices, 5)
         cuts = []
         for index, (down, across, *_) in zip(indices, draws.tolist(), strict=True):
@@ -182,7 +211,7 @@ class PatchSplit(_PhotoSplit):
 
 @dataclass(eq=False)
 class TileSplit(_PhotoSplit):
-    """Tiles of a grid centred on each photo; the margins outside the grid are not used.
+    """Evaluation split of fixed square tiles from a grid centred on each photo; margins outside the grid are not used.
 
     Args:
         photos: Photos to evaluate on, at least one.
@@ -213,5 +242,15 @@ class TileSplit(_PhotoSplit):
         return len(self._cuts)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return tiles with noise that is the same in every run; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the batch of the tiles with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+
+        The random words depend on the index only, so noise is the same in every evaluation and every run.
+
+        Returns:
+            ``inputs``, also used as ``targets``: clean tiles, uint8 ``[N, C, side, side]``; in ``more`` ``words``: a
+            random word for each tile's noise, int64 ``[N]``.
+
+        Raises:
+            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
+        """
         return self._batch([self._cuts[index] for index in indices], keys(_EVALUATION, 0, indices), ())

@@ -1,4 +1,4 @@
-"""Pairs of degraded and clean pictures from photographs; all crops of a photo belong to the same split."""
+"""Data set of degraded and clean crops of photographs; all crops of a photo belong to the same split."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _SMALLEST_TILE = 11
 
 @dataclass(frozen=True)
 class Degradation:
-    """Degradation of clean pictures, computed on the device in FP32 from random words drawn on the host.
+    """Degradation of clean pictures, which makes a network's inputs: bicubic downsampling or Gaussian noise.
+
+    It is computed on the device in FP32, from random words drawn on the host.
 
     Attributes:
         kind: ``downsample`` or ``noise``.
-        factor: Factor by which a downsampled picture is smaller.
-        sigma: Standard deviation of the Gaussian noise, on a scale of 255.
+        factor: Factor by which a downsampled picture is smaller on each side; unused for noise.
+        sigma: Standard deviation of the Gaussian noise, on a scale of 255; unused for downsampling.
     """
 
     kind: Kind
@@ -42,14 +44,14 @@ class Degradation:
 
     @property
     def upscale(self) -> int:
-        """Factor by which the clean picture is larger than the degraded one."""
+        """Factor by which each side of the clean picture is larger than that of the degraded one; 1 for noise."""
         return self.factor if self.kind == "downsample" else 1
 
     def apply(self, pictures: Tensor, words: Tensor) -> Tensor:
-        """Degrade pictures.
+        """Degrade clean pictures to the inputs of a network.
 
-        Downsampling is bicubic with antialiasing, as in Pillow and MATLAB, and rounds to 8 bits, as a file would.
-        Noise is neither rounded nor clipped, as in Zhang et al. 2017.
+        Downsampling is bicubic with antialiasing, as in Pillow and MATLAB, and rounds to 8 bits, as a file would. Noise
+        is neither rounded nor clipped, as in Zhang et al. 2017.
 
         Args:
             pictures: float32 ``[N, C, H, W]`` from 0 to 1; sides are multiples of ``factor``.
@@ -68,7 +70,7 @@ class Degradation:
         return (small * 255).round().clamp(0, 255) / 255
 
     def card(self) -> dict[str, Any]:
-        """Return the parameters as JSON values."""
+        """Return the parameters of the degradation as JSON values, for the data description of a run."""
         if self.kind == "noise":
             return {"kind": "noise", "sigma": self.sigma, "range": 255}
         return {"kind": "downsample", "factor": self.factor, "mode": "bicubic", "antialias": True, "bits": 8}
@@ -76,7 +78,9 @@ class Degradation:
 
 @dataclass(kw_only=True, eq=False)
 class PhotoDataset(ABC):
-    """Pairs of degraded and clean pictures; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Base class of data sets that pair degraded photos with clean ones; subclasses say which files to use.
+
+    It implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         degradation: ``downsample`` or ``noise``.
@@ -118,7 +122,7 @@ class PhotoDataset(ABC):
 
     @abstractmethod
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Return the files of ``train``, and of ``val`` and ``test`` where there are any."""
+        """Return the paths of the photos of each split: ``train``, and ``val`` and ``test`` where there are any."""
 
     def __post_init__(self) -> None:
         files = self.files()
@@ -156,11 +160,16 @@ class PhotoDataset(ABC):
         self.val, self.test = tiles("val"), tiles("test")
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_channels`` and ``upscale``, the factor by which targets are larger than inputs."""
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``in_channels``, the number of channels, and ``upscale``, the factor by which targets are larger than
+            inputs.
+        """
         return {"in_channels": self._channels, "upscale": self.degrade.upscale}
 
     def card(self) -> dict[str, Any]:
-        """Return the photos of each split and the degradation of the inputs."""
+        """Return the data description of a run as JSON values: photos of each split, and degradation of the inputs."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         files = {
             name: [str(Path(path).absolute()) for path in split.photos.paths] for name, split in splits.items() if split
@@ -168,13 +177,23 @@ class PhotoDataset(ABC):
         return {"files": files, "degradation": self.degrade.card(), "divide_by": 255}
 
     def describe(self) -> str:
-        """Return channels, height and width of inputs and targets: ``3x24x24 to 3x48x48``."""
+        """Return channels, height and width of inputs and targets for the terminal: ``3x24x24 to 3x48x48``."""
         side = self.train.side
         small = side // self.degrade.upscale
         return f"{self._channels}x{small}x{small} to {self._channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Return a batch with clean pictures from 0 to 1 as targets and degraded pictures as inputs."""
+        """Move a host batch to the device, and make inputs by degrading its clean pictures; see `Dataset.prepare`.
+
+        Args:
+            batch: Batch of clean pictures and random words, from `PatchSplit.fetch` or `TileSplit.fetch`.
+            device: Target device.
+            memory_format: Memory format of inputs and targets.
+
+        Returns:
+            ``inputs``: degraded pictures, float32 ``[N, C, H / upscale, W / upscale]``; ``targets``: clean pictures
+            from 0 to 1, float32 ``[N, C, H, W]``.
+        """
         batch = batch.to(device)
         good = batch.targets.float() / 255
         bad = self.degrade.apply(good, batch.more["words"])

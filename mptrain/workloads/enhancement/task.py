@@ -1,4 +1,4 @@
-"""Enhancement: map low-quality pictures to high-quality ones; mean error, PSNR and SSIM.
+"""Task of image enhancement: restore high-quality pictures from degraded ones; mean error, PSNR and SSIM.
 
 Losses and metrics are in FP32, with targets that are never rounded to half precision. FP16 cannot tell a white pixel
 from one that is 0.0002 darker, and squares of errors below 0.0002 underflow to zero.
@@ -31,14 +31,15 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class Enhance(Task):
-    """Restoration of targets ``[N, C, H, W]`` from inputs ``[N, C, h, w]``, both float32 from 0 to 1.
+    """Enhancement task: restore targets ``[N, C, H, W]`` from inputs ``[N, C, h, w]``, both float32 from 0 to 1.
 
     Metrics are computed on pictures as files would hold them: clamped, rounded to 8 bits, and without a border of
     `border` pixels. The baseline is the input itself, enlarged by bicubic interpolation if targets are larger.
 
     Attributes:
-        upscale: Factor by which targets are larger than inputs.
-        loss_of: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``, the mean squared error.
+        upscale: Factor by which targets are larger than inputs on each side.
+        loss_of: Loss function: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``, the mean
+            squared error.
         luminance: Whether to measure only the Y channel of colour pictures; None does so if targets are larger, as
             papers on super-resolution do, and otherwise measures all channels.
         border: Pixels at each edge left out of the metrics; None leaves out ``upscale`` pixels if targets are larger,
@@ -62,15 +63,32 @@ class Enhance(Task):
         require_extra("skimage", *EXTRA)
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean error over all pixels and channels, float32 scalar."""
+        """Return the training loss: mean absolute or squared error over all pixels and channels, float32 scalar.
+
+        Args:
+            model: Network that maps inputs ``[N, C, h, w]`` to pictures of the shape of the targets.
+            batch: Micro-batch on the device, with degraded inputs and clean targets.
+
+        Raises:
+            ConfigError: The model's output does not have the shape of the targets.
+        """
         return self._errors(self._restored(model, batch), batch.targets).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return loss, PSNR in dB, gain in PSNR over the input, and SSIM of each picture, float64 ``[N]``."""
+        """Return loss and similarity metrics of each picture of a batch; see `Task.measure`.
+
+        Returns:
+            ``loss``; ``psnr`` between output and target, in dB; ``psnr_gain``, by how much it exceeds that of the
+            baseline, in dB; ``ssim``. Each is float64 ``[N]``; loss and PSNR are in float32 on devices without FP64.
+
+        Raises:
+            ConfigError: The model's output does not have the shape of the targets, or the pictures are too small for
+                SSIM.
+        """
         output = self._restored(model, batch)
         restored, target = self._measured(output), self._measured(batch.targets)
         reached = psnr(restored, target)
@@ -82,11 +100,20 @@ class Enhance(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return means over pictures."""
+        """Return each metric of a whole split: the mean over its pictures.
+
+        Args:
+            sums: Sum of each quantity of `measure` over the split.
+            terms: Number of pictures in the split.
+        """
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``enhanced``: rows of input, output and target for the pictures with the largest input error."""
+        """Return pictures to show after a validation: the ones of a batch that the degradation changed most.
+
+        Returns:
+            ``enhanced``: one row of baseline, model output and target for each picture.
+        """
         before, target = self._before(batch), batch.targets
         chosen = (before - target).square().mean((1, 2, 3)).topk(min(SHOWN, batch.samples)).indices
         rows = torch.stack(
@@ -123,7 +150,7 @@ class Enhance(Task):
         return F.interpolate(given, size=size, mode="bicubic", antialias=True)
 
     def _measured(self, pictures: Tensor) -> Tensor:
-        """Return the part of the pictures on which metrics are computed.
+        """Return pictures as metrics see them: without border, rounded to 8 bits, and as luminance if so configured.
 
         Raises:
             ConfigError: The pictures without their border are smaller than the window of SSIM.

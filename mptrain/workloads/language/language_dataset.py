@@ -1,4 +1,4 @@
-"""Data set of text: a vocabulary and windows with the same number of tokens.
+"""Data set of text: a vocabulary, and windows with the same number of tokens.
 
 The targets of a window are its tokens shifted by one. Windows are either independent or continue one another. In the
 second case the batches of an epoch follow the text in *lanes*, and a stateful network resumes each lane from its state.
@@ -33,10 +33,10 @@ _SEAMS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"))
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Options of text data sets.
+    """Options shared by the data sets of text for language modelling.
 
     Attributes:
-        tokens: ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
+        tokens: Kind of tokens. ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
             ``char``: characters; ``space``: strings between white space, and line ends.
         sequence_length: Number of tokens per sample.
         stream: Each batch continues the previous one, for networks that carry state; False makes samples independent.
@@ -60,16 +60,19 @@ class TextOptions:
 
 
 class TextSplit(Split):
-    """Windows of one text. Window i has the tokens from ``i * sequence_length`` on, and one more to predict.
+    """Split of a text for language modelling: samples are windows of T tokens, with the next tokens as targets.
 
-    With ``lanes`` B > 0, the W windows are arranged for batches of B: lane l holds windows ``l * steps`` to
-    ``(l + 1) * steps - 1``, where ``steps = W // B``; batch b has the b-th window of each lane. The remaining
-    W - B * steps windows form a last, short batch, in which every window starts with fresh state. A split with fewer
-    windows than twice the lanes, such as a short validation text, carries no state at all.
+    Window i has the tokens from ``i * sequence_length`` on, and one more to predict.
+
+    A lane is one of B positions at which a batch reads the text in parallel; the next batch continues each lane. With
+    ``lanes`` B > 0, the W windows are arranged for batches of B: lane l holds windows ``l * steps`` to
+    ``(l + 1) * steps - 1``, where ``steps = W // B``; batch b has the b-th window of each lane. The remaining W - B *
+    steps windows form a last, short batch, in which every window starts with fresh state. A split with fewer windows
+    than twice the lanes, such as a short validation text, carries no state at all.
 
     Args:
         name: Name in messages, such as ``python_docs train``.
-        numbers: Token numbers, int32 ``[L]``.
+        numbers: Token numbers of the whole text, int32 ``[L]``.
         sequence_length: Tokens of a window, T.
         lanes: Batch size if windows continue one another; 0 if they are independent.
         limit: Number of windows to use; None uses all.
@@ -118,7 +121,16 @@ class TextSplit(Split):
         return self._windows
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the indices of one epoch; with lanes they follow the lanes, whatever the other arguments."""
+        """Return the order of windows in an epoch, int64 ``[len(self)]``; with lanes the batches follow the text.
+
+        With lanes the order does not depend on the arguments. Without, it is that of
+        `mptrain.workloads.base.random_streams.sample_order`.
+
+        Args:
+            seed: Seed of the run.
+            epoch: Completed passes over the training data.
+            shuffle: True in training, False in evaluation.
+        """
         if not self.lanes:
             return sample_order(len(self), seed, epoch, shuffle=shuffle)
         whole = self._steps * self.lanes
@@ -126,7 +138,7 @@ class TextSplit(Split):
         return torch.cat([along, torch.arange(whole, len(self))])
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the windows with these indices.
+        """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
         Returns:
             ``inputs`` and ``targets`` int64 ``[N, T]``, T terms a sample. With lanes also ``lane``, int64 ``[N]``: the
@@ -161,12 +173,14 @@ class TextSplit(Split):
 
 @dataclass
 class TextDataset(Dataset):
-    """Windows of text; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Data set of text for language modelling: a vocabulary, and splits into windows.
+
+    It implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: Name in the configuration.
-        vocabulary: Tokens by number.
-        sequence_length: Tokens of a window.
+        vocabulary: Tokens by number, learned from the training text.
+        sequence_length: Number of tokens of a window.
         lanes: Rows of state that a network carries from batch to batch; 0 if windows are independent.
         train: Training windows.
         val: Validation windows, or None.
@@ -185,7 +199,12 @@ class TextDataset(Dataset):
     workers = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return ``vocabulary_size``, ``sequence_length``, ``lanes`` and ``decode``."""
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``vocabulary_size``; ``sequence_length`` in tokens; ``lanes``, the rows of state to carry from batch to
+            batch, or 0; ``decode``, a function from a list of token numbers to text.
+        """
         return {
             "vocabulary_size": len(self.vocabulary),
             "sequence_length": self.sequence_length,
@@ -194,22 +213,22 @@ class TextDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return the vocabulary, the kind of tokens and the source files."""
+        """Return the data description of a run as JSON values: vocabulary, kind of tokens and source files."""
         return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, "files": self.files}
 
     def describe(self) -> str:
-        """Return the window length and the size of the vocabulary: ``128 words (vocabulary 2,476)``."""
+        """Return window length and vocabulary size for the terminal: ``128 words (vocabulary 2,476)``."""
         kind = "characters" if self.vocabulary.tokens == "char" else "words"
         return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
 
 def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, Faults]) -> TextDataset:
-    """Tokenize the text of each part and cut it into windows.
+    """Make a data set from text: learn a vocabulary from the training text, tokenize the parts, cut them into windows.
 
     Args:
         name: Name of the data set.
         parts: Text of ``train``, and optionally of ``val`` and ``test``.
-        options: The user's options.
+        options: Options that the user set for the data set.
         faults: Record of unusable lines of each part with files of its own.
 
     Raises:
@@ -257,6 +276,9 @@ def divide(documents: Sequence[str], val_share: float, test_share: float) -> dic
         documents: Documents in order.
         val_share: Share of all characters for validation.
         test_share: Share of all characters for testing.
+
+    Returns:
+        Text of each part by its name.
 
     Raises:
         ConfigError: The shares leave no text to train on.

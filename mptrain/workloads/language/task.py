@@ -1,4 +1,4 @@
-"""Language modelling: prediction of the next token; cross-entropy over tokens, and perplexity.
+"""Task of language modelling: predict each next token; cross-entropy over tokens, and perplexity.
 
 Logits are cast to FP32 before the loss, because a sum over thousands of tokens and a whole vocabulary overflows FP16.
 
@@ -29,17 +29,18 @@ SHOWN, GIVEN, WRITTEN = 4, 32, 32
 
 @dataclass(frozen=True)
 class Language(Task):
-    """Prediction of the next token at every position of a window of text.
+    """Language-modelling task: predict the next token at every position of a window of text.
 
-    The model is called with a batch's inputs and, by keyword, its other tensors: if state is carried from batch to
-    batch, the lane of each sample and whether its state is reset. It returns logits ``[N, T, V]``.
+    The model is called with a batch's inputs and, by keyword, its other tensors. If state is carried from batch to
+    batch, these are ``lane``, the row of the state that each sample continues, and ``fresh``, whether a sample starts
+    from zeros instead. The model returns logits ``[N, T, V]``.
 
     A model with a true attribute ``takes_targets`` also gets ``targets``, int64 ``[N, T]``, and returns their losses in
     nats, float32 ``[N, T]``, and its best guesses, int64 ``[N, T]``. In training the losses may be approximate and the
     guesses None; in evaluation both are exact. Without targets it returns logits.
 
     Attributes:
-        vocabulary_size: Number of tokens in the vocabulary.
+        vocabulary_size: Number of tokens in the vocabulary, V.
         label_smoothing: Share of the target's probability spread over all tokens in training (0.1 in Vaswani et al.
             2017, section 5.4). Metrics use the loss without smoothing.
         decode: Function from token numbers to text, to show generated text; None shows nothing.
@@ -55,11 +56,15 @@ class Language(Task):
     refuses = ("sample_rate",)  # speech data sets have a vocabulary too
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over all tokens, float32 scalar.
+        """Return the training loss: mean cross-entropy in nats over all tokens of a batch, float32 scalar.
+
+        Args:
+            model: Language model; see `Language` for its interface.
+            batch: Micro-batch on the device.
 
         Raises:
             ConfigError: Label smoothing is on, but the model computes its losses itself.
@@ -76,7 +81,13 @@ class Language(Task):
         return cast("Tensor", losses).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed loss and the number of correct best guesses of each sample, float64 ``[N]``."""
+        """Return the sums that the validation metrics need, for each window of a batch; see `Task.measure`.
+
+        Returns:
+            ``loss``, the cross-entropy in nats summed over the window's tokens, without label smoothing, and ``top1``,
+            the number of targets that are the most probable token. Both have the shape ``[N]`` and are in float64, or
+            in float32 on devices without it.
+        """
         if _takes_targets(model):
             losses, best = model(batch.inputs, **batch.more, targets=batch.targets)
         else:
@@ -89,12 +100,26 @@ class Language(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean loss in nats a token, its exponential, and the share of correct guesses."""
+        """Return the metrics of a whole split from the sums of `measure`.
+
+        Args:
+            sums: Sum of each quantity of `measure` over the split.
+            terms: Number of target tokens in the split.
+
+        Returns:
+            ``loss``: mean cross-entropy in nats a token; ``perplexity``: its exponential; ``top1``: share of targets
+            that are the most probable token.
+        """
         loss = sums["loss"] / terms
         return {"loss": loss, "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``continuations``: the model's continuations of the first half of some windows."""
+        """Generate text to show after a validation: the model's continuations of the beginnings of some windows.
+
+        Returns:
+            ``continuations``: a table of the given text, its true continuation and the model's. Empty without
+            ``decode``, or for windows of a single token.
+        """
         if self.decode is None:
             return {}
         windows = batch.inputs[:SHOWN]
@@ -109,7 +134,9 @@ class Language(Task):
 
 
 def continued(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
-    """Generate tokens one after the other, each drawn from the model's prediction; equal calls give equal tokens.
+    """Continue token sequences: draw one token after the other from the model's predictions.
+
+    The random numbers have a fixed seed, so equal calls give equal tokens.
 
     Args:
         model: Model that returns logits; the call uses and changes no carried state.
@@ -117,7 +144,7 @@ def continued(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
         count: Number of tokens to draw.
 
     Returns:
-        int64 ``[N, count]``.
+        Drawn tokens, int64 ``[N, count]``.
     """
     source = torch.Generator(tokens.device).manual_seed(0)
     begin = tokens.shape[1]
@@ -133,6 +160,6 @@ def _takes_targets(model: nn.Module) -> bool:
 
 
 def _logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return logits, float32 ``[N * T, V]``, and targets ``[N * T]``."""
+    """Return logits, float32 ``[N * T, V]``, and targets, int64 ``[N * T]``, of a batch."""
     logits = model(batch.inputs, **batch.more)
     return logits.float().flatten(0, 1), batch.targets.flatten()

@@ -1,1 +1,1 @@
-"""Recordings for several workloads: readers, and alphabets of transcripts."""
+"""Recordings for several workloads: readers of audio files, and alphabets for their transcripts."""

@@ -1,4 +1,4 @@
-"""Letters of transcripts and their numbers; 0 is the blank of connectionist temporal classification (CTC)."""
+"""Alphabets that number the letters of transcripts; 0 is the blank of connectionist temporal classification (CTC)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _DIGITS = dict(
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Letters in the order of their numbers, starting at 1.
+    """Letters of transcripts, numbered from 1 in the given order; number 0 is the CTC blank, or "no letter".
+
+    ``len()`` counts the blank too, so it is the number of outputs of a network.
 
     Attributes:
-        letters: All letters, including the space between words.
+        letters: All letters, including the space between words; default: the 28 characters of English.
 
     Raises:
         ConfigError: The alphabet is empty or has a letter twice.
@@ -38,14 +40,16 @@ class Alphabet:
             raise ConfigError(f"dataset.alphabet={self.letters!r} {what}", f"the English one is {ENGLISH!r}")
 
     def __len__(self) -> int:
-        """Return the number of labels, including the blank."""
+        """Return the number of labels: the letters and the blank."""
         return len(self.letters) + 1
 
     def spelled(self, text: str) -> str:
-        """Return a transcript as the alphabet can spell it.
+        """Normalise a transcript to the letters of the alphabet: ``Press 1, now!`` becomes ``press one now``.
 
-        Capitals become lower case if the alphabet has no capitals, typographic apostrophes become plain, single digits
-        become words, and punctuation and white space become one space. Characters of the alphabet stay as they are.
+        Capitals become lower case if the alphabet has no capitals. Typographic apostrophes become plain. Single digits
+        become English words if the alphabet has no digits. Runs of punctuation and white space become one space.
+        Characters of the alphabet stay as they are; letters and symbols outside it stay too, and `problem` reports
+        them.
         """
         known = set(self.letters)
         if not any(letter.isupper() for letter in self.letters):
@@ -59,23 +63,34 @@ class Alphabet:
         return " ".join("".join(plain).split())
 
     def problem(self, text: str) -> str:
-        """Return a message with the letters of a spelled transcript that the alphabet lacks; empty if none."""
+        """Return a message with the letters of a transcript that the alphabet lacks; empty if it lacks none.
+
+        Args:
+            text: Transcript, normalised by `spelled`.
+        """
         foreign = sorted(set(text) - set(self.letters))
         return f"its transcript has {' '.join(map(repr, foreign))}, not in dataset.alphabet" if foreign else ""
 
     def numbers(self, text: str) -> list[int]:
-        """Return the number of each letter of a spelled transcript."""
+        """Return the number of each letter of a transcript, at least 1, as CTC targets.
+
+        Args:
+            text: Transcript, normalised by `spelled`.
+
+        Raises:
+            KeyError: The alphabet lacks a letter.
+        """
         places = {letter: number for number, letter in enumerate(self.letters, start=1)}
         return [places[letter] for letter in text]
 
     def known_numbers(self, text: str) -> tuple[int, ...]:
-        """Return the numbers of the letters of any text, leaving out what the alphabet cannot spell."""
+        """Normalise any text with `spelled` and return its letter numbers; letters not in the alphabet are left out."""
         return tuple(self.numbers("".join(letter for letter in self.spelled(text) if letter in self.letters)))
 
     def text(self, numbers: Sequence[int]) -> str:
-        """Return the transcript with these numbers, without blanks."""
+        """Return the transcript that letter numbers spell; blanks (0) are left out, and repeated letters stay."""
         return "".join(self.letters[number - 1] for number in numbers if number > 0)
 
     def labels(self) -> list[str]:
-        """Return a label for each number."""
+        """Return the label of each number: `BLANK` for 0, then the letters."""
         return [BLANK, *self.letters]

@@ -33,7 +33,7 @@ _REMARK = re.compile(r"\[[^\]]*\]|\([^)]*\)|<[^>]*>")
 
 
 def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> list[tuple[str, Path, str]]:
-    """Return the prompts that contain speech, sorted by name.
+    """Find the Asterisk prompts that contain speech, with their transcripts, sorted by name; no recording is read.
 
     The list of transcripts has a line ``name: words`` for each prompt, and comments after semicolons. Remarks in
     brackets are removed; a prompt with nothing else, such as a beep, silence or screaming monkeys, has no speech.
@@ -70,7 +70,18 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
 
 
 def read_prompts(prompts: Iterable[tuple[str, Path, str]], faults: Faults) -> list[tuple[str, Path, str, Tensor]]:
-    """Return the prompts with their samples, int16 ``[T]``; ``faults`` records those that cannot be read."""
+    """Read the recordings of Asterisk prompts into memory at 8 kHz; those that cannot be read are left out.
+
+    Args:
+        prompts: Name, file and words of each prompt, from `asterisk_prompts`.
+        faults: Record of unusable samples; it receives the files that cannot be read.
+
+    Returns:
+        Name, file, words and audio samples, int16 ``[T]``, of each prompt, in order.
+
+    Raises:
+        DataError: A recording cannot be read and ``faults.on_error`` is ``stop``.
+    """
     read = []
     for name, path, words in prompts:
         try:

@@ -1,4 +1,4 @@
-"""Readers of recordings: convert any rate and number of channels to 16-bit mono samples at one rate.
+"""Readers of audio files: convert any sample rate and number of channels to 16-bit mono samples at one rate.
 
 scipy reads WAV files; FLAC, OGG and compressed WAV files need the extra ``speech``. This module knows nothing of the
 purpose of the recordings.
@@ -30,11 +30,12 @@ _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 
 class RecordingError(DataError):
-    """Error for an unusable recording.
+    """Error for a recording that cannot be used; its message names the file and proposes ``dataset.on_error=skip``.
 
     Args:
         path: The file.
-        reason: Description of the fault, as `mptrain.workloads.base.faulty_samples.Faults` takes it.
+        reason: Description of the fault without the file name, as `mptrain.workloads.base.faulty_samples.Faults`
+            records it; kept in the attribute ``reason``.
     """
 
     def __init__(self, path: str | Path, reason: str) -> None:
@@ -45,7 +46,7 @@ class RecordingError(DataError):
 
 
 def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
-    """Return the samples of a recording.
+    """Read an audio file as 16-bit mono samples, converted to a sample rate.
 
     Several channels are averaged. 16-bit mono files at the requested rate are returned unchanged. Other rates are
     converted by a polyphase filter (`scipy.signal.resample_poly`), and values outside the 16-bit range are clipped.
@@ -55,7 +56,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
         rate: Sample rate to convert to, in hertz; None keeps that of the file.
 
     Returns:
-        int16 ``[T]``, T at least 1.
+        Audio samples, int16 ``[T]``, T at least 1.
 
     Raises:
         RecordingError: The file is missing, broken, truncated or empty, or has values that are not finite.
@@ -82,7 +83,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
 
 
 def recording_seconds(path: str | Path) -> float:
-    """Return the duration of a recording in seconds, above 0, from its header if possible.
+    """Return the duration of an audio file in seconds, above 0, from its header if possible.
 
     Raises:
         RecordingError: The file is missing, broken or has no samples.
@@ -111,7 +112,7 @@ def _require_sound(path: str | Path, rate: int, samples: int) -> None:
 
 
 def _decoded(path: Path) -> tuple[int, Any]:
-    """Return the rate and the samples ``[T]`` or ``[T, channels]`` of a file, unconverted."""
+    """Return the sample rate in hertz and the samples ``[T]`` or ``[T, channels]``, in the file's number format."""
     if path.suffix.lower() == ".wav":
         from scipy.io import wavfile
 
@@ -139,7 +140,12 @@ def _decoded(path: Path) -> tuple[int, Any]:
 
 
 def _from_soundfile(function: str, path: Path, **options: str) -> Any:
-    """Call the function of soundfile with this name."""
+    """Call ``soundfile.info`` or ``soundfile.read``, named by ``function``, on a file, and convert its errors.
+
+    Raises:
+        RecordingError: The file cannot be read.
+        EnvironmentRefused: soundfile is not installed.
+    """
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
         return getattr(library, function)(str(path), **options)

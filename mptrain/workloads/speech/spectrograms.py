@@ -27,7 +27,9 @@ _LEAST_DEVIATION = 1e-3
 
 @dataclass(frozen=True)
 class SpectrogramFeatures:
-    """Parameters and computation of spectral features.
+    """Log-mel or log-spectrogram features of speech: their parameters, and their computation from audio samples.
+
+    A frame is a short window of audio, from which one vector of features is computed.
 
     Attributes:
         kind: ``log_mel``: power in triangular bands of equal width in mel; ``log_spectrogram``: power of each frequency
@@ -62,17 +64,17 @@ class SpectrogramFeatures:
 
     @property
     def window(self) -> int:
-        """Length of the window in samples."""
+        """Length of a frame's window in audio samples."""
         return round(self.rate * self.window_ms / 1000)
 
     @property
     def hop(self) -> int:
-        """Distance between frames in samples."""
+        """Distance between frames in audio samples."""
         return round(self.rate * self.hop_ms / 1000)
 
     @property
     def transform(self) -> int:
-        """Length of the transform in samples: that of the window, for bands zero-padded to a power of two.
+        """Length of the Fourier transform in samples: that of the window, for mel bands zero-padded to a power of two.
 
         For bands the length is at least twice that of the window, because bands at low frequencies are narrower than
         the resolution of a short window.
@@ -81,20 +83,25 @@ class SpectrogramFeatures:
 
     @property
     def size(self) -> int:
-        """Number of features per frame."""
+        """Number of features per frame: of mel bands, or of frequencies from 0 to half the sample rate."""
         return self.bands if self.kind == "log_mel" else self.transform // 2 + 1
 
     def frames(self, samples: int) -> int:
-        """Return the number of frames of an utterance: one centred on its first sample and one after each hop."""
+        """Return the number of frames of an utterance: one centred on its first sample and one after each hop.
+
+        Args:
+            samples: Number of audio samples of the utterance.
+        """
         return 1 + samples // self.hop
 
     def compute(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features of a batch, normalised per utterance to mean 0 and standard deviation 1.
+        """Compute the features of a batch of utterances, each normalised to mean 0 and standard deviation 1.
 
         Frames treat samples beyond both ends of an utterance as zeros. Other utterances of the batch have no effect.
+        The mean and the standard deviation are over all frames and features of an utterance.
 
         Args:
-            samples: int16 ``[N, S]``, zero-padded.
+            samples: Audio samples, int16 ``[N, S]``, zero-padded.
             lengths: Samples of each utterance, int64 ``[N]``.
 
         Returns:
@@ -120,9 +127,12 @@ class SpectrogramFeatures:
         return centred / (deviation + _LEAST_DEVIATION), frames
 
     def filters(self) -> Tensor:
-        """Return weights of frequencies in bands, float32 ``[bands, transform / 2 + 1]``: triangles equidistant in mel.
+        """Return the weight of each frequency in each mel band: triangles equidistant in mel.
 
         The mel scale is O'Shaughnessy's: 2595 log10(1 + f / 700 Hz).
+
+        Returns:
+            float32 ``[bands, transform / 2 + 1]``.
         """
         highest = 2595.0 * math.log10(1.0 + self.rate / 2 / 700.0)
         corners = 700.0 * (10.0 ** (torch.linspace(0.0, highest, self.bands + 2, dtype=torch.float64) / 2595.0) - 1.0)
@@ -133,7 +143,7 @@ class SpectrogramFeatures:
         return torch.minimum(rising, falling).clamp(min=0.0).float()
 
     def card(self) -> dict[str, Any]:
-        """Return the parameters of the features as JSON values."""
+        """Return the parameters of the features as JSON values, for the data description of a run."""
         return {
             "features": self.kind,
             "sample_rate": self.rate,
@@ -146,11 +156,11 @@ class SpectrogramFeatures:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """Format of network inputs.
+    """Format of a speech network's inputs and targets: features of the audio, and letters of the transcript.
 
     Attributes:
         alphabet: Letters and their numbers.
-        features: Features computed from samples.
+        features: Spectral features computed from audio samples.
         stride: Factor by which the network reduces the number of frames.
     """
 
@@ -159,11 +169,16 @@ class InputFormat:
     stride: int
 
     def problem(self, text: str, samples: int) -> str:
-        """Return why an utterance cannot be trained on or measured; empty if it can.
+        """Return the reason why an utterance cannot be trained on or measured with CTC; empty if it can.
 
         CTC needs a frame for each letter, and one more between two equal letters. With fewer frames no path spells the
         transcript: its probability is 0 and the loss infinite, and in mixed precision every update with it would be
-        skipped as an overflow. Setting such a loss to zero would hide the problem.
+        skipped as an overflow. Setting such a loss to zero would hide the problem. Letters that the alphabet lacks are
+        a reason too.
+
+        Args:
+            text: Transcript, as the alphabet spells it.
+            samples: Number of audio samples of the utterance.
         """
         if foreign := self.alphabet.problem(text):
             return foreign
@@ -176,10 +191,10 @@ class InputFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions:
-    """Options for converting utterances to frames.
+    """Options of speech data sets for converting audio to frames of features.
 
     Attributes:
-        features: ``log_mel`` or ``log_spectrogram``.
+        features: ``log_mel``: power in mel bands; ``log_spectrogram``: power of each frequency.
         window_ms: Length of a frame's window in milliseconds.
         hop_ms: Distance between frames in milliseconds.
         bands: Number of bands of ``log_mel``.
@@ -195,7 +210,11 @@ class FrameOptions:
     batch_size: PositiveInt = 16
 
     def input_format(self, alphabet: str, rate: int) -> InputFormat:
-        """Return the input format for an alphabet and a sample rate in hertz.
+        """Return the input format that these options give for an alphabet and a sample rate.
+
+        Args:
+            alphabet: Letters of the transcripts, including the space.
+            rate: Sample rate in hertz.
 
         Raises:
             ConfigError: The features or the alphabet are invalid.
@@ -206,5 +225,5 @@ class FrameOptions:
 
 @functools.cache
 def _filters_on(features: SpectrogramFeatures, device: torch.device) -> Tensor:
-    """Return the weights of the bands on a device, copied once, without synchronisation."""
+    """Return the weights of the mel bands on a device, copied once, without synchronisation."""
     return features.filters().to(device, non_blocking=True)

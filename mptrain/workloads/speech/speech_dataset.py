@@ -1,4 +1,4 @@
-"""Data set of utterances with transcripts, without reading files; the loaders of the splits do that.
+"""Data set of utterances with transcripts, without reading files; functions that the data sets pass in do that.
 
 Utterances that are too long are left out, and some of the rest are held out for validation and test.
 """
@@ -35,10 +35,10 @@ Division = Literal["transcript", "utterance", ""]
 
 @dataclass(frozen=True)
 class Utterance:
-    """Utterance and its transcript.
+    """One utterance of a speech data set: its transcript and the key to its audio, without the audio samples.
 
     Attributes:
-        name: Key for reading: a path.
+        name: Key for reading the audio: a path.
         text: Transcript as the alphabet spells it; empty if there is no speech.
         samples: Number of samples at the rate of the features, as far as it is known before reading.
         where: Line of the list that names the utterance, for messages; empty if there is no list.
@@ -51,17 +51,20 @@ class Utterance:
 
     @property
     def title(self) -> str:
-        """Name in messages: ``mine.tsv line 3: sub/b.wav``."""
+        """Name of the utterance in messages: ``mine.tsv line 3: sub/b.wav``."""
         return f"{self.where}: {self.name}" if self.where else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions(FrameOptions):
-    """Options of recorded speech.
+    """Options shared by the data sets of recorded speech.
+
+    Further options are those of `FrameOptions`.
 
     Attributes:
         alphabet: Letters of the transcripts, including the space.
-        max_seconds: Longest utterance to keep; longer ones are left out and counted. None for no limit.
+        max_seconds: Length in seconds of the longest utterance to keep; longer ones are left out and counted. None for
+            no limit.
         val_share: Share of the utterances held out for validation, if no path is for validation; see `divided_by`.
         test_share: Share of the utterances held out for testing, if no path is for testing.
         train_samples: Number of utterances to train on; None trains on all.
@@ -77,10 +80,15 @@ class SpeechOptions(FrameOptions):
 
 
 def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -> list[Utterance]:
-    """Return the usable utterances; ``faults`` records the others.
+    """Return the utterances that a CTC network can be trained on: their letters are known and their frames suffice.
+
+    Args:
+        utterances: Utterances of one split.
+        form: Format of the inputs, which decides; see `InputFormat.problem`.
+        faults: Record of unusable samples; it receives the other utterances with the reason.
 
     Raises:
-        DataError: An utterance is unusable and ``faults`` stops.
+        DataError: An utterance is unusable and ``faults.on_error`` is ``stop``.
     """
     kept, problems = [], {}
     for utterance in utterances:
@@ -93,16 +101,16 @@ def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -
 
 
 class SpeechSplit(Split):
-    """Split of utterances in batches of similar length.
+    """Training, validation or test split of utterances, in batches of similar length.
 
     Args:
         name: Name in messages, such as ``asterisk train``.
-        utterances: Usable utterances (see `usable`).
+        utterances: Usable utterances (see `usable`), at least one.
         form: Format of the inputs.
-        read: Function from a name to samples, int16 ``[T]``; raises `RecordingError`.
+        read: Function from the name of an utterance to its audio samples, int16 ``[T]``; raises `RecordingError`.
         batch_size: Batch size of the run; batches hold neighbours in length.
-        faults: Record of unusable utterances.
-        in_memory: Whether reading only copies from memory.
+        faults: Record of unusable utterances, which says whether to stop at one or skip it.
+        in_memory: Whether reading only copies from memory, so that worker processes are not worthwhile.
 
     Raises:
         DataError: There are no utterances.
@@ -132,17 +140,25 @@ class SpeechSplit(Split):
         return len(self.utterances)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return the order of utterances in an epoch, int64 ``[len(self)]``, in batches of similar length.
+
+        For arguments see `mptrain.workloads.base.dataset.Split.order`.
+        """
         lengths = torch.tensor([utterance.samples for utterance in self.utterances])
         return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the utterances with these indices; unreadable ones are left out where ``on_error`` is ``skip``.
+        """Return the batch of the utterances with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+
+        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable utterances are left out
+        where ``on_error`` is ``skip``.
 
         Returns:
-            ``inputs``: samples, int16 ``[N, S]``, zero-padded; ``targets``: numbers of letters, int64
-            ``[N, letters]``, zero-padded; in ``more``, int64 ``[N]``: ``lengths`` in samples, and
-            ``target_lengths``.
+            ``inputs``: samples, int16 ``[N, S]``, zero-padded; ``targets``: numbers of letters, int64 ``[N, letters]``,
+            zero-padded; in ``more``, int64 ``[N]``: ``lengths`` in samples, and ``target_lengths``.
+
+        Raises:
+            DataError: An utterance is unusable and ``on_error`` is ``stop``, or none of the batch is usable.
         """
         waves: list[Tensor] = []
         targets: list[Tensor] = []
@@ -166,11 +182,13 @@ class SpeechSplit(Split):
 
 @dataclass
 class SpeechDataset(Dataset):
-    """Utterances with transcripts; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Data set for speech recognition: utterances with transcripts, whose features are computed on the device.
+
+    It implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: Name in the configuration.
-        form: Format of the inputs.
+        form: Format of the inputs: alphabet and features.
         workers: Number of worker processes that read files.
         train: Training utterances.
         val: Validation utterances, or None.
@@ -189,7 +207,12 @@ class SpeechDataset(Dataset):
     divided: Division = ""
 
     def facts(self) -> dict[str, Any]:
-        """Return ``vocabulary_size`` (letters and the blank), ``feature_size``, ``sample_rate`` and ``decode``."""
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``vocabulary_size``, the number of letters and the blank; ``feature_size``, the number of features per
+            frame; ``sample_rate`` in hertz; ``decode``, a function from letter numbers to text.
+        """
         return {
             "vocabulary_size": len(self.form.alphabet),
             "feature_size": self.form.features.size,
@@ -198,7 +221,12 @@ class SpeechDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return the letters, the preparation of inputs, the unit of division and the number of long utterances."""
+        """Return the data description of a run as JSON values.
+
+        Returns:
+            ``labels``, the letters; ``preparation``, the parameters of the features; ``held_out_by``, the unit of
+            division; ``too_long``, the number of utterances left out for their length, by part.
+        """
         return {
             "labels": self.form.alphabet.labels(),
             "preparation": self.form.features.card(),
@@ -207,7 +235,7 @@ class SpeechDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Return feature size, number of letters, division, and numbers of too long and wordless utterances, if any.
+        """Return a summary for the terminal: features, letters, unit of division, and numbers of unusual utterances.
 
         Example: ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long, 2 without words``.
         """
@@ -222,10 +250,15 @@ class SpeechDataset(Dataset):
         return told + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device and compute its features.
+        """Move a host batch to the device and compute the features of its audio; see `Dataset.prepare`.
+
+        Args:
+            batch: Batch from `SpeechSplit.fetch`.
+            device: Target device.
+            memory_format: Not used.
 
         Returns:
-            ``inputs`` float32 ``[N, T, feature_size]``, and ``lengths`` in frames.
+            The batch with ``inputs`` float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames.
         """
         batch = batch.to(device)
         features, frames = self.form.features.compute(batch.inputs, batch.more["lengths"])
@@ -240,14 +273,14 @@ def speech_as_dataset(
     options: SpeechOptions,
     workers: int | None,
 ) -> SpeechDataset:
-    """Leave out long and unusable utterances, hold out parts without files of their own, and make splits.
+    """Make a speech data set: leave out long and unusable utterances, and hold out parts without files of their own.
 
     Args:
         name: Name of the data set.
         found: Utterances of ``train``, and of ``val`` and ``test`` if they have files, with the faults of each part.
         read: Function from the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
         form: Format of the inputs.
-        options: The user's options.
+        options: Options that the user set for the data set.
         workers: Number of processes that read files; None if all utterances are in memory.
 
     Raises:
@@ -291,7 +324,7 @@ def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: f
 
 
 def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Division:
-    """Return the unit in which utterances are held out: all utterances of a transcript together, or each by itself.
+    """Choose the unit in which utterances are held out: all utterances of a transcript together, or each by itself.
 
     Division by transcript keeps the spellings of the test out of training. With few transcripts, such as a set of
     command words, such a test would consist of words never heard in training, or of a single word. Division is
@@ -300,7 +333,7 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
 
     Args:
         utterances: All utterances.
-        shares: As in `hold_out_utterances`.
+        shares: Shares of ``val`` and ``test`` in the number of utterances, as in `hold_out_utterances`.
 
     Returns:
         ``transcript`` or ``utterance``; empty if nothing is held out.
@@ -319,17 +352,18 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
 def hold_out_utterances(
     name: str, utterances: Sequence[Utterance], shares: dict[str, float], by: Division, train_samples: int | None
 ) -> dict[str, list[Utterance]]:
-    """Divide utterances by a permutation that is the same in every run.
+    """Divide utterances into training, validation and test parts by a permutation that is the same in every run.
 
     Args:
         name: Name of the data set, for messages.
         utterances: All utterances.
         shares: Shares of ``val`` and ``test`` in the number of utterances; parts with no share, or with 0, are absent.
-        by: See `divided_by`. With ``utterance``, each part has the transcripts in about their overall proportions.
+        by: Unit that stays together, from `divided_by`. With ``utterance``, each part has the transcripts in about
+            their overall proportions.
         train_samples: Number of utterances to train on; None trains on all that are not held out.
 
     Returns:
-        ``train`` and each part with a share.
+        Utterances of ``train`` and of each part with a share.
 
     Raises:
         ConfigError: No utterance would be left to train on, or fewer than ``train_samples``.

@@ -1,4 +1,4 @@
-"""Speech recognition with connectionist temporal classification (CTC; Graves et al. 2006) over letters.
+"""Task of speech recognition: connectionist temporal classification (CTC; Graves et al. 2006) over letters.
 
 Logits are cast to FP32 before the softmax, because the loss sums log-probabilities over hundreds of frames, and a
 probability below 6e-8 is 0 in FP16.
@@ -31,7 +31,7 @@ _LEAST = -12.0
 
 @dataclass(frozen=True)
 class Transcribe(Task):
-    """Transcription of utterances into letters, without an alignment.
+    """Speech recognition task: transcribe utterances into letters with the CTC loss, without an alignment.
 
     The network is given a batch's inputs and ``lengths``. It returns logits ``[N, T, V]``, where number 0 is the blank,
     and the number of frames of each utterance, int64 ``[N]``.
@@ -57,17 +57,26 @@ class Transcribe(Task):
         require_extra("jiwer", "speech", "task=transcribe")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss over utterances, float32 scalar."""
+        """Return the training loss: CTC loss in nats, mean over the utterances of a batch, float32 scalar.
+
+        Args:
+            model: Network that returns logits ``[N, T, V]`` and numbers of frames; see `Transcribe`.
+            batch: Micro-batch on the device, from `SpeechDataset.prepare`.
+        """
         return self._losses(*self._heard(model, batch), batch).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss, the edits from hypothesis to transcript, and the length of the transcript, per utterance.
+        """Transcribe a batch and return the sums that the validation metrics need, per utterance; see `Task.measure`.
 
-        Edits and lengths are in letters and in words, float64 ``[N]``.
+        Returns:
+            ``loss`` in nats; ``unspellable``, 1 if the transcript does not fit its frames; ``letter_edits`` and
+            ``word_edits``, the insertions, deletions and substitutions between transcript and model output; ``letters``
+            and ``words``, the length of the transcript. Each is float64 ``[N]``; the first two are float32 on devices
+            without FP64.
         """
         heard, lengths = self._heard(model, batch)
         losses = self._losses(heard, lengths, batch)
@@ -85,10 +94,17 @@ class Transcribe(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean loss in nats an utterance, and letter and word error rates.
+        """Return the metrics of a whole split from the sums of `measure`.
 
-        An error rate is the number of edits per letter, or word, of the transcripts; it can exceed 1. ``unspellable``,
-        the share of transcripts that do not fit their frames, is present if it is not 0.
+        An error rate is the number of edits per letter, or word, of the transcripts; it can exceed 1.
+
+        Args:
+            sums: Sum of each quantity of `measure` over the split.
+            terms: Number of utterances in the split.
+
+        Returns:
+            ``loss``: mean loss in nats an utterance; ``cer`` and ``wer``: letter and word error rate; ``unspellable``:
+            share of transcripts that do not fit their frames, present if it is not 0.
         """
         metrics = {
             "loss": sums["loss"] / terms,
@@ -98,17 +114,21 @@ class Transcribe(Task):
         return metrics if not sums["unspellable"] else {**metrics, "unspellable": sums["unspellable"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``transcripts``: references and the model's transcripts."""
+        """Return transcripts to show after a validation.
+
+        Returns:
+            ``transcripts``: a table of references and the model's transcripts, for the first utterances of the batch.
+        """
         heard, lengths = self._heard(model, batch)
         return {"transcripts": Texts(("reference", "model"), tuple(self._transcripts(heard, lengths, batch)[:SHOWN]))}
 
     def _heard(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities, float32 ``[N, T, V]``, and numbers of frames, int64 ``[N]``."""
+        """Return log-probabilities of letters, float32 ``[N, T, V]``, and numbers of frames, int64 ``[N]``."""
         logits, lengths = model(batch.inputs, batch.more["lengths"])
         return F.log_softmax(logits.float(), dim=2), lengths
 
     def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of each utterance, float32 ``[N]``."""
+        """Return the CTC loss of each utterance in nats, float32 ``[N]``; 0 if the frames are too few for CTC."""
         return F.ctc_loss(
             heard.transpose(0, 1),
             batch.targets,
@@ -119,7 +139,7 @@ class Transcribe(Task):
         )
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
-        """Return the reference and the model's transcript of each utterance."""
+        """Return the reference and the model's transcript of each utterance, as text."""
         targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
         said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:
@@ -132,12 +152,16 @@ class Transcribe(Task):
 
 
 def collapsed(path: Sequence[int]) -> list[int]:
-    """Return the letters of a CTC path: merge repeated numbers, then remove blanks (0)."""
+    """Return the letters that a CTC path spells: merge repeated numbers, then remove blanks (0).
+
+    Args:
+        path: Number of the letter, or 0 for the blank, of each frame.
+    """
     return [number for place, number in enumerate(path) if number and (place == 0 or path[place - 1] != number)]
 
 
 def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
-    """Return whether each transcript fits its frames, bool ``[N]``.
+    """Return whether CTC can spell each transcript with its frames, bool ``[N]``.
 
     A transcript needs a frame for each letter, and one between two equal letters.
     """
@@ -159,13 +183,13 @@ def _edits(said: str, answer: str, unit: str) -> int:
 
 
 def beam_search(frames: Tensor, width: int) -> list[int]:
-    """Return the most probable letters found by a prefix beam search (Hannun et al. 2014, algorithm 1).
+    """Return the most probable letters of an utterance by CTC prefix beam search (Hannun et al. 2014, algorithm 1).
 
     The probability of a prefix is the sum over all paths that spell it, while the best path is a single one. No
     language model is used.
 
     Args:
-        frames: Log-probabilities, float32 ``[T, V]`` on the host; number 0 is the blank.
+        frames: Log-probabilities of letters in each frame, float32 ``[T, V]`` on the host; number 0 is the blank.
         width: Number of prefixes kept from frame to frame.
 
     Returns:
@@ -196,6 +220,6 @@ def _add(pair: list[float], place: int, value: float) -> None:
 
 
 def _sum(one: float, other: float) -> float:
-    """Return the logarithm of the sum of two probabilities given by their logarithms."""
+    """Return the logarithm of the sum of two probabilities that are given by their logarithms."""
     large, small = max(one, other), min(one, other)
     return large if small == -math.inf else large + math.log1p(math.exp(small - large))

@@ -1,1 +1,1 @@
-"""Text for several workloads: tokens, subwords, and batches of sequences of different lengths."""
+"""Text processing shared by workloads: tokens, subwords, text files, and batches of sequences of different lengths."""

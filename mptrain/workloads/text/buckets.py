@@ -1,4 +1,4 @@
-"""Orders of samples in which batches hold sequences of similar length, so that there is little padding."""
+"""Length bucketing: orders of samples in which each batch holds sequences of similar length, to avoid padding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _BATCHES = 1  # separates the random stream of the order of batches from that of
 
 
 def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """Return the order of an epoch in which consecutive batches hold samples of similar length.
+    """Return the order of samples in an epoch so that the sequences of each batch have similar lengths (bucketing).
 
     Samples are shuffled, cut into pools of `POOL` batches, sorted by length within each pool (equal lengths keep the
     shuffled order) and cut into batches. The order of batches is shuffled too, except that a short batch stays last.
     Each epoch has other batches.
 
     Args:
-        lengths: Length of every sample, int64 ``[N]``.
+        lengths: Length of every sample, such as its number of tokens, int64 ``[N]``.
         batch_size: Samples per batch.
         seed: Seed of the run.
         epoch: Completed passes over the training data.
@@ -29,7 +29,8 @@ def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, s
             evaluation shows samples of its first batch, which would otherwise be the shortest ones.
 
     Returns:
-        Sample indices, int64 ``[N]``, a permutation.
+        Sample indices, int64 ``[N]``, a permutation. Batch b consists of the indices at ``b * batch_size`` to
+        ``(b + 1) * batch_size - 1``.
     """
     if not shuffle:
         seed = epoch = 0

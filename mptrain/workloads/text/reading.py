@@ -1,4 +1,4 @@
-"""Readers of text files that may contain bytes outside UTF-8, and whose names may give their part of the data."""
+"""Readers of text files that may contain invalid UTF-8, and whose names may give their split of the data."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "
 
 
 def read_file(file: Path, faults: Faults) -> str:
-    """Return the text of a UTF-8 file, with CRLF line ends converted to LF.
+    """Return the text of a UTF-8 file, without a byte order mark and with CRLF line ends converted to LF.
 
     Args:
         file: Path of the file.
-        faults: Record of lines that are not UTF-8; they are left out.
+        faults: Record of unusable samples of the split. It receives each line that is not UTF-8; such lines are left
+            out of the text.
 
     Raises:
-        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` stops.
+        DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
     try:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
@@ -37,7 +38,16 @@ def read_file(file: Path, faults: Faults) -> str:
 
 
 def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of each UTF-8 line; ``problems`` records the others by file and number."""
+    """Decode lines of a file as UTF-8 one by one, and leave out those that are not UTF-8.
+
+    Args:
+        file: Path of the file, for messages only.
+        lines: Lines of the file as bytes.
+        problems: Record of lines that are not UTF-8, which this function extends: the reason by ``FILE line NUMBER``.
+
+    Yields:
+        Number, counted from 1, and text of each line in UTF-8, in order.
+    """
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode()
@@ -48,9 +58,17 @@ def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Ite
 
 
 def by_part(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Group files by the part of the data in their names: ``train``, ``val``, ``test``, or ``""`` for no part.
+    """Group data files by the split that their names give: ``wiki.valid.tokens`` is for validation.
 
-    If any file is for training, files without a part are left out.
+    The words ``train``, ``valid``, ``validation``, ``val``, ``dev`` and ``test`` count in any case, between characters
+    other than letters. If any file is for training, files without such a word are left out.
+
+    Args:
+        files: Paths of the files.
+
+    Returns:
+        Files in the given order by split: ``train``, ``val``, ``test``, or ``""`` for files whose names give no split.
+        Splits without files are absent.
     """
     found: dict[str, list[Path]] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""Subword vocabularies learned from the training text by sentencepiece, the same in every run.
+"""Subword vocabularies that sentencepiece learns from the training text, identical in every run.
 
 Text is not normalised, except that white space is collapsed, so that metrics compare the text of the user's file.
 """
@@ -28,10 +28,13 @@ _LONGEST = 1 << 20  # bytes of the longest sentence to learn from; sentencepiece
 
 @dataclass(frozen=True)
 class Subwords:
-    """Vocabulary of subwords.
+    """Vocabulary of subwords: encodes sentences as token numbers, and decodes them, with a sentencepiece model.
+
+    ``len()`` gives the number of tokens, including the four special ones: padding, unknown character, start and end of
+    a sentence.
 
     Attributes:
-        model: Serialised model of sentencepiece.
+        model: Serialised sentencepiece model, as ``SentencePieceProcessor(model_proto=...)`` takes it.
     """
 
     model: bytes
@@ -45,38 +48,54 @@ class Subwords:
         return library.SentencePieceProcessor(model_proto=self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token numbers of each text, followed by `END`; an empty text is only `END`."""
+        """Return the token numbers of each text, followed by the end token `END`; an empty text is only `END`.
+
+        Args:
+            texts: Sentences.
+
+        Returns:
+            One list of token numbers per text; the lists differ in length and are not padded.
+        """
         encoded: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return [[*numbers, END] for numbers in encoded]
 
     def decode(self, numbers: list[int]) -> str:
-        """Return the text of token numbers up to the first `END`, without special tokens."""
+        """Return the text of token numbers up to the first end token `END`, without special tokens."""
         if END in numbers:
             numbers = numbers[: numbers.index(END)]
         return str(self._processor.decode(numbers))
 
     def pieces(self) -> list[str]:
-        """Return the tokens in the order of their numbers; ``▁`` stands for a space."""
+        """Return the string of each token in the order of token numbers; ``▁`` stands for a space."""
         return [self._processor.id_to_piece(number) for number in range(len(self))]
 
     def portable(self) -> str:
-        """Return the model in base64, for a JSON file; read it with ``model_proto=base64.b64decode(...)``."""
+        """Return the sentencepiece model as base64 text, for the JSON file that describes the data of a run.
+
+        Example:
+            Other programs load it with ``SentencePieceProcessor(model_proto=base64.b64decode(text))``.
+        """
         return base64.b64encode(self.model).decode()
 
 
 def learn(name: str, texts: Sequence[str], pieces: Pieces, vocabulary: int) -> Subwords:
-    """Learn a vocabulary, single-threaded and without sampling, so that equal texts give equal vocabularies.
+    """Learn a subword vocabulary from training text with sentencepiece; equal texts give equal vocabularies.
+
+    Learning is single-threaded and without sampling.
 
     Args:
         name: Name of the texts, for messages.
         texts: The training text only; a vocabulary learned from test text would leak information about it.
-        pieces: Kind of tokens.
+        pieces: Kind of tokens: ``bpe``, ``unigram``, ``char`` or ``word``.
         vocabulary: Largest size of the vocabulary, including the four special tokens; short texts give fewer.
+
+    Returns:
+        The learned vocabulary.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: The texts are empty.
-        ConfigError: The vocabulary is too small for the characters of the text.
+        ConfigError: The vocabulary is too small for the characters of the text, or sentencepiece fails otherwise.
     """
     library = load_extra("sentencepiece", "translation", f"dataset.pieces={pieces}")
     written = io.BytesIO()

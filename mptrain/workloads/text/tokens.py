@@ -1,4 +1,4 @@
-"""Tokens and vocabularies: the mapping from text to numbers.
+"""Tokens and vocabularies of language models: the mapping between text and token numbers.
 
 A vocabulary is learned from training text only. This module knows nothing of files, splits or windows.
 """
@@ -30,10 +30,13 @@ _PATTERNS: dict[Tokens, re.Pattern[str]] = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens with numbers; the number of a token is its index.
+    """Vocabulary of words or characters: maps text to token numbers and back.
+
+    The number of a token is its index in ``entries``. ``len()`` gives the number of entries.
 
     Attributes:
-        tokens: Kind of tokens.
+        tokens: Kind of tokens: ``word``: words, numbers and runs of one punctuation mark; ``char``: characters;
+            ``space``: strings between white space, and line ends.
         entries: `UNKNOWN`, then the other tokens, most frequent first and equally frequent ones in alphabetical order.
     """
 
@@ -44,7 +47,7 @@ class Vocabulary:
         return len(self.entries)
 
     def numbers(self, text: str) -> Tensor:
-        """Return the numbers of the tokens of a text, int32 ``[L]``."""
+        """Split a text into tokens and return their numbers, int32 ``[L]``; unknown tokens get number 0."""
         known = {entry: number for number, entry in enumerate(self.entries)}
         found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
         return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
@@ -55,13 +58,13 @@ class Vocabulary:
 
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:
-    """Return the vocabulary of a training text.
+    """Count the tokens of a training text and return the vocabulary of those that are frequent enough.
 
     Args:
         name: Name of the text in messages.
         text: The training text only.
-        tokens: Kind of tokens.
-        min_count: Tokens with a smaller count become `UNKNOWN`.
+        tokens: Kind of tokens: ``word``, ``char`` or ``space``; see `Vocabulary`.
+        min_count: Smallest count of a token with its own number; rarer tokens become `UNKNOWN`.
         max_vocabulary: Largest number of entries, including `UNKNOWN`; None for no limit.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Search for the best translation of a model, greedy or with a beam. The search runs on the host around a model.
+"""Decoding of translation models, greedily or with a beam. The search runs on the host around a model.
 
 Log-probabilities and their sums are in FP32, whatever the model's dtype.
 """
@@ -16,33 +16,50 @@ State = dict[str, Tensor]
 
 
 class Translator(Protocol):
-    """Interface for decoding, besides ``forward(source, source_lengths, given) -> logits``."""
+    """Interface for decoding with a translation model, token by token: greedy or by beam search.
+
+    For training the model has ``forward(source, source_lengths, given) -> logits`` besides.
+
+    `encode` reads the source sentences once; `step` then takes the tokens of the translations one by one.
+    """
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """Return the initial state of `step`: tensors by name, samples first, so that rows can be selected.
+        """Encode source sentences and return the initial state of `step`.
 
         Args:
             source: Token numbers, int64 ``[N, S]``, padded at the end.
-            source_lengths: int64 ``[N]``.
+            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
+
+        Returns:
+            Tensors by name, all with samples as the first dimension, so that a search can select and repeat rows.
         """
         ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return logits ``[N, V]`` of the token after the last ones, int64 ``[N]``, and the next state."""
+        """Take one more token of each translation, and return the logits of the token after it.
+
+        Args:
+            tokens: Last token of each translation so far, int64 ``[N]``; at first the start token.
+            state: State from `encode` or the previous step.
+
+        Returns:
+            Logits ``[N, V]`` and the next state.
+        """
         ...
 
 
 def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Tensor) -> Tensor:
-    """Decode greedily: take the most likely token until the end token.
+    """Translate a batch of sentences greedily: take the most likely token at each position until the end token.
 
     Args:
-        model: Model in evaluation mode.
-        source: Token numbers, int64 ``[N, S]``.
-        source_lengths: int64 ``[N]``.
+        model: Translation model in evaluation mode.
+        source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end.
+        source_lengths: Number of tokens of each sentence, int64 ``[N]``.
         limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
 
     Returns:
-        int64 ``[N, L]``, padded after the end token; translations that reach their limit have no end token.
+        Token numbers of the translations, int64 ``[N, L]``, padded after the end token; translations that reach their
+        limit have no end token.
     """
     state = model.encode(source, source_lengths)
     tokens = source.new_full((len(source),), BEGIN)
@@ -61,22 +78,23 @@ def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Te
 def beam_search(
     model: Translator, source: Tensor, source_lengths: Tensor, limits: Tensor, beam: int, length_penalty: float
 ) -> Tensor:
-    """Return the best translations found with ``beam`` unfinished hypotheses at each position.
+    """Translate a batch of sentences by beam search: keep the ``beam`` best unfinished hypotheses at each position.
 
     A finished translation of n tokens, including the end token, scores log P / ((5 + n) / 6)^length_penalty (Wu et al.
     2016, equation 14, without the coverage term). A translation is finished if its end token is among the ``beam`` best
     continuations. A sentence is done when no unfinished hypothesis can still reach a better score.
 
     Args:
-        model: Model in evaluation mode.
-        source: Token numbers, int64 ``[N, S]``.
-        source_lengths: int64 ``[N]``.
+        model: Translation model in evaluation mode.
+        source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end.
+        source_lengths: Number of tokens of each sentence, int64 ``[N]``.
         limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
         beam: Number of hypotheses kept, B.
         length_penalty: Exponent of the length penalty; 0 favours short translations.
 
     Returns:
-        int64 ``[N, L]``, padded after the end token; a translation that reaches its limit has no end token.
+        Token numbers of the best translation found for each sentence, int64 ``[N, L]``, padded after the end token; a
+        translation that reaches its limit has no end token.
     """
     samples, longest = len(source), int(limits.max())
     state = {name: each.repeat_interleave(beam, 0) for name, each in model.encode(source, source_lengths).items()}
@@ -121,7 +139,7 @@ def beam_search(
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """Return FP32 ``[N, V]``, with -inf for tokens that cannot be part of a translation."""
+    """Return log-probabilities, float32 ``[N, V]``, with -inf for tokens that cannot be part of a translation."""
     logits = logits.float()
     logits[:, [PAD, UNKNOWN, BEGIN]] = -torch.inf
     return logits.log_softmax(1)

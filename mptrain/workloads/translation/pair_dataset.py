@@ -1,4 +1,4 @@
-"""Data set of sentence pairs: vocabularies, and pairs of token sequences.
+"""Data set of sentence pairs for translation: vocabularies of subwords, and pairs of token sequences.
 
 The parts have no source sentence in common. Batches are padded to their longest sequence.
 """
@@ -28,18 +28,19 @@ _FIXED = 20180430  # seed of the permutation that divides pairs; changing it cha
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Options of sentence pairs.
+    """Options shared by the data sets of sentence pairs.
 
     Attributes:
-        pieces: Kind of tokens.
+        pieces: Kind of tokens: ``bpe`` or ``unigram`` (subwords), ``char`` or ``word``.
         vocabulary: Vocabulary size of the source language, or of the shared vocabulary.
         target_vocabulary: Vocabulary size of the target language; None for the same size.
         shared: Use one vocabulary for both languages.
-        max_tokens: Longest side of a pair; longer pairs are left out.
+        max_tokens: Largest number of tokens of a sentence on either side, including the end token; longer pairs are
+            left out.
         val_share: Share of the source sentences held out for validation, if no file is for validation.
         test_share: Share of the source sentences held out for testing, if no file is for testing.
         train_samples: Number of pairs to train on; None trains on all.
-        batch_size: Batch size of the run.
+        batch_size: Batch size of the run; batches hold pairs of similar length.
     """
 
     pieces: Pieces = "bpe"
@@ -55,19 +56,24 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class Pair:
-    """Sentence and its translation."""
+    """Sentence pair: a sentence and its translation, as text.
+
+    Attributes:
+        source: Sentence in the source language.
+        target: Its translation into the target language.
+    """
 
     source: str
     target: str
 
 
 def tidied(text: str) -> str:
-    """Return text with composed characters (NFC) and any white space collapsed to one space."""
+    """Normalise a sentence: composed characters (Unicode NFC), and any white space collapsed to one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return each pair once, in the order of first occurrence."""
+    """Return each sentence pair once, in the order of first occurrence."""
     return list(dict.fromkeys(pairs))
 
 
@@ -79,7 +85,10 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
     Args:
         pairs: Distinct pairs.
         val_share: Share of all sources for validation, at least one source if not 0.
-        test_share: Share of all sources for testing, likewise.
+        test_share: Share of all sources for testing, at least one source if not 0.
+
+    Returns:
+        Pairs of each part by its name, in the given order.
 
     Raises:
         ConfigError: The shares leave no pairs to train on.
@@ -107,10 +116,10 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
 
 
 class RaggedTokens:
-    """Token sequences of different lengths, concatenated in one tensor.
+    """Token sequences of different lengths, stored in one tensor without padding.
 
     Args:
-        rows: Sequences with at least one token each.
+        rows: Token numbers of each sequence, at least one each.
 
     Attributes:
         lengths: Length of each sequence, int64 ``[N]``.
@@ -122,7 +131,11 @@ class RaggedTokens:
         self._starts = self.lengths.cumsum(0) - self.lengths
 
     def padded(self, indices: Tensor) -> Tensor:
-        """Return some sequences, padded with `PAD`, int64 ``[len(indices), longest]``."""
+        """Return selected sequences as a table, padded at the end with `PAD`, int64 ``[len(indices), longest]``.
+
+        Args:
+            indices: Positions of the sequences, int64, at least one.
+        """
         lengths = self.lengths[indices]
         places = torch.arange(int(lengths.max()))
         there = places < lengths[:, None]
@@ -131,11 +144,11 @@ class RaggedTokens:
 
 
 class PairSplit(Split):
-    """Split of sentence pairs. Batches hold pairs of similar length.
+    """Training, validation or test split of sentence pairs, in batches of similar length.
 
     Args:
         sources: Token numbers of each sentence, with an end token.
-        targets: Token numbers of each translation, with an end token, which is a term of the loss.
+        targets: Token numbers of each translation, with an end token, which counts in the loss like the other tokens.
         batch_size: Batch size of the run.
         faults: Record of unusable lines of the files.
         left_out: Number of pairs that were too long.
@@ -166,16 +179,21 @@ class PairSplit(Split):
         return len(self.faults.found) + self.left_out
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return an order with batches of similar length; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return the order of pairs in an epoch, int64 ``[len(self)]``, in batches of similar length.
+
+        For arguments see `mptrain.workloads.base.dataset.Split.order`.
+        """
         lengths = self.sources.lengths + self.targets.lengths
         return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the pairs with these indices.
+        """Return the batch of the pairs with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
         Returns:
-            ``inputs`` int64 ``[N, S]`` and ``targets`` int64 ``[N, T]``, padded at the end; ``source_lengths`` int64
-            ``[N]``. A sample has one term per target token.
+            ``inputs``, the token numbers of the sentences, int64 ``[N, S]``, and ``targets``, those of the
+            translations, int64 ``[N, T]``, padded at the end; in ``more`` ``source_lengths``, int64 ``[N]``. The loss
+            averages over the target tokens of all samples, so a sample counts as often as it has target tokens
+            (``counts``).
         """
         picked = torch.as_tensor(indices, dtype=torch.int64)
         counts = tuple(self.targets.lengths[picked].tolist())
@@ -185,7 +203,9 @@ class PairSplit(Split):
 
 @dataclass
 class PairDataset(Dataset):
-    """Sentence pairs; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Data set of sentence pairs for translation, with the vocabularies of both languages.
+
+    It implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: Name in the configuration.
@@ -209,7 +229,13 @@ class PairDataset(Dataset):
     workers = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the sizes of both vocabularies, whether they are shared, and the functions that decode tokens."""
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``source_vocabulary_size`` and ``target_vocabulary_size`` in tokens; ``shared_vocabulary``, whether both
+            languages share one; ``decode`` and ``decode_source``, functions from token numbers of a translation, or of
+            a sentence, to text.
+        """
         return {
             "source_vocabulary_size": len(self.source),
             "target_vocabulary_size": len(self.target),
@@ -219,7 +245,12 @@ class PairDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return the vocabularies and their sentencepiece models, numbers of pairs left out, and the source files."""
+        """Return the data description of a run as JSON values.
+
+        Returns:
+            ``labels``, the tokens of the vocabularies; ``sentencepiece``, their models in base64; ``too_long`` and
+            ``repeated``, numbers of pairs left out; ``files``, the source files of each part.
+        """
         sides = (
             {"source": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
         )
@@ -233,7 +264,10 @@ class PairDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Return the sizes of the vocabularies, and numbers of unusable lines and repeated and long pairs, if any."""
+        """Return a summary for the terminal: sizes of the vocabularies, and numbers of pairs left out for each reason.
+
+        Example: ``pairs in a vocabulary of 4,000 pieces, 2 left out, 31 repeated, 5 too long``.
+        """
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
@@ -251,7 +285,7 @@ def pairs_as_dataset(
     faults: Mapping[str, Faults],
     files: Mapping[str, Sequence[Path]],
 ) -> PairDataset:
-    """Divide the training pairs for parts without pairs, learn vocabularies and tokenize all parts.
+    """Make a translation data set: hold out parts without files of their own, learn vocabularies, tokenize all pairs.
 
     Repeated pairs of a part are left out and counted. Pairs with more than ``max_tokens`` tokens on a side, including
     the end token, are left out and counted as well.
@@ -259,7 +293,7 @@ def pairs_as_dataset(
     Args:
         name: Name of the data set.
         given: Pairs of ``train``, and of ``val`` and ``test`` unless they are to be held out of ``train``.
-        options: The user's options.
+        options: Options that the user set for the data set.
         faults: Record of unusable lines of each part with files of its own.
         files: Source files of each part.
 

@@ -1,4 +1,4 @@
-"""Translation: cross-entropy over the tokens of a translation, perplexity and BLEU.
+"""Task of translation: cross-entropy over the tokens of a translation, perplexity and BLEU.
 
 Logits are cast to FP32 before the loss, and padding is excluded from the loss.
 
@@ -35,7 +35,7 @@ _NGRAMS = tuple(f"ngrams_{order}" for order in range(1, _ORDER + 1))
 
 @dataclass(frozen=True)
 class Translate(Task):
-    """Translation of sentences from one language into another.
+    """Translation task: translate sentences from one language into another; cross-entropy, perplexity and BLEU.
 
     The model is called as ``model(source, source_lengths, given)`` and returns logits ``[N, T, V]`` of the token after
     each given token: the start token, then the translation. For decoding it also needs ``encode`` and ``step``
@@ -45,7 +45,7 @@ class Translate(Task):
     becomes the sign ⁇ in references and in translations, so different unknown characters count as equal.
 
     Attributes:
-        target_vocabulary_size: Number of tokens of the target language.
+        target_vocabulary_size: Number of tokens of the target language, V.
         decode: Function from token numbers of a translation to text.
         decode_source: Function from token numbers of a sentence to text.
         label_smoothing: Share of the target's probability spread over all tokens in training (0.1 in Vaswani et al.
@@ -74,20 +74,36 @@ class Translate(Task):
     shares = ("exact",)
 
     def __post_init__(self) -> None:
-        """Check that the library that the first evaluation needs is installed."""
+        """Check that sacrebleu, which computes BLEU, is installed, unless ``beam`` is 0.
+
+        Raises:
+            EnvironmentRefused: sacrebleu is not installed.
+        """
         if self.beam:
             require_extra("sacrebleu", "translation", "task=translate (unless task.beam=0)")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over all tokens without padding, float32 scalar."""
+        """Return the training loss: mean cross-entropy in nats over all target tokens without padding, float32 scalar.
+
+        Args:
+            model: Translation model; see `Translate` for its interface.
+            batch: Micro-batch on the device.
+        """
         return self._cross_entropy(model, batch, reduction="sum", label_smoothing=self.label_smoothing) / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed loss, whether the translation equals the reference, and the counts of BLEU, per sample."""
+        """Translate a batch and return the sums that the validation metrics need, per sentence; see `Task.measure`.
+
+        Returns:
+            ``loss``, the cross-entropy in nats summed over the target tokens, without label smoothing; ``sentences``,
+            always 1; unless ``beam`` is 0 also ``exact``, 1 if the translation equals the reference, and the counts of
+            BLEU: ``matches_n`` and ``ngrams_n`` for n from 1 to 4, ``length`` and ``reference_length``. Each is float64
+            ``[N]``; the loss is float32 on devices without FP64.
+        """
         losses = self._cross_entropy(model, batch, reduction="none").view(batch.targets.shape)
         sums = {
             "loss": losses.sum(1, dtype=widest(losses.device)),
@@ -103,7 +119,16 @@ class Translate(Task):
         return {**sums, **dict(zip(names, counts, strict=True))}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean loss in nats a token, its exponential, BLEU, and the share of exact translations."""
+        """Return the metrics of a whole split from the sums of `measure`.
+
+        Args:
+            sums: Sum of each quantity of `measure` over the split.
+            terms: Number of target tokens in the split.
+
+        Returns:
+            ``loss``: mean loss in nats a token; ``perplexity``: its exponential; unless ``beam`` is 0 also ``bleu``,
+            from 0 to 100, and ``exact``, the share of translations that equal their reference.
+        """
         loss = sums["loss"] / terms
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.beam:
@@ -118,7 +143,12 @@ class Translate(Task):
         return {**metrics, "bleu": float(bleu.score), "exact": sums["exact"] / sums["sentences"]}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``translations``: the first sentences, their references and the model's translations."""
+        """Translate sentences to show after a validation.
+
+        Returns:
+            ``translations``: a table of source, reference and model's translation of the first sentences of the batch.
+            Empty if ``beam`` is 0.
+        """
         if not self.beam:
             return {}
         first = batch.split(-(-batch.samples // _SHOWN))[0]
@@ -128,7 +158,12 @@ class Translate(Task):
         return {"translations": Texts(("source", "reference", "model"), tuple(rows))}
 
     def translations(self, model: Any, batch: Batch) -> list[str]:
-        """Return the model's translation of each sentence; the model needs ``encode`` and ``step``."""
+        """Translate the sentences of a batch, greedily or by beam search, and return the text of each translation.
+
+        Args:
+            model: Translation model with ``encode`` and ``step``; see `Translate`.
+            batch: Batch on the device.
+        """
         lengths = batch.more["source_lengths"]
         limits = (lengths * self.length_factor).ceil().long() + self.length_extra
         given = (model, batch.inputs, lengths, limits)

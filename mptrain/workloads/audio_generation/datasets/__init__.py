@@ -1,1 +1,1 @@
-"""Recordings and synthetic sounds."""
+"""Data sets of raw audio: recordings of the user, Asterisk's telephone prompts, and synthetic sounds."""

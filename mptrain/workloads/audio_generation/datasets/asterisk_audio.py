@@ -1,4 +1,4 @@
-"""Prompts of the Asterisk telephone exchange as raw audio with their transcripts."""
+"""Data set ``asterisk_audio``: prompts of the Asterisk telephone exchange as raw audio with their transcripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk
 
 @dataclass(frozen=True, kw_only=True)
 class AsteriskAudioOptions(RecordingOptions):
-    """Options of `load_asterisk_audio`.
+    """Options of the data set ``asterisk_audio``; see `load_asterisk_audio`.
+
+    Further options are those of `RecordingOptions`.
 
     Attributes:
         sounds: Folder of the recordings.
@@ -27,7 +29,9 @@ class AsteriskAudioOptions(RecordingOptions):
 
 @takes_fields_of(AsteriskAudioOptions)
 def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
-    """Read the prompts into memory: about 24 minutes of one speaker at 8 kHz.
+    """Read Asterisk's spoken prompts into memory as raw audio: about 24 minutes of one speaker at 8 kHz.
+
+    Call it with the fields of `AsteriskAudioOptions` as keyword arguments.
 
     Raises:
         DataError: The prompts are missing, or one cannot be read and ``on_error`` is ``stop``.

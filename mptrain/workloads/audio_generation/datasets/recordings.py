@@ -1,4 +1,4 @@
-"""Recordings from a folder of sound files, optionally with speakers and transcripts."""
+"""Data set ``recordings``: raw audio from a folder of sound files, optionally with speakers and transcripts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingFolderOptions(RecordingOptions):
-    """Options of `load_recordings`.
+    """Options of the data set ``recordings``, a folder of sound files; see `load_recordings`.
+
+    Further options are those of `RecordingOptions`.
 
     Attributes:
-        root: The folder.
+        root: Folder of the sound files, which may be in subfolders by speaker.
         name: Name of the data set in records.
         rate: Sample rate that all recordings are converted to, in hertz.
         speakers: Condition the network on the speaker, where there are several speakers.
-        alphabet: Letters of the texts; other letters are left out.
+        alphabet: Letters of the transcripts; other letters are left out.
         workers: Number of processes that read files.
     """
 
@@ -40,11 +42,13 @@ class RecordingFolderOptions(RecordingOptions):
 
 @takes_fields_of(RecordingFolderOptions)
 def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
-    """Find the recordings in a folder; the loader reads each one when a batch needs it.
+    """Find the recordings in a folder and make a raw-audio data set; a recording is read when a batch needs it.
 
     Files may be in the folder itself or in subfolders, in which case each direct subfolder is a speaker. The transcript
     of ``NAME.wav`` is the text file ``NAME.txt`` next to it. If the network is conditioned on text and one recording
     has a transcript, recordings without a transcript and transcripts without a recording are unusable.
+
+    Call it with the fields of `RecordingFolderOptions` as keyword arguments.
 
     Raises:
         DataError: There are no recordings, or one is unusable and ``on_error`` is ``stop``.
@@ -99,7 +103,7 @@ def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
     """Return the text file of each recording that has one; empty if no recording has one.
 
     Raises:
-        DataError: Some recordings have a text, but a recording or a text has no counterpart, and ``faults`` stops.
+        DataError: Only some recordings have a text, or a text has no recording, and ``on_error`` is ``stop``.
     """
     found = {file: file.with_suffix(".txt") for file in files if file.with_suffix(".txt").is_file()}
     if found:

@@ -1,4 +1,4 @@
-"""Synthetic sounds for machines without recordings: plucked strings, two vowels and bells.
+"""Data set ``made_up_sounds``, for machines without recordings: plucked strings, two vowels and bells, synthesised.
 
 Results on these sounds say little about the quality of a network on speech.
 """
@@ -37,7 +37,9 @@ _PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 1
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSoundOptions(WindowOptions):
-    """Options of `make_sounds`.
+    """Options of the data set ``made_up_sounds`` of synthetic sounds; see `make_sounds`.
+
+    Further options are those of `WindowOptions`.
 
     Attributes:
         train_samples: Number of training sounds; a smaller set is a prefix of a larger one.
@@ -52,7 +54,13 @@ class SyntheticSoundOptions(WindowOptions):
 
 @takes_fields_of(SyntheticSoundOptions)
 def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
-    """Make half-second sounds of four kinds at 8 kHz, the same in every run; the kinds are the speakers."""
+    """Synthesise half-second sounds of four kinds at 8 kHz, the same in every run.
+
+    The kinds are a string, two vowels and a bell. They take the place of speakers, on which a network can be
+    conditioned.
+
+    Call it with the fields of `SyntheticSoundOptions` as keyword arguments.
+    """
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SoundSplit] = {}
     for number, (part, count) in enumerate(counts.items()):
@@ -71,9 +79,14 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
 
 
 def sound(kind: int, part: int, index: int) -> Tensor:
-    """Return a sound that depends only on its arguments, int16 ``[LENGTH]``.
+    """Synthesise one sound of half a second, int16 ``[LENGTH]``, which depends only on the arguments.
 
     Pitch, loudness, onset and noise differ from sound to sound.
+
+    Args:
+        kind: Position of the kind in `KINDS`.
+        part: Number of the split: 0 for training, 1 for validation, 2 for testing.
+        index: Number of the sound within its split.
     """
     pitch, loudness, onset, *draws = uniforms(_FIXED, part, [index], 3 + RATE)[0].tolist()
     begin = int(onset * LENGTH / 8)
@@ -86,7 +99,7 @@ def sound(kind: int, part: int, index: int) -> Tensor:
 
 
 def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
-    """Return a plucked string: noise that passes through a smoothing loop repeatedly (Karplus and Strong 1983)."""
+    """Return the sound of a plucked string: noise that a loop smooths repeatedly (Karplus and Strong 1983)."""
     loop = max(2, round(RATE / frequency - 0.5))
     rounds = [draws[:loop] * 2 - 1]
     # The sample before the first one of the last round. The first round is taken to follow a copy of itself.
@@ -99,7 +112,11 @@ def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
 
 
 def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor]:
-    """Return a voice: harmonics that fall by 6 dB an octave, louder near a formant, with a fade-in and fade-out."""
+    """Return a function that synthesises a sung vowel with these formants, in hertz.
+
+    The vowel consists of harmonics that fall by 6 dB an octave and are louder near a formant, with a fade-in and
+    fade-out.
+    """
 
     def make(frequency: float, length: int, draws: Tensor) -> Tensor:
         seconds = torch.arange(length, dtype=torch.float64) / RATE
@@ -116,7 +133,7 @@ def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor
 
 
 def _bell(frequency: float, length: int, draws: Tensor) -> Tensor:
-    """Return a bell: inharmonic partials, each with its own decay rate."""
+    """Return the sound of a bell: inharmonic partials, each with its own decay rate."""
     seconds = torch.arange(length, dtype=torch.float64) / RATE
     wave = torch.zeros(length, dtype=torch.float64)
     for number, (ratio, fading) in enumerate(_PARTIALS):

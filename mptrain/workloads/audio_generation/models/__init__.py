@@ -1,1 +1,1 @@
-"""WaveNet."""
+"""Models of raw audio: WaveNet."""

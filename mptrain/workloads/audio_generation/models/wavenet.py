@@ -1,11 +1,11 @@
-"""WaveNet: a network that predicts the next level of each sample of a sound from the samples before it.
+"""WaveNet: a network that predicts the level of each next sample of a sound from the samples before it.
 
 Dilated causal convolutions look back over ever larger distances. All layers may run in half precision; the task
 computes the softmax over the levels in FP32.
 
 Generation costs one step per sample: every layer caches the past inputs that it needs (Paine et al. 2016, *Fast Wavenet
-generation algorithm*), so the cost of a step depends on the number of layers and not on the receptive field. The
-result is that of the whole network, up to rounding.
+generation algorithm*), so the cost of a step depends on the number of layers and not on the receptive field. The result
+is that of the whole network, up to rounding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from mptrain.fields import NonNegativeInt, PositiveInt
 
 
 class GatedLayer(nn.Module):
-    """Dilated convolution with a tanh-sigmoid gate (van den Oord et al. 2016, eq. 2).
+    """Layer of WaveNet: dilated causal convolution with a tanh-sigmoid gate (van den Oord et al. 2016, eq. 2).
 
     Args:
         residual: Channels of the residual path, R.
         kernel_size: Number of taps of the convolution.
         dilation: Distance between taps in samples.
-        condition: Channels of the condition, E; 0 for none.
+        condition: Channels of the condition, E, which is added to the gates (speaker, text); 0 for none.
         last: Whether this is the last layer, which has no residual output.
+
+    Attributes:
+        past: Number of earlier samples that an output depends on.
     """
 
     def __init__(self, residual: int, kernel_size: int, dilation: int, condition: int, *, last: bool) -> None:
@@ -38,24 +41,40 @@ class GatedLayer(nn.Module):
         self.residual = None if last else nn.Conv1d(residual, residual, 1)
 
     def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the residual output and the gated product, each ``[N, R, L]``.
+        """Apply the gated convolution to all samples of a sequence.
 
         Args:
             given: Inputs ``[N, R, L]``.
-            condition: Condition ``[N, E, L]`` or ``[N, E, 1]``, or None.
+            condition: Condition ``[N, E, L]``, or ``[N, E, 1]`` for the same at all samples, or None.
+
+        Returns:
+            Two tensors ``[N, R, L]``: the residual output, which is the input of the next layer, and the gated product,
+            which goes to the skip connections. In the last layer the residual output is the input unchanged.
         """
         gates, added = self.gates(F.pad(given, (self.past, 0))), self.added(condition)
         return self.outputs(given, gates if added is None else gates + added)
 
     def added(self, condition: Tensor | None) -> Tensor | None:
-        """Return the contribution of a condition to the gates, for all samples at once."""
+        """Project a condition to the part of the gates' pre-activations that it contributes, for all samples at once.
+
+        Args:
+            condition: ``[N, E, L]`` or ``[N, E, 1]``, or None.
+
+        Returns:
+            ``[N, 2 R, L]`` or ``[N, 2 R, 1]``; None if the layer or the call has no condition.
+        """
         if self.condition is None or condition is None:
             return None
         added: Tensor = self.condition(condition)
         return added
 
     def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual output and the gated product from the pre-activations ``[N, 2 R, L]`` of both gates."""
+        """Return the residual output and the gated product, ``[N, R, L]`` each, from the gates' pre-activations.
+
+        Args:
+            given: Inputs of the layer ``[N, R, L]``.
+            gates: Pre-activations ``[N, 2 R, L]``: those of tanh, then those of the sigmoid.
+        """
         filtered, gate = gates.chunk(2, 1)
         product = torch.tanh(filtered) * torch.sigmoid(gate)
         onward = given if self.residual is None else given + self.residual(product)
@@ -63,11 +82,11 @@ class GatedLayer(nn.Module):
 
 
 class Queue:
-    """Gated layer with a cache of its past inputs.
+    """Gated layer with a cache of its past inputs, for generation sample by sample.
 
     Args:
-        layer: The layer.
-        seen: Inputs of the layer so far, ``[N, R, L]``.
+        layer: The layer, whose weights are used unchanged.
+        seen: Inputs of the layer so far, ``[N, R, L]``; only the last ``layer.past`` are kept.
     """
 
     def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
@@ -80,7 +99,15 @@ class Queue:
         self._spacing = layer.gates.dilation[0]
 
     def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both outputs of the layer for the next sample, ``[N, R, 1]``; ``condition`` is added to the gates."""
+        """Compute both outputs of the layer for the next sample, and add its input to the cache.
+
+        Args:
+            given: Input of the layer for this sample, ``[N, R, 1]``.
+            condition: Contribution of the condition to the gates, from `GatedLayer.added`, ``[N, 2 R, 1]``; or None.
+
+        Returns:
+            Residual output and gated product, ``[N, R, 1]`` each, as in `GatedLayer.forward`.
+        """
         size = self._kept.shape[2]
         taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
         gates = F.linear(torch.cat([*taps, given[..., 0]], 1), self._weight, self.layer.gates.bias).unsqueeze(2)
@@ -91,21 +118,21 @@ class Queue:
 
 
 class WaveNet(nn.Module):
-    """Stacks of gated layers with dilations 1, 2, 4 ... over an embedding of levels (van den Oord et al. 2016).
+    """WaveNet: stacks of gated layers with dilations 1, 2, 4 ... over embedded levels (van den Oord et al. 2016).
 
     The speaker is an embedding shared by all samples (global conditioning, their section 2.5). Text is an embedding of
     letters, mixed with their neighbours; each sample gets that of the letter being spoken (local conditioning).
 
     Args:
-        levels: Number of levels.
+        levels: Number of µ-law levels.
         stacks: Number of stacks; dilations restart at 1 in each.
         layers: Layers per stack, the last with a dilation of ``2 ** (layers - 1)``.
-        residual: Channels of the residual path and of the gates.
-        skip: Channels of the sum over all layers.
+        residual: Channels of the residual path and of the gates, R.
+        skip: Channels of the sum over the skip connections of all layers.
         kernel_size: Number of taps of each layer.
         speakers: Number of speakers; 0 for no conditioning on the speaker.
         vocabulary_size: Number of letters, including that for "no letter"; 0 for no conditioning on text.
-        condition: Size of the embeddings of speakers and letters.
+        condition: Size of the embeddings of speakers and letters, E.
 
     Attributes:
         receptive_field: Number of samples that an output depends on:
@@ -145,7 +172,7 @@ class WaveNet(nn.Module):
     def forward(
         self, given: Tensor, speaker: Tensor | None = None, text: Tensor | None = None, place: Tensor | None = None
     ) -> Tensor:
-        """Return logits of the next level at each position.
+        """Predict the next level at each position: return the logits of all levels.
 
         Args:
             given: Levels, int64 ``[N, L]``.
@@ -154,7 +181,7 @@ class WaveNet(nn.Module):
             place: Index into ``text`` of the letter being spoken, int64 ``[N, L]``.
 
         Returns:
-            ``[N, levels, L]``.
+            Logits ``[N, levels, L]``.
         """
         condition = self.conditioning(speaker, text, place)
         value = self.embedding(given).transpose(1, 2)
@@ -165,7 +192,16 @@ class WaveNet(nn.Module):
         return self.answer(products)
 
     def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
-        """Return the condition: ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, None without either."""
+        """Embed speaker and text as the condition that is added to the gates of all layers.
+
+        Args:
+            speaker: As in `forward`.
+            text: As in `forward`.
+            place: As in `forward`.
+
+        Returns:
+            ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, None without either.
+        """
         condition: Tensor | None = None
         if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
             letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
@@ -178,7 +214,11 @@ class WaveNet(nn.Module):
         return condition
 
     def answer(self, products: list[Tensor]) -> Tensor:
-        """Return the logits from the gated products of all layers, each ``[N, R, L]``: batch, channels, time steps."""
+        """Compute the logits ``[N, levels, L]`` from the skip connections of all layers.
+
+        Args:
+            products: Gated product of each layer, ``[N, R, L]``: batch, channels, time steps.
+        """
         logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
         return logits
 
@@ -196,13 +236,13 @@ class WaveNet(nn.Module):
         Args:
             given: Levels to continue, int64 ``[N, L]``, L at least 1.
             count: Number of levels to draw.
-            source: Random number generator for the draws.
+            source: Random number generator for the draws, on the device of the levels.
             speaker: As in `forward`.
             text: As in `forward`.
             place: As in `forward`, int64 ``[N, L - 1 + count]``: for each given and drawn level but the first.
 
         Returns:
-            int64 ``[N, count]``.
+            Drawn levels, int64 ``[N, count]``.
         """
         condition = self.conditioning(speaker, text, place)
         length = given.shape[1]

@@ -1,1 +1,1 @@
-"""Photographs."""
+"""Data sets of photographs for image enhancement."""

@@ -1,4 +1,4 @@
-"""Photographs to restore: those shipped with installed packages, or those in a folder of the user."""
+"""Data sets of photographs to restore: ``photos`` in installed packages, and ``photo_folder`` of the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIXED = 20180430  # seed of the permutation that divides a folder; changing it 
 
 @dataclass(kw_only=True, eq=False)
 class InstalledPhotos(PhotoDataset):
-    """Photos shipped with installed packages.
+    """Data set ``photos``: degraded and clean crops of photos that installed packages contain; no download is needed.
 
     Training uses a temple, a flower, an astronaut and a rocket, validation a portrait, the test a cat and a coffee cup.
     Half of the training photos and all test photos are from scikit-image. For other options and errors see
@@ -51,7 +51,11 @@ class InstalledPhotos(PhotoDataset):
     name, cache_mb = "photos", 64
 
     def files(self) -> dict[str, list[str]]:
-        """Return the photos found in the packages."""
+        """Return the paths of the photos of each split in the installed packages.
+
+        Raises:
+            DataError: A package or its files are missing.
+        """
         sources = (_ALWAYS, _SKIMAGE) if self.skimage else (_ALWAYS,)
         splits = dict.fromkeys(split for source in sources for split in source)
         return {split: [_photo(name) for source in sources for name in source.get(split, ())] for split in splits}
@@ -59,16 +63,18 @@ class InstalledPhotos(PhotoDataset):
 
 @dataclass(kw_only=True, eq=False)
 class PhotoFolder(PhotoDataset):
-    """Image files in ``root/train``, ``root/val`` and ``root/test``, or all in ``root``, divided by photo.
+    """Data set ``photo_folder``: degraded and clean crops of the image files in a folder of the user.
 
-    For other options and errors see `PhotoDataset`.
+    The files are in ``root/train``, ``root/val`` and ``root/test``, or all in ``root``, where whole photos are held
+    out. For other options and errors see `PhotoDataset`.
 
     Attributes:
-        root: The folder.
+        root: Folder of the image files.
         name: Name of the data set in records.
         val_photos: Number of photos to hold out for validation if there is no ``root/val``; None holds out a tenth, at
             least one.
-        test_photos: Number of photos to hold out for testing, likewise.
+        test_photos: Number of photos to hold out for testing if there is no ``root/test``; None holds out a tenth, at
+            least one.
         cache_mb: Megabytes of decoded photos to keep in each process.
 
     Raises:
@@ -87,7 +93,14 @@ class PhotoFolder(PhotoDataset):
     workers: NonNegativeInt = 4
 
     def files(self) -> dict[str, list[str]]:
-        """Return the photos by the folders ``train``, ``val`` and ``test``; without ``train``, by a permutation."""
+        """Return the paths of the photos of each split: from a folder of that name, or held out of ``train``.
+
+        The photos to hold out are chosen by a fixed permutation, so they are the same in every run.
+
+        Raises:
+            DataError: There are no images.
+            ConfigError: No photo is left to train on.
+        """
         root = self.root.expanduser()
         train = root / "train"
         found = {"train": files_below(train if train.is_dir() else root)}
@@ -116,7 +129,7 @@ load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the image files in a folder and its subfolders, sorted, without hidden ones.
+    """Return the paths of the image files in a folder and its subfolders, sorted, without hidden files and folders.
 
     Raises:
         DataError: The folder does not exist or has no images.

@@ -1,1 +1,1 @@
-"""Networks that enhance pictures."""
+"""Networks that enhance pictures: EDSR for super-resolution, DnCNN for denoising."""

@@ -1,4 +1,4 @@
-"""DnCNN (Zhang et al. 2017): a plain stack of convolutions that predicts the noise in a picture."""
+"""DnCNN (Zhang et al. 2017): a denoiser, a plain stack of convolutions that predicts the noise in a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DnCNN(nn.Module):
     Theirs has 17 layers for one noise level, 20 for a range of them, and 64 channels.
 
     Args:
-        in_channels: Number of channels, C.
+        in_channels: Number of channels of the pictures, C.
         upscale: Factor by which the targets of the data are larger than the inputs; must be 1.
         depth: Number of convolutions.
         width: Number of hidden channels.
@@ -52,7 +52,14 @@ class DnCNN(nn.Module):
         nn.init.normal_(cast("nn.Conv2d", self.noise[-1]).weight, std=_NEARLY_NOTHING)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return the pictures less the predicted noise."""
+        """Denoise pictures: subtract the noise that the network predicts.
+
+        Args:
+            pictures: Noisy pictures ``[N, C, H, W]``.
+
+        Returns:
+            Denoised pictures ``[N, C, H, W]``, not clamped.
+        """
         noise: Tensor = self.noise(pictures)
         return pictures - noise
 

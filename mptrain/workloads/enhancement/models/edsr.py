@@ -19,13 +19,13 @@ _NEARLY_NOTHING = 1e-3
 
 
 class Enlarged(nn.Module):
-    """Bicubic enlargement with the usual coefficient of -0.5, in at least FP32.
+    """Bicubic enlargement of pictures with the usual coefficient of -0.5, in at least FP32.
 
     torch does not implement this kernel in half precision. A picture rounded to half precision would also differ from
     its target by up to 0.0002 whatever the network adds.
 
     Args:
-        upscale: Enlargement factor; 1 leaves pictures as they are.
+        upscale: Enlargement factor of each side; 1 leaves pictures as they are.
     """
 
     def __init__(self, upscale: int) -> None:
@@ -33,7 +33,14 @@ class Enlarged(nn.Module):
         self.upscale = upscale
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return pictures ``[N, C, upscale * H, upscale * W]`` from ``[N, C, H, W]``."""
+        """Enlarge pictures by bicubic interpolation.
+
+        Args:
+            pictures: ``[N, C, H, W]`` in any floating-point dtype.
+
+        Returns:
+            ``[N, C, upscale * H, upscale * W]``, in float32 for half-precision pictures, otherwise in their dtype.
+        """
         wide = pictures if pictures.element_size() >= 4 else pictures.float()
         if self.upscale == 1:
             return wide
@@ -60,8 +67,8 @@ class EDSR(nn.Module):
     of 64 channels, or 32 blocks of 256 channels with a residual scale of 0.1.
 
     Args:
-        in_channels: Number of channels, C.
-        upscale: Factor by which the output is larger; 1 restores at the same size.
+        in_channels: Number of channels of the pictures, C.
+        upscale: Factor by which each side of the output is larger; 1 restores at the same size.
         blocks: Number of residual blocks.
         width: Number of hidden channels.
         residual_scale: Factor of each block's output; a small one keeps wide networks from diverging.
@@ -92,7 +99,14 @@ class EDSR(nn.Module):
         self.tail = nn.Sequential(*_enlarging(width, upscale), last)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return the enlarged pictures."""
+        """Restore pictures at the larger size.
+
+        Args:
+            pictures: Degraded pictures ``[N, C, H, W]`` from 0 to 1.
+
+        Returns:
+            Restored pictures ``[N, C, upscale * H, upscale * W]``, not clamped.
+        """
         # The authors subtract the mean colour of their training set; this network subtracts a constant.
         shallow = self.head(pictures - 0.5)
         output: Tensor = self.tail(shallow + self.body(shallow))

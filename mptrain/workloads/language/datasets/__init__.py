@@ -1,1 +1,1 @@
-"""Texts."""
+"""Data sets of text for language models."""

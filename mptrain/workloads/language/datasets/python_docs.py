@@ -1,6 +1,6 @@
-"""Python's language reference: about 370,000 characters of English and code, shipped with CPython for ``help()``.
+"""Data set ``python_docs``: Python's language reference, about 370,000 characters, shipped with CPython for ``help()``.
 
-The text differs slightly between versions of Python and not between machines.
+The text is English and code. It differs slightly between versions of Python and not between machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 
 @takes_fields_of(TextOptions)
 def load_python_docs(options: TextOptions) -> TextDataset:
-    """Read the topics in alphabetical order and divide them, the same in every run of one version of Python.
+    """Read Python's language reference and divide it into training, validation and test text.
+
+    The topics are in alphabetical order. The division is the same in every run of one version of Python.
+
+    Call it with the fields of `TextOptions` as keyword arguments.
 
     Raises:
         DataError: This Python has no topics.
@@ -30,10 +34,13 @@ def load_python_docs(options: TextOptions) -> TextDataset:
 
 
 def read_topics() -> list[str]:
-    """Return the topics in alphabetical order, without paragraphs that an earlier topic contains.
+    """Return the topics of Python's language reference in alphabetical order, without repeated paragraphs.
 
-    A fifth of the text occurs twice, because large topics include small ones. A test on paragraphs that also occur in
-    the training text would measure nothing.
+    A paragraph that occurred before is left out. A fifth of the text occurs twice, because large topics include small
+    ones. A test on paragraphs that also occur in the training text would measure nothing.
+
+    Returns:
+        Text of each topic, ending with an empty line.
 
     Raises:
         DataError: This Python has no topics.

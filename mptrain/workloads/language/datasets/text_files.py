@@ -1,4 +1,4 @@
-"""Text from files of the user: one file, several, or a folder, optionally with files for validation and test."""
+"""Data set ``text``: one or several text files of the user, optionally with files for validation and test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _HINT = "set dataset.path to a file, a list of files, a pattern or a folder; dat
 
 @dataclass(frozen=True, kw_only=True)
 class TextFileOptions(TextOptions):
-    """Options of `load_text`.
+    """Options of the data set ``text``, text files of the user; see `load_text`.
+
+    Further options are those of `TextOptions`.
 
     Attributes:
         path: A file, a pattern (``data/*.txt``), a folder, or a list of these.
@@ -35,11 +37,13 @@ class TextFileOptions(TextOptions):
 
 @takes_fields_of(TextFileOptions)
 def load_text(options: TextFileOptions) -> TextDataset:
-    """Read UTF-8 text.
+    """Read UTF-8 text files of the user, and cut their text into windows for language modelling.
 
     In a folder, the files with `SUFFIXES` are read in the order of their names. If the name of a file marks it as
-    training text, each other file counts only for the part that its own name gives; otherwise all files are divided.
-    A part without a file of its own is cut off the end of the training text, with its share.
+    training text, each other file counts only for the part that its own name gives; otherwise all files are divided. A
+    part without a file of its own is cut off the end of the training text, with its share.
+
+    Call it with the fields of `TextFileOptions` as keyword arguments.
 
     Raises:
         DataError: A file is missing or cannot be read, or there is no text.
@@ -65,10 +69,18 @@ def load_text(options: TextFileOptions) -> TextDataset:
 
 
 def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """Return the files of ``train``, and of ``val`` and ``test`` if there are any.
+    """Find text files and group them by the split that their names give, such as ``wiki.valid.tokens``.
+
+    Args:
+        name: Name of the data set, for messages.
+        paths: Files, patterns and folders.
+
+    Returns:
+        Files of ``train``, and of ``val`` and ``test`` if there are any. If no name marks training text, all files are
+        in ``train``.
 
     Raises:
-        DataError: A path matches no file.
+        DataError: A path matches no file, or there are files for validation or test only.
     """
     files: list[Path] = []
     for path in paths:

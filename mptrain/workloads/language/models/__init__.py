@@ -1,1 +1,1 @@
-"""Language models."""
+"""Language models: LSTM and Transformer, and output layers for large vocabularies."""

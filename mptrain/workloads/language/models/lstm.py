@@ -1,4 +1,4 @@
-"""LSTM language models that carry their state from batch to batch."""
+"""LSTM language models that carry their hidden and cell state from batch to batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Softmax = Literal["full", "adaptive", "sampled"]
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, LSTM layers, and an output layer that predicts the next token (Zaremba et al. 2014).
+    """LSTM language model: embedding, LSTM layers and an output layer over the vocabulary (Zaremba et al. 2014).
 
     With a projection, a matrix reduces the size of each layer's hidden state before the next time step and the next
     layer use it (Sak et al. 2014; Jozefowicz et al. 2016).
 
-    With lanes, the last hidden and cell state of each batch row is kept, detached, for the batch that continues it;
-    back-propagation through time is truncated at the batch. The state is in buffers outside ``state_dict()``, because
-    it belongs to a position in a text and not to what was learned.
+    With lanes (positions in the text that consecutive batches follow), the last hidden and cell state of each lane is
+    kept, detached, for the batch that continues it; back-propagation through time is truncated at the batch. The state
+    is in buffers outside ``state_dict()``, because it belongs to a position in a text and not to what was learned.
 
     Initial weights are PyTorch's default; a tied matrix is initialised like a linear layer.
 
@@ -38,8 +38,8 @@ class LSTMLanguageModel(nn.Module):
         layers: Number of LSTM layers.
         dropout: Dropout probability before, between and after the layers.
         tied: Whether the output layer shares the matrix of the embedding (Press and Wolf 2017).
-        softmax: ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al. 2017); ``sampled``:
-            against randomly drawn tokens in training (Jean et al. 2015).
+        softmax: Kind of output layer. ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al.
+            2017); ``sampled``: against randomly drawn tokens in training (Jean et al. 2015).
         samples: Tokens that a sampled softmax draws per batch, at most one less than the vocabulary.
         cutoffs: Token numbers at which the clusters of an adaptive softmax start; those beyond the vocabulary are
             ignored.
@@ -50,8 +50,8 @@ class LSTMLanguageModel(nn.Module):
             starts within the vocabulary.
 
     Attributes:
-        hidden: Hidden state carried, ``[layers, lanes, P]``; absent without lanes.
-        cell: Cell state carried, ``[layers, lanes, H]``; likewise.
+        hidden: Hidden state carried, ``[layers, lanes, P]`` (H without a projection); absent without lanes.
+        cell: Cell state carried, ``[layers, lanes, H]``; absent without lanes.
     """
 
     hidden: Tensor
@@ -104,7 +104,10 @@ class LSTMLanguageModel(nn.Module):
 
     @property
     def takes_targets(self) -> bool:
-        """True if the model computes losses itself from targets; see `mptrain.workloads.language.task.Language`."""
+        """True if ``forward`` takes targets and returns their losses: with a sampled or an adaptive softmax.
+
+        `mptrain.workloads.language.task.Language` reads this to decide what to pass.
+        """
         return not isinstance(self.decoder, nn.Linear)
 
     def forward(
@@ -116,6 +119,8 @@ class LSTMLanguageModel(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Return logits of the next token at each position, or the losses of given targets.
 
+        With ``lane`` the final state of each sample replaces its row of the carried state.
+
         Args:
             tokens: Token numbers, int64 ``[N, T]``.
             lane: Row of the state that each sample continues, all different, int64 ``[N]``; None starts from zeros and
@@ -124,8 +129,8 @@ class LSTMLanguageModel(nn.Module):
             targets: Next tokens, int64 ``[N, T]``, if the output layer takes them.
 
         Returns:
-            Logits ``[N, T, V]``; with targets their losses, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``
-            or None.
+            Logits ``[N, T, V]`` (log-probabilities with an adaptive softmax); with targets their losses in nats,
+            float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``, None in training.
         """
         state = None if lane is None else self._carried(lane, fresh)
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Output layers for large vocabularies: an adaptive softmax, and a softmax sampled in training.
+"""Output layers of language models with large vocabularies: adaptive softmax, and softmax sampled in training.
 
 Log-probabilities, scores, corrections and the softmax are in FP32 whatever the layer's dtype. So are the random draws,
 which are therefore the same in every precision. This module knows nothing of the layers before it.
@@ -31,7 +31,8 @@ class AdaptiveSoftmax(nn.Module):
     Args:
         features: Size of the input features, F.
         vocabulary_size: Number of tokens in the vocabulary, V.
-        cutoffs: Starts of the clusters, rising, above 0 and below V.
+        cutoffs: Token numbers at which the clusters start, rising, above 0 and below V; tokens below the first are
+            frequent.
         shrink: Factor by which the feature size shrinks from cluster to cluster.
 
     Attributes:
@@ -52,12 +53,12 @@ class AdaptiveSoftmax(nn.Module):
         """Return log-probabilities of all tokens, or the losses of given targets.
 
         Args:
-            given: ``[N, T, F]``.
+            given: Output of the layers before, ``[N, T, F]``.
             targets: Token numbers, int64 ``[N, T]``.
 
         Returns:
-            Without targets: float32 ``[N, T, V]``. With targets: their losses, float32 ``[N, T]``, and the best
-            guesses, int64 ``[N, T]``, None in training.
+            Without targets: log-probabilities, float32 ``[N, T, V]``. With targets: their losses in nats, float32
+            ``[N, T]``, and the best guesses, int64 ``[N, T]``, None in training.
         """
         if targets is None:
             return self._logarithms(given)
@@ -77,7 +78,12 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, -1)
 
     def _losses(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return losses, float32 ``[R]``; each row is evaluated on the head and only on its own cluster."""
+        """Return losses in nats, float32 ``[R]``; each row is evaluated on the head and only on its own cluster.
+
+        Args:
+            rows: Input features, ``[R, F]``.
+            right: Targets, int64 ``[R]``.
+        """
         frequent = self.bounds[0]
         cluster = torch.stack([right >= begin for begin in self.bounds[:-1]]).sum(0)
         entry = torch.where(cluster == 0, right, frequent - 1 + cluster)
@@ -108,7 +114,7 @@ class SampledSoftmax(nn.Module):
     Args:
         features: Size of the input features, F.
         vocabulary_size: Number of tokens in the vocabulary, V.
-        samples: Number of tokens drawn, less than V.
+        samples: Number of tokens drawn per batch, less than V.
     """
 
     def __init__(self, features: int, vocabulary_size: int, samples: int) -> None:
@@ -119,15 +125,15 @@ class SampledSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.empty(vocabulary_size).uniform_(-bound, bound))
 
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return scores of all tokens, or the losses of given targets.
+        """Return scores (logits) of all tokens, or the losses of given targets.
 
         Args:
-            given: ``[N, T, F]``.
+            given: Output of the layers before, ``[N, T, F]``.
             targets: Token numbers, int64 ``[N, T]``.
 
         Returns:
-            Without targets: scores ``[N, T, V]``. With targets: their losses, float32 ``[N, T]``, and the best guesses,
-            int64 ``[N, T]``. In training the losses are sampled and the guesses None.
+            Without targets: scores ``[N, T, V]``. With targets: their losses in nats, float32 ``[N, T]``, and the best
+            guesses, int64 ``[N, T]``. In training the losses are sampled and the guesses None.
         """
         if targets is None:
             scores: Tensor = F.linear(given, self.weight, self.bias)
@@ -139,7 +145,7 @@ class SampledSoftmax(nn.Module):
         return losses.view_as(targets), best.view_as(targets)
 
     def _sampled(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return the losses, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
+        """Return the sampled softmax losses in nats, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
         probabilities = log_uniform(len(self.bias), rows.device)
         drawn, time = draw(probabilities, self.samples)
         tokens = torch.cat([right, drawn])  # one lookup: one gradient of the size of the matrix instead of two
@@ -158,27 +164,35 @@ class SampledSoftmax(nn.Module):
 
 
 def log_uniform(vocabulary_size: int, device: torch.device) -> Tensor:
-    """Return Zipf's law: token k has probability ``log((k + 2) / (k + 1)) / log(V + 1)``, which falls like 1 / k.
+    """Return probabilities of tokens by Zipf's law, from which a sampled softmax draws: they fall like 1 / k.
 
-    It is the distribution of TensorFlow's ``log_uniform_candidate_sampler``, used by Jozefowicz et al. It is recomputed
-    on every call, because a buffer would be cast to the model's dtype.
+    Token k has probability ``log((k + 2) / (k + 1)) / log(V + 1)``. It is the distribution of TensorFlow's
+    ``log_uniform_candidate_sampler``, used by Jozefowicz et al. It is recomputed on every call, because a buffer would
+    be cast to the model's dtype.
+
+    Args:
+        vocabulary_size: Number of tokens in the vocabulary, V.
+        device: Device of the result.
 
     Returns:
-        float32 ``[V]``.
+        float32 ``[V]``, with a sum of 1.
     """
     places = torch.arange(1, vocabulary_size + 1, dtype=torch.float32, device=device)
     return places.reciprocal().log1p() / math.log(vocabulary_size + 1)
 
 
 def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Draw distinct tokens with torch's default generator.
+    """Draw distinct tokens without replacement for a sampled softmax, with torch's default generator.
+
+    Each token gets a random time from the exponential distribution whose rate is its probability; the tokens with the
+    smallest times are drawn. This does not synchronise with the device.
 
     Args:
-        probabilities: float32 ``[V]``, all above 0.
-        samples: Number of tokens, less than V.
+        probabilities: Probability of each token, float32 ``[V]``, all above 0.
+        samples: Number of tokens to draw, less than V.
 
     Returns:
-        Tokens, int64 ``[samples]``, and the time of the first token not drawn, float32 scalar.
+        Tokens, int64 ``[samples]``, and the time of the first token not drawn, float32 scalar, for `inclusion`.
     """
     times = torch.empty_like(probabilities).exponential_() / probabilities
     first = torch.topk(times, samples + 1, largest=False)
@@ -186,20 +200,28 @@ def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
 
 
 def inclusion(probabilities: Tensor, time: Tensor) -> Tensor:
-    """Return the probability of being drawn by a time, at least the smallest normal number, for a finite log."""
+    """Return the probability that `draw` includes a token, ``1 - exp(-p t)``, for the correction of its score.
+
+    Args:
+        probabilities: Probability p of each token in one draw, float32 of any shape.
+        time: Time t of the first token not drawn, from `draw`.
+
+    Returns:
+        float32 of the same shape, at least the smallest normal number, so that the logarithm is finite.
+    """
     return (-torch.expm1(-probabilities * time)).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def exact(
     rows: Tensor, right: Tensor, scores: Callable[[Tensor], Tensor], vocabulary_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return losses and best guesses of the full softmax, computed in parts that fit into memory.
+    """Return losses and best guesses of the full softmax for evaluation, computed in parts that fit into memory.
 
     Args:
         rows: Inputs of the output layer, ``[R, F]``.
         right: Targets, int64 ``[R]``.
         scores: Function from rows to scores of all tokens, ``[r, V]``; log-probabilities are scores as well.
-        vocabulary_size: V.
+        vocabulary_size: Number of tokens in the vocabulary, V.
 
     Returns:
         Losses in nats, float32 ``[R]``, and best guesses, int64 ``[R]``.

@@ -19,7 +19,7 @@ DEVIATION = 0.02
 
 
 class CausalAttention(nn.Module):
-    """Causal multi-head attention (Vaswani et al. 2017): each position attends to itself and to earlier ones.
+    """Causal multi-head self-attention (Vaswani et al. 2017): each position attends to itself and to earlier ones.
 
     Args:
         width: Size of a position's vector, a multiple of ``heads``.
@@ -33,7 +33,14 @@ class CausalAttention(nn.Module):
         self.outward = nn.Linear(width, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``."""
+        """Apply causal self-attention: each position mixes its own and earlier positions' values.
+
+        Args:
+            given: Vectors of positions, ``[N, T, width]``.
+
+        Returns:
+            ``[N, T, width]``, without the residual connection.
+        """
         heads = self.inward(given).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
         # No dropout of attention weights: with it, torch would use other CPU kernels, with other dtypes.
@@ -43,7 +50,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, and an MLP with four times the width.
+    """Pre-norm residual block of a Transformer: causal self-attention, and an MLP with four times the width.
 
     Args:
         width: Size of a position's vector.
@@ -61,21 +68,21 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``."""
+        """Add the outputs of attention and MLP to the vectors of positions, ``[N, T, width]`` in and out."""
         given = given + self.dropout(self.attention(self.attention_norm(given)))
         answer: Tensor = given + self.dropout(self.narrow(F.gelu(self.wide(self.wide_norm(given)))))
         return answer
 
 
 class TransformerLanguageModel(nn.Module):
-    """Embeddings of tokens and positions, blocks, a final norm and a linear layer (Radford et al. 2018 and 2019).
+    """Transformer language model: embeddings of tokens and positions, pre-norm blocks, a norm and a linear layer.
 
-    Initial weights are those of GPT-2 (Radford et al. 2019).
+    The architecture follows Radford et al. (2018 and 2019); initial weights are those of GPT-2 (Radford et al. 2019).
 
     Args:
         vocabulary_size: Number of tokens in the vocabulary, V.
         sequence_length: Number of positions: tokens of a sample.
-        lanes: Must be 0, because the model carries no state.
+        lanes: Must be 0, because the model carries no state from batch to batch.
         width: Size of a position's vector, a multiple of ``heads``.
         layers: Number of blocks.
         heads: Number of heads of each attention.
@@ -122,13 +129,13 @@ class TransformerLanguageModel(nn.Module):
             self.decoder.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of the next token at each position.
+        """Predict the next token at each position: return the logits of all tokens.
 
         Args:
             tokens: Token numbers, int64 ``[N, T]``, T at most ``sequence_length``.
 
         Returns:
-            ``[N, T, V]``.
+            Logits ``[N, T, V]``.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         given = self.dropout(self.embedding(tokens) + self.positions(places))

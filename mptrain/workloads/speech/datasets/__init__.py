@@ -1,1 +1,1 @@
-"""Recordings with transcripts."""
+"""Data sets of utterances with transcripts for speech recognition."""

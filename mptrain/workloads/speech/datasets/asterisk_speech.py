@@ -1,4 +1,7 @@
-"""Prompts of the Asterisk telephone exchange as utterances with transcripts; see `mptrain.workloads.sound.asterisk`."""
+"""Data set ``asterisk``: prompts of the Asterisk telephone exchange as utterances with transcripts.
+
+For the files see `mptrain.workloads.sound.asterisk`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AsteriskOptions(SpeechOptions):
-    """Options of `load_asterisk`.
+    """Options of the data set ``asterisk``, spoken prompts with transcripts; see `load_asterisk`.
+
+    Further options are those of `SpeechOptions`, some with other defaults.
 
     Attributes:
         sounds: Folder of the recordings.
@@ -29,9 +34,12 @@ class AsteriskOptions(SpeechOptions):
 
 @takes_fields_of(AsteriskOptions)
 def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
-    """Read the prompts, about 24 minutes of one speaker at 8 kHz, and divide them, the same in every run.
+    """Read Asterisk's spoken prompts into memory as utterances: about 24 minutes of one speaker at 8 kHz.
 
-    Prompts with numbers of several digits are left out, because the list has ``500`` and not the spoken words.
+    They are divided into training, validation and test utterances, the same in every run. Prompts with numbers of
+    several digits are left out, because the list has ``500`` and not the spoken words.
+
+    Call it with the fields of `AsteriskOptions` as keyword arguments.
 
     Raises:
         DataError: The prompts are missing, or one is unusable and ``on_error`` is ``stop``.

@@ -1,4 +1,4 @@
-"""Synthetic words in which each letter is a pair of tones, for machines without recorded speech.
+"""Data set ``tone_words``, for machines without recorded speech: synthetic words whose letters are pairs of tones.
 
 The sixteen letters are the sixteen tone pairs of push-button telephones (ITU-T Q.23), with varying tempo, pitch and
 loudness, with pauses and noise. Results on these words say nothing about the quality of a network on speech.
@@ -33,7 +33,9 @@ _AMPLITUDE = 6000.0  # amplitude of the loudest tone, in 16-bit steps
 
 @dataclass(frozen=True, kw_only=True)
 class ToneWordsOptions(FrameOptions):
-    """Options of `make_tone_words`.
+    """Options of the data set ``tone_words`` of synthetic words; see `make_tone_words`.
+
+    Further options are those of `FrameOptions`, some with other defaults.
 
     Attributes:
         train_samples: Number of training utterances; a smaller set is a prefix of a larger one.
@@ -53,10 +55,14 @@ class ToneWordsOptions(FrameOptions):
 
 @takes_fields_of(ToneWordsOptions)
 def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
-    """Make utterances of one to three words of one to four letters, the same in every run.
+    """Synthesise utterances of one to three words of one to four letters, in which each letter is a pair of tones.
+
+    The utterances are the same in every run.
 
     Transcripts are drawn with replacement, so short ones repeat. With the default numbers of utterances, 10.5 % of the
     validation transcripts and 12 % of the test transcripts also occur in training, with other audio.
+
+    Call it with the fields of `ToneWordsOptions` as keyword arguments.
 
     Raises:
         ConfigError: The features are invalid.
@@ -81,7 +87,12 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
 
 
 def text_of(part: int, index: int) -> str:
-    """Return the transcript of an utterance, which depends only on the arguments: ``fa ocb``."""
+    """Return the transcript of a synthetic utterance, such as ``fa ocb``; it depends only on the arguments.
+
+    Args:
+        part: Number of the split: 0 for training, 1 for validation, 2 for testing.
+        index: Number of the utterance within its split.
+    """
     draws = uniforms(_FIXED, part, [index], 1 + _WORDS * (1 + _LETTERS))[0].tolist()
     words = []
     for word in range(1 + int(draws[0] * _WORDS)):
@@ -91,10 +102,16 @@ def text_of(part: int, index: int) -> str:
 
 
 def wave_of(text: str, part: int, index: int, noise: float) -> Tensor:
-    """Return the samples of an utterance, int16 ``[T]``, which depend only on the arguments.
+    """Synthesise the audio samples of an utterance at 4 kHz, int16 ``[T]``; they depend only on the arguments.
 
     A letter takes 60 to 140 ms, of which the last eighth to quarter is silent; a space is a pause of that length. Tempo
     varies by a fifth in both directions, pitch by 2 % per utterance and 1 % per letter, loudness by a factor of 3.
+
+    Args:
+        text: Transcript from `text_of`.
+        part: Number of the split, as in `text_of`.
+        index: Number of the utterance within its split.
+        noise: Standard deviation of white noise, relative to that of a tone pair of medium loudness.
     """
     tempo, pitch, loudness, *draws = uniforms(mix(_FIXED, 1), part, [index], 3 + 4 * len(text))[0].tolist()
     pieces = []

@@ -1,4 +1,4 @@
-"""Speech of the user: a manifest of recordings with transcripts, or folders in the layout of LibriSpeech."""
+"""Data set ``speech``, recordings of the user: a manifest with transcripts, or folders in the layout of LibriSpeech."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ _EMPTY = "its transcript is empty"
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechFolderOptions(SpeechOptions):
-    """Options of `load_speech`.
+    """Options of the data set ``speech``, recordings of the user with transcripts; see `load_speech`.
+
+    Further options are those of `SpeechOptions`, some with other defaults.
 
     Attributes:
         path: A manifest or a folder (see `entries_of`) for training.
-        val_path: Likewise for validation; None holds out ``val_share`` of ``path``.
-        test_path: Likewise for testing; None holds out ``test_share`` of ``path``.
+        val_path: Manifest or folder for validation; None holds out ``val_share`` of ``path``.
+        test_path: Manifest or folder for testing; None holds out ``test_share`` of ``path``.
         name: Name of the data set in records.
         sample_rate: Sample rate that recordings are converted to, in hertz.
         workers: Number of processes that read recordings, at most the number of available cores.
@@ -57,9 +59,11 @@ class SpeechFolderOptions(SpeechOptions):
 
 @takes_fields_of(SpeechFolderOptions)
 def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
-    """Find recordings and their transcripts; the loader reads each recording when a batch needs it.
+    """Find recordings and their transcripts, and make a data set; a recording is read when a batch needs it.
 
     Durations that the manifest does not give are read from the headers.
+
+    Call it with the fields of `SpeechFolderOptions` as keyword arguments.
 
     Raises:
         DataError: No recordings are found, or an utterance is unusable and ``on_error`` is ``stop``.
@@ -76,7 +80,7 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
 
 
 def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
-    """Return the utterances of a manifest or folder in the order of their paths, and the faults of the others."""
+    """Return the usable utterances of a manifest or folder, sorted by path, and the record of the unusable ones."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
         utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
@@ -102,12 +106,12 @@ def _seconds(entry: Entry) -> float:
 
 @dataclass(frozen=True)
 class Entry:
-    """Recording and its transcript.
+    """Recording and its transcript, as a manifest or a folder gives them, before the recording is read.
 
     Attributes:
         path: Path of the recording.
         text: Transcript as written; empty if there is no speech.
-        seconds: Duration, if the manifest gives it.
+        seconds: Duration in seconds, if the manifest gives it.
         where: Line of the list, for messages: ``mine.tsv line 3``; empty if the transcript has a file of its own.
     """
 
@@ -118,7 +122,7 @@ class Entry:
 
 
 def entries_of(place: Path, faults: Faults) -> list[Entry]:
-    """Return the recordings of a manifest or a folder.
+    """Return the recordings with transcripts that a manifest or a folder lists; no recording is read.
 
     A manifest is a UTF-8 file. If its first line starts with a brace, each line is a JSON object with
     ``audio_filepath``, ``text`` and optionally ``duration`` in seconds. Otherwise it is a table of path, tab and
@@ -135,7 +139,7 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
             recordings without a transcript.
 
     Raises:
-        DataError: No recordings are found, or one is unusable and ``faults`` stops.
+        DataError: No recordings are found, or one is unusable and ``faults.on_error`` is ``stop``.
     """
     if place.is_dir():
         found = _in_folder(place, faults)
@@ -192,7 +196,11 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
-    """Return the recordings with transcripts; once there is one, incomplete pairs and empty transcripts are faults."""
+    """Return the recordings of a folder that have transcripts.
+
+    If there is at least one, recordings or transcripts without a counterpart and empty transcripts are reported to
+    ``faults``.
+    """
     recordings = _recordings(folder)
     found: list[Entry] = []
     used: set[Path] = set()
@@ -231,7 +239,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
 
 
 def _recordings(folder: Path) -> dict[Path, Path]:
-    """Return the recordings in a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
+    """Return the recordings below a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
     found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
     return {path.with_suffix(""): path for path in found if path.is_file()}

@@ -1,1 +1,1 @@
-"""Networks that recognise speech."""
+"""Networks that recognise speech: Deep Speech 2."""

@@ -30,7 +30,7 @@ Cell = Literal["gru", "relu", "tanh"]
 
 
 class DeepSpeech2(nn.Module):
-    """Network from spectral features to logits of letters.
+    """Speech recognition network Deep Speech 2: spectral features to logits of letters for CTC (Amodei et al. 2016).
 
     As in deepspeech.pytorch, all recurrent layers but the first normalise their inputs, the outputs of both directions
     are added, and the output layer has no bias. The defaults are also from there: 41,187,968 parameters for 161
@@ -40,12 +40,12 @@ class DeepSpeech2(nn.Module):
         vocabulary_size: Number of letters including the blank, V.
         feature_size: Number of features per frame, F.
         channels: Channels of each convolution.
-        cell: Kind of recurrent layers.
+        cell: Kind of recurrent layers: ``gru``, or plain units with ``relu`` or ``tanh``.
         hidden_size: Size of a recurrent layer's state in each direction, H.
         layers: Number of recurrent layers.
         bidirectional: Whether layers also run backwards; False needs only the utterance so far.
-        lookahead: Frames ahead that a row convolution after the recurrent layers sees (Amodei et al., section 3.7,
-            for unidirectional layers); 0 for no row convolution.
+        lookahead: Frames ahead that a row convolution after the recurrent layers sees (Amodei et al., section 3.7, for
+            unidirectional layers); 0 for no row convolution.
         dropout: Dropout probability before each recurrent layer and the output layer.
     """
 
@@ -80,10 +80,10 @@ class DeepSpeech2(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits of the letter, or blank, of every second frame.
+        """Transcribe utterances: return logits of the letter, or blank, of every second frame.
 
         Args:
-            features: ``[N, T, F]``, zero-padded.
+            features: Spectral features ``[N, T, F]``, zero-padded.
             lengths: Frames of each utterance, int64 ``[N]`` from 1 to T.
 
         Returns:
@@ -112,9 +112,9 @@ class Recurrent(nn.Module):
     """Recurrent layer over padded sequences, in one direction or with the outputs of both directions added.
 
     Args:
-        input_size: Features of an input frame.
-        hidden_size: Features of an output frame, and size of the state.
-        cell: See `Cell`.
+        input_size: Features of an input frame, C.
+        hidden_size: Features of an output frame, and size of the state, H.
+        cell: Kind of cell: ``gru``, or plain units with ``relu`` or ``tanh``.
         bidirectional: Whether to run backwards as well.
         normalised: Whether to normalise each input feature over the frames of the batch (sequence-wise BatchNorm).
     """
@@ -126,16 +126,15 @@ class Recurrent(nn.Module):
         self.backward_ = _recurrent(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(self, sequence: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-        """Return the output of each frame; the output of padding is meaningless.
+        """Run the layer over all frames, from a zero state; the output at padding is meaningless.
 
         Args:
-            sequence: ``[N, T, C]``.
+            sequence: Frames ``[N, T, C]``, padded at the end.
             mask: Whether a frame is valid, bool ``[N, T]``.
-            lengths: Number of valid frames, int64 ``[N]``.
+            lengths: Number of valid frames of each sequence, int64 ``[N]``.
 
         Returns:
-            ``[N, T, H]``.
-            ``[N, T, H]``.
+            Output of each frame ``[N, T, H]``.
         """
         if self.norm is not None:
             sequence = self.norm(sequence.transpose(1, 2), mask).transpose(1, 2)
@@ -149,8 +148,10 @@ class Recurrent(nn.Module):
 class RowConvolution(nn.Module):
     """Row convolution: each feature becomes a weighted sum of itself and its values in some frames ahead.
 
+    Unidirectional recurrent layers get a little future context from it (Amodei et al. 2016, section 3.7).
+
     Args:
-        channels: Features of a frame.
+        channels: Features of a frame, C.
         ahead: Number of frames ahead.
     """
 
@@ -160,7 +161,14 @@ class RowConvolution(nn.Module):
         self.rows = nn.Conv1d(channels, channels, ahead + 1, groups=channels, bias=False)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return ``[N, T, C]`` from ``[N, T, C]`` with zeros in padding."""
+        """Mix each frame with the frames ahead of it, each feature by itself.
+
+        Args:
+            sequence: Frames ``[N, T, C]`` with zeros in padding.
+
+        Returns:
+            ``[N, T, C]``.
+        """
         rows: Tensor = self.rows(F.pad(sequence.transpose(1, 2), (0, self.ahead)))
         return rows.transpose(1, 2)
 
@@ -176,18 +184,20 @@ class MaskedBatchNorm(nn.BatchNorm1d):
 
     Padding a sequence therefore has no effect. Computation is in float32 for inputs of any dtype, and outputs have the
     dtype of the inputs; padding becomes 0. The class is derived from torch's BatchNorm, so that ``keep_fp32: [norms]``
-    applies to it.
+    (precision option: layers that stay in FP32) applies to it.
     """
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # noqa: A002 (torch's name)
-        """Normalise the valid positions.
+        """Normalise each channel at the valid positions, with their own statistics in training.
+
+        In evaluation mode the running statistics are used.
 
         Args:
             input: ``[N, C, ..., T]``.
             mask: Whether a position is valid, bool ``[N, T]``, at least one in the batch.
 
         Returns:
-            Tensor of the same shape and dtype.
+            Tensor of the same shape and dtype, 0 at positions that are not valid.
         """
         shape = [1, -1] + [1] * (input.ndim - 2)
         valid = mask.view(len(mask), *[1] * (input.ndim - 2), -1)

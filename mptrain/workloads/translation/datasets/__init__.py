@@ -1,1 +1,1 @@
-"""Pairs of sentences."""
+"""Data sets of sentence pairs for translation."""

@@ -1,4 +1,4 @@
-"""Messages of programs and their translations, from GNU gettext catalogs in installed packages.
+"""Data set ``gettext``: messages of programs and their translations, from GNU gettext catalogs in installed packages.
 
 Catalogs are text (.po) or compiled (.mo). The standard library's ``gettext`` reads only compiled ones and does not list
 their messages.
@@ -28,7 +28,9 @@ _QUOTED = re.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)?\s*(".*")
 
 @dataclass(frozen=True, kw_only=True)
 class GettextOptions(PairOptions):
-    """Options of `load_gettext`.
+    """Options of the data set ``gettext``, translated messages of programs; see `load_gettext`.
+
+    Further options are those of `PairOptions`, some with other defaults.
 
     Attributes:
         package: Name of an installed package with catalogs.
@@ -48,10 +50,12 @@ class GettextOptions(PairOptions):
 
 @takes_fields_of(GettextOptions)
 def load_gettext(options: GettextOptions) -> PairDataset:
-    """Read all catalogs ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` in the folder of a package, or in another folder.
+    """Read the gettext catalogs of a package or folder as sentence pairs: messages with their translations.
 
-    Messages with a context or plural forms and untranslated messages are left out. The package is located without
-    importing it.
+    The catalogs are all files ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` in the folder, at any depth. Messages with a
+    context or plural forms and untranslated messages are left out. The package is located without importing it.
+
+    Call it with the fields of `GettextOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -74,7 +78,11 @@ def load_gettext(options: GettextOptions) -> PairDataset:
 
 
 def package_folders(name: str, package: str) -> list[Path]:
-    """Return the folders of an installed package.
+    """Return the folders of an installed package, located without importing it.
+
+    Args:
+        name: Name of the data set, for messages.
+        package: Import name of a top-level package.
 
     Raises:
         DataError: The package is not installed.
@@ -90,7 +98,12 @@ def package_folders(name: str, package: str) -> list[Path]:
 
 
 def find_catalogs(folder: Path, language: str) -> list[Path]:
-    """Return the catalogs of a language in a folder; if both formats exist, only the compiled one."""
+    """Find the gettext catalogs of a language in a folder, at any depth; of both formats, only the compiled one.
+
+    Args:
+        folder: Folder to search.
+        language: Language code as in the folder names: fr, de, pt_BR.
+    """
     found = [file for file in folder.rglob(f"{language}/LC_MESSAGES/*") if file.suffix in _READERS and file.is_file()]
     return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
 
@@ -116,7 +129,7 @@ def _pairs_in(file: Path, faults: Faults) -> list[Pair]:
 
 
 def read_compiled(file: Path) -> dict[str, str]:
-    """Return the messages of a .mo file: translations by source text.
+    """Read a compiled gettext catalog (.mo) and return its messages: translations by source text.
 
     The format is: magic number, revision, number of messages, offsets of two tables; each table has length and offset
     of every text (GNU gettext manual, *The Format of GNU MO Files*). Messages with a context or plural forms are left
@@ -150,7 +163,7 @@ def read_compiled(file: Path) -> dict[str, str]:
 
 
 def read_text(file: Path) -> dict[str, str]:
-    """Return the messages of a .po file: translations by source text.
+    """Read a gettext catalog in text form (.po) and return its messages: translations by source text.
 
     Messages with a context or plural forms are left out, and so are untranslated, ``fuzzy`` and obsolete messages.
 
@@ -169,7 +182,10 @@ def read_text(file: Path) -> dict[str, str]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the flags of each message, and its texts by keyword. Blank lines between messages are optional."""
+    """Yield each message of a .po file: its flags (``#, fuzzy``), and its texts by keyword (``msgid``, ``msgstr``).
+
+    Blank lines between messages are optional.
+    """
     flags, last = "", ""
     parts: dict[str, str] = {}
     for line in [*text.split("\n"), ""]:

@@ -1,4 +1,4 @@
-"""Names of numbers in two languages: exact pairs without files, for testing translation.
+"""Data set ``number_words``: names of numbers in two languages, exact pairs without files, for testing translation.
 
 German puts units before tens in one word, and French partly counts in twenties, so a model has to learn order, spelling
 and word boundaries. Every translation is either right or wrong.
@@ -48,12 +48,14 @@ _EN_TENS, _DE_TENS, _FR_TENS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NumberWordsOptions(PairOptions):
-    """Options of `load_number_words`.
+    """Options of the data set ``number_words``; see `load_number_words`.
+
+    Further options are those of `PairOptions`, some with other defaults.
 
     Attributes:
-        source: Source language.
-        target: Target language.
-        samples: Number of distinct numbers.
+        source: Source language: ``en``, ``de`` or ``fr``.
+        target: Target language, another one of these.
+        samples: Number of distinct numbers, before some are held out.
     """
 
     source: Language = "de"
@@ -64,7 +66,11 @@ class NumberWordsOptions(PairOptions):
 
 @takes_fields_of(NumberWordsOptions)
 def load_number_words(options: NumberWordsOptions) -> PairDataset:
-    """Make pairs of names of distinct numbers below a million; half of the draws have at most three digits.
+    """Make sentence pairs from the names of distinct numbers below a million in two languages, the same in every run.
+
+    Half of the draws have at most three digits.
+
+    Call it with the fields of `NumberWordsOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -78,7 +84,13 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
 
 
 def draw_numbers(count: int) -> list[int]:
-    """Return distinct numbers below a million with uniformly drawn logarithms, the same in every run."""
+    """Draw distinct numbers from 0 to below a million, small ones more often, the same in every run.
+
+    The logarithm of one more than the number is uniform.
+
+    Args:
+        count: Number of numbers to draw.
+    """
     found: dict[int, None] = {}
     chunk = 0
     while len(found) < count:
@@ -89,7 +101,7 @@ def draw_numbers(count: int) -> list[int]:
 
 
 def name_of(number: int, language: Language) -> str:
-    """Return the name of a number in words.
+    """Return the name of a number in words, in one of three languages.
 
     Args:
         number: 0 to 999,999.
@@ -121,7 +133,7 @@ def _german(number: int) -> str:
 
 
 def _german_before(number: int) -> str:
-    """Return the name as part of a longer word: *ein* instead of *eins*."""
+    """Return the German name of a number as part of a longer word: *ein* instead of *eins*."""
     if number >= 1000:
         return f"{_german_before(number // 1000)}tausend" + (_german_before(number % 1000) if number % 1000 else "")
     if number >= 100:

@@ -1,4 +1,4 @@
-"""Sentence pairs of the user: lines of tab-separated columns, in a file or a folder."""
+"""Data set ``pairs``: sentence pairs of the user, lines of tab-separated columns, in a file or a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _HINT = "set dataset.path to a tab-separated file, or to a folder of such files;
 
 @dataclass(frozen=True, kw_only=True)
 class PairFileOptions(PairOptions):
-    """Options of `load_pairs`.
+    """Options of the data set ``pairs``, tab-separated files of the user; see `load_pairs`.
+
+    Further options are those of `PairOptions`.
 
     Attributes:
         path: A file or a folder.
@@ -36,11 +38,14 @@ class PairFileOptions(PairOptions):
 
 @takes_fields_of(PairFileOptions)
 def load_pairs(options: PairFileOptions) -> PairDataset:
-    """Read UTF-8 lines of tab-separated columns, without quoting; empty lines are ignored.
+    """Read sentence pairs of the user from UTF-8 lines of tab-separated columns, without quoting.
 
-    A folder has files for training, validation and test, recognised by their names (`SUFFIXES`). If no name tells, the
-    pairs of all files are divided into the three parts. A part without a file gets a share of the training pairs.
-    Repeated pairs of a part are skipped and counted.
+    Empty lines are ignored. A folder has files with `SUFFIXES` for training, validation and test, recognised by words
+    in their names such as ``train.tsv``. If no name marks a file as training data, the pairs of all files are divided
+    into the three parts. A part without a file gets a share of the training pairs. Repeated pairs of a part are skipped
+    and counted.
+
+    Call it with the fields of `PairFileOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -63,7 +68,11 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
 
 
 def _find(name: str, path: Path) -> dict[str, list[Path]]:
-    """Return the files of ``train``, and of ``val`` and ``test`` if there are any."""
+    """Return the files with sentence pairs of ``train``, and of ``val`` and ``test`` if there are any.
+
+    Raises:
+        DataError: There is no such file or folder, or it has no training data.
+    """
     place = path.expanduser()
     if place == Path():
         raise DataError(
@@ -86,15 +95,16 @@ def _find(name: str, path: Path) -> dict[str, list[Path]]:
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
-    """Return the pairs of one file, in its order.
+    """Return the sentence pairs of one tab-separated file, in its order.
 
     Args:
         file: Path of the file.
-        columns: Columns of the two sides, counted from 1.
+        columns: Columns of the source and the target language, counted from 1.
         faults: Record of unusable lines; they are left out.
 
     Raises:
-        DataError: The file cannot be read or has no tab at all, or a line is unusable and ``faults`` stops.
+        DataError: The file cannot be read or has no tab at all, or a line is unusable and ``faults.on_error`` is
+            ``stop``.
     """
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")

@@ -1,4 +1,4 @@
-"""Sentences of the German-English dictionary in Debian's package ``trans-de-en``.
+"""Data set ``trans_de_en``: sentences of the German-English dictionary in Debian's package ``trans-de-en``.
 
 The dictionary (Frank Richter, TU Chemnitz) is under the GPL. It is read from its installed file and never copied.
 """
@@ -26,7 +26,9 @@ _BEFORE_SPACE = re.compile(r"\s+([.,!?])")
 
 @dataclass(frozen=True, kw_only=True)
 class DictionaryOptions(PairOptions):
-    """Options of `load_trans_de_en`.
+    """Options of the data set ``trans_de_en``, sentences of a dictionary; see `load_trans_de_en`.
+
+    Further options are those of `PairOptions`, some with other defaults.
 
     Attributes:
         path: The dictionary file.
@@ -44,7 +46,9 @@ class DictionaryOptions(PairOptions):
 
 @takes_fields_of(DictionaryOptions)
 def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
-    """Read the examples of the dictionary that are complete sentences in both languages.
+    """Read sentence pairs from the German-English dictionary: examples that are complete sentences in both languages.
+
+    Call it with the fields of `DictionaryOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -62,10 +66,14 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
-    """Return German sentences and their English translations, in the order of the file.
+    """Return the German sentences of the dictionary and their English translations, in the order of the file.
+
+    Args:
+        path: The dictionary file.
+        faults: Record of unusable lines; it receives the lines that are not UTF-8, which are left out.
 
     Raises:
-        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` stops.
+        DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -81,11 +89,14 @@ def read_sentences(path: Path, faults: Faults) -> list[Pair]:
 
 
 def sentences_in(line: str) -> Iterator[Pair]:
-    """Yield the sentence pairs of an entry ``German | example :: English | example``.
+    """Yield the sentence pairs of a dictionary entry ``German | example :: English | example``, German first.
 
     Examples are in the same order on both sides; ``;`` separates alternatives, of which the first is taken. Text in
     brackets and braces is an annotation and is removed. An example with optional words, variants or placeholders
     (``/``, parentheses, *etw.*, *sb.*) is left out, and so is one without a final punctuation mark.
+
+    Args:
+        line: One line of the dictionary.
     """
     german, separator, english = line.partition(" :: ")
     if line.startswith("#") or not separator:

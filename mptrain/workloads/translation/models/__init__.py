@@ -1,1 +1,1 @@
-"""Translation models."""
+"""Translation models: LSTM with attention, and Transformer."""

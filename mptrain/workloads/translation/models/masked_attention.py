@@ -11,28 +11,34 @@ from torch import Tensor
 
 
 def lengths_mask(lengths: Tensor, width: int) -> Tensor:
-    """Return whether a position is valid: bool ``[N, width]`` from lengths int64 ``[N]``."""
+    """Return a mask of the valid positions of padded sequences: true before the end of each, bool ``[N, width]``.
+
+    Args:
+        lengths: Length of each sequence, int64 ``[N]``.
+        width: Number of positions with padding.
+    """
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 def causal_mask(places: int, device: torch.device) -> Tensor:
-    """Return a mask in which each position sees itself and earlier ones: bool ``[places, places]``."""
+    """Return a mask in which each position sees itself and earlier ones: bool ``[places, places]``, query by key."""
     return torch.ones(places, places, dtype=torch.bool, device=device).tril()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1).
+    """Compute scaled dot-product attention with a mask (Vaswani et al. 2017, equation 1).
 
     The query is scaled before the product, because the product without scaling may overflow FP16.
 
     Args:
-        query: ``[..., T, D]``.
-        key: ``[..., S, D]``.
-        value: ``[..., S, E]``.
+        query: Queries ``[..., T, D]``.
+        key: Keys ``[..., S, D]``.
+        value: Values ``[..., S, E]``.
         keep: Whether a query may attend to a key, bool, broadcastable to ``[..., T, S]``; None masks nothing.
 
     Returns:
-        ``[..., T, E]``, in the dtype of the values; zeros for a fully masked query.
+        Weighted mean of the values for each query, ``[..., T, E]``, in the dtype of the values; zeros for a fully
+        masked query.
     """
     scores = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).float()
     if keep is None:

@@ -1,4 +1,7 @@
-"""Transformer for translation (Vaswani et al. 2017): post-norm residual blocks and sinusoidal positions."""
+"""Transformer for translation (Vaswani et al. 2017): post-norm residual blocks and sinusoidal positions.
+
+Section numbers in this module are those of the paper.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ State = dict[str, Tensor]
 
 
 class MultiHead(nn.Module):
-    """Multi-head attention whose four matrices have no biases (section 3.2.2).
+    """Multi-head attention whose four matrices have no biases (Vaswani et al. 2017, section 3.2.2).
 
     Args:
         width: Size of a position's vector, a multiple of ``heads``.
@@ -29,11 +32,29 @@ class MultiHead(nn.Module):
         self.query, self.key, self.value, self.outward = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def project(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the attended sequence, ``[N, S, width]`` each."""
+        """Compute the keys and values of a sequence to attend to, for `forward`.
+
+        Args:
+            seen: Vectors of the sequence, ``[N, S, width]``.
+
+        Returns:
+            Keys and values of all heads, ``[N, S, width]`` each.
+        """
         return self.key(seen), self.value(seen)
 
     def forward(self, asking: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``; ``keep`` is broadcastable to ``[N, heads, T, S]``."""
+        """Attend from each position to a sequence whose keys and values are already computed.
+
+        Args:
+            asking: Vectors from which queries are computed, ``[N, T, width]``.
+            key: Keys from `project`, ``[N, S, width]``.
+            value: Values from `project`, ``[N, S, width]``.
+            keep: Whether a position may attend to a key, bool, broadcastable to ``[N, heads, T, S]``; None masks
+                nothing.
+
+        Returns:
+            Projected weighted mean of the values for each position, ``[N, T, width]``.
+        """
         query, key, value = (
             tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.query(asking), key, value)
         )
@@ -42,20 +63,32 @@ class MultiHead(nn.Module):
 
 
 class Feed(nn.Module):
-    """Feed-forward network: two linear layers with ReLU in between (section 3.3)."""
+    """Position-wise feed-forward network: two linear layers with ReLU in between (Vaswani et al. 2017, section 3.3).
+
+    Args:
+        width: Size of a position's vector.
+        inner: Size of the hidden layer.
+    """
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``."""
+        """Apply the two layers to each position by itself, ``[N, T, width]`` in and out."""
         answer: Tensor = self.narrow(F.relu(self.wide(given)))
         return answer
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm encoder layer: self-attention over the sentence, then a feed-forward network."""
+    """Post-norm Transformer encoder layer: self-attention over the sentence, then a feed-forward network.
+
+    Args:
+        width: Size of a position's vector, a multiple of ``heads``.
+        heads: Number of attention heads.
+        inner: Size of the hidden layer of the feed-forward network.
+        dropout: Dropout probability of the residual branches.
+    """
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -64,7 +97,15 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, keep: Tensor) -> Tensor:
-        """Return ``[N, S, width]`` from ``[N, S, width]``."""
+        """Apply the layer to the vectors of a sentence.
+
+        Args:
+            given: Vectors of the positions, ``[N, S, width]``.
+            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, S, S]``.
+
+        Returns:
+            New vectors of the positions, ``[N, S, width]``.
+        """
         seen = self.attention(given, *self.attention.project(given), keep)
         given = self.attention_norm(given + self.dropout(seen))
         answer: Tensor = self.feed_norm(given + self.dropout(self.feed(given)))
@@ -72,7 +113,14 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Post-norm decoder layer: self-attention, attention to the sentence, then a feed-forward network."""
+    """Post-norm Transformer decoder layer: self-attention, attention to the sentence, then a feed-forward network.
+
+    Args:
+        width: Size of a position's vector, a multiple of ``heads``.
+        heads: Number of heads of each attention.
+        inner: Size of the hidden layer of the feed-forward network.
+        dropout: Dropout probability of the residual branches.
+    """
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -81,13 +129,16 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``.
+        """Apply the layer to all positions of the translations at once, as in training.
 
         Args:
-            given: Translation so far.
-            visible: Whether each position may attend to another one.
+            given: Vectors of the translation's positions, ``[N, T, width]``.
+            visible: Whether each position may attend to another one, bool, broadcastable to ``[N, heads, T, T]``.
             memory: Encoded sentence, ``[N, S, width]``.
-            keep: Whether a position of the sentence is valid.
+            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, T, S]``.
+
+        Returns:
+            New vectors of the positions, ``[N, T, width]``.
         """
         return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
 
@@ -99,14 +150,18 @@ class DecoderLayer(nn.Module):
         memory: tuple[Tensor, Tensor],
         keep: Tensor,
     ) -> Tensor:
-        """Return ``[N, T, width]`` from ``[N, T, width]``, with keys and values already computed.
+        """Apply the layer to some positions of the translation, with keys and values already computed.
 
         Args:
-            given: Positions to compute.
-            own: Keys and values of the translation up to the last of these positions.
-            visible: Whether each position may attend to each of these keys; None masks nothing.
-            memory: Keys and values of the sentence.
-            keep: Whether a position of the sentence is valid.
+            given: Vectors of the positions to compute, ``[N, T, width]``.
+            own: Keys and values of the translation up to the last of these positions, ``[N, T', width]`` each.
+            visible: Whether each position may attend to each of these keys, bool, broadcastable to
+                ``[N, heads, T, T']``; None masks nothing.
+            memory: Keys and values of the sentence, ``[N, S, width]`` each.
+            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, T, S]``.
+
+        Returns:
+            New vectors of these positions, ``[N, T, width]``.
         """
         given = self.own_norm(given + self.dropout(self.own(given, *own, visible)))
         given = self.cross_norm(given + self.dropout(self.cross(given, *memory, keep)))
@@ -115,11 +170,12 @@ class DecoderLayer(nn.Module):
 
 
 class TransformerTranslator(nn.Module):
-    """Transformer with equally many encoder and decoder layers; the defaults are the paper's base model.
+    """Transformer translation model (Vaswani et al. 2017); the defaults are the paper's base model.
 
-    Embeddings are initialised with standard deviation width^-0.5 and multiplied by width^0.5; all other matrices have
-    the uniform initialisation of Glorot and Bengio (2010), as in the authors' tensor2tensor. With tied matrices,
-    initial logits have a standard deviation of 1, and the initial loss is ln V + 1/2.
+    Encoder and decoder have equally many layers. Embeddings are initialised with standard deviation width^-0.5 and
+    multiplied by width^0.5; all other matrices have the uniform initialisation of Glorot and Bengio (2010), as in the
+    authors' tensor2tensor. With tied matrices, initial logits have a standard deviation of 1, and the initial loss is
+    ln V + 1/2.
 
     Args:
         source_vocabulary_size: Number of tokens of the source language.
@@ -184,15 +240,15 @@ class TransformerTranslator(nn.Module):
             self.output.weight = self.target_embedding.weight
 
     def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
-        """Return logits of the token after each given one.
+        """Return logits of the token after each given token, with reference translations as input (teacher forcing).
 
         Args:
-            source: Token numbers, int64 ``[N, S]``, padded at the end with any token.
+            source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end with any token.
             source_lengths: Number of tokens of each sentence, int64 ``[N]``.
             given: Start token and the translation without its end token, int64 ``[N, T]``.
 
         Returns:
-            ``[N, T, V]``.
+            Logits ``[N, T, V]``.
         """
         memory, keep = self._encode(source, source_lengths)
         visible = causal_mask(given.shape[1], given.device)
@@ -203,13 +259,17 @@ class TransformerTranslator(nn.Module):
         return logits
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """Return the initial state of `step`: tensors by name, samples first.
+        """Encode source sentences and return the initial state of `step`; see `Translator.encode`.
 
         Keys and values of the sentence are computed once; those of the translation grow by one position per step.
 
         Args:
             source: As in `forward`.
             source_lengths: As in `forward`.
+
+        Returns:
+            Tensors by name, samples first: ``keep``, the valid positions of the sentence, bool ``[N, S]``, and for each
+            decoder layer the keys and values of the sentence and of the translation, which is still empty.
         """
         memory, keep = self._encode(source, source_lengths)
         state = {"keep": keep[:, 0, 0]}
@@ -219,11 +279,14 @@ class TransformerTranslator(nn.Module):
         return state
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return logits ``[N, V]`` of the token after one token of each sample, and the next state.
+        """Take one more token of each translation, and return the logits of the token after it; see `Translator.step`.
 
         Args:
             tokens: Last token of each translation so far, int64 ``[N]``.
             state: State from `encode` or the previous step.
+
+        Returns:
+            Logits ``[N, V]`` and the next state.
         """
         after = dict(state)
         at = self._embedded(self.target_embedding, tokens[:, None], state["keys_0"].shape[1])
@@ -237,7 +300,7 @@ class TransformerTranslator(nn.Module):
         return logits[:, 0], after
 
     def _encode(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory ``[N, S, width]``, and whether its positions are valid, bool ``[N, 1, 1, S]``."""
+        """Return encoded sentences ``[N, S, width]``, and whether positions are valid, bool ``[N, 1, 1, S]``."""
         keep = lengths_mask(source_lengths, source.shape[1])[:, None, None]
         at = self._embedded(self.source_embedding, source, 0)
         for layer in self.encoder:
@@ -255,9 +318,15 @@ class TransformerTranslator(nn.Module):
 
 
 def positions(first: int, count: int, width: int, device: torch.device) -> Tensor:
-    """Return sinusoidal positions with wavelengths from 2 pi to 10000 * 2 pi (section 3.5), float32 ``[count, width]``.
+    """Return the sinusoidal position vectors that are added to embeddings, float32 ``[count, width]`` (section 3.5).
 
-    All sines precede all cosines, as in tensor2tensor.
+    Wavelengths are from 2 pi to 10000 * 2 pi. All sines precede all cosines, as in tensor2tensor.
+
+    Args:
+        first: Position of the first vector, counted from 0.
+        count: Number of positions.
+        width: Size of a vector.
+        device: Device of the result.
     """
     places = torch.arange(first, first + count, device=device, dtype=torch.float32)
     half = width // 2
