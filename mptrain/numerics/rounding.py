@@ -1,4 +1,4 @@
-"""Rounding of tensors to narrower dtypes."""
+"""Conversion of tensors to narrower dtypes without overflow of finite values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ def limited(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def saturated(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a tensor to another floating-point dtype and clamp finite values beyond its range, to 65504 for FP16."""
+    """Convert a tensor to another floating-point dtype, clamping finite values to its range: to ±65504 for FP16.
+
+    Infinities and NaN stay.
+    """
     narrows = torch.finfo(dtype).max < torch.finfo(value.dtype).max
     return (limited(value, dtype) if narrows else value).to(dtype)
