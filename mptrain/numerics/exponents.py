@@ -195,14 +195,11 @@ class ExponentTails:
         return self._counts[self._place(exponent)] / self._counts[-1] if self._counts[-1] else 0.0
 
     def zeros_below(self, exponent: int) -> float:
-        """Return the share of all values that are zero once those below 2^exponent are rounded to zero; 0 without
-        values.
-        """
+        """Return the share of all values that are zero once those below 2^exponent round to zero; 0 without values."""
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """Return the share of the sum of all magnitudes |x| that values below 2^exponent contribute; 0 without values.
-        """
+        """Return the share of the sum of all magnitudes that values below 2^exponent contribute; 0 without values."""
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
 
     def _place(self, exponent: int) -> int:

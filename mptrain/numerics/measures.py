@@ -76,8 +76,7 @@ class ShareAbove:
     edge: float
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
-        """Return the share of elements above the edge, 0 to 1, shape (1,); 0 without elements. See `Measure.__call__`.
-        """
+        """Return the share of elements above the edge, 0 to 1, shape (1,); 0 without elements; see `Measure`."""
         elements = functools.reduce(operator.add, (grad.numel() for grad in grads), 0)  # known from shapes
         if not elements:
             return _nothing(grads)
