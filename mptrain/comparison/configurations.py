@@ -63,7 +63,7 @@ def is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def chosen_options(yaml: str) -> dict[str, str]:
-    """Return the option that a run's configuration chose in each config group, such as ``precision`` to ``fp16_dynamic``.
+    """Return the option that a run's configuration chose in each config group: ``precision`` to ``fp16_dynamic``.
 
     Args:
         yaml: The resolved configuration, YAML text.
