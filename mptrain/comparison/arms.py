@@ -94,7 +94,7 @@ def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
 
 
 def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
-    """Return whether a run is another seed of an arm."""
+    """Return whether a run has the configuration of an arm's runs, apart from machine, and a seed of its own."""
     changes = config_differences(arm[0].config, run.config)
     if all(is_below(key, MACHINE) for key in changes):
         return not changes or run.seed not in {other.seed for other in arm}
@@ -130,7 +130,10 @@ def _names(runs: Sequence[RunMeasures]) -> list[str]:
 
 
 def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
-    """Yield candidates for parts of names: one label per run, empty if the run does not have the key."""
+    """Yield candidates for parts of arm names, one setting at a time: a label for each run, such as ``scaler.scale=8``.
+
+    The label is empty if the run does not have the setting.
+    """
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]

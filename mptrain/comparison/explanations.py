@@ -176,7 +176,10 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
 
 
 def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield the share of gradients that underflowed, if both arms have histograms (``diagnostics=histograms``)."""
+    """Yield a remark if more activation gradients are zero than in the reference: the excess underflowed.
+
+    Both arms must have histograms (``diagnostics=histograms``).
+    """
     here = [run.zero_gradients for run in runs if run.zero_gradients is not None]
     there = [run.zero_gradients for run in others if run.zero_gradients is not None]
     if here and there and fmean(here) - fmean(there) > FLUSHED:

@@ -183,7 +183,10 @@ def metric_in_words(summary: Mapping[str, Any]) -> str:
 
 
 def _of_what(ranked: Iterable[RankedSetting]) -> str:
-    """Return what the intervals are over, or an empty string if this differs between settings."""
+    """Return the phrase that says over what the intervals of settings are taken: over seeds, or over test samples.
+
+    It is empty if this differs between the settings.
+    """
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""

@@ -1,5 +1,6 @@
-"""Results of a comparison: frozen dataclasses of plain Python types, which terminal, reports and recipes display.
+"""Results of a comparison of training runs: frozen dataclasses of plain Python types, shown by terminal and reports.
 
+An arm of a comparison is all runs of one configuration, one per seed; the others are compared with the reference.
 Nothing is computed here. Differences are *arm minus reference*, in the metric's unit, whichever direction is better.
 ``comparison.json`` holds the results as strict JSON; reading it needs neither scipy nor a YAML reader.
 """

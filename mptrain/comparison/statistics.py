@@ -23,7 +23,7 @@ _TAIL = 1e-13
 
 
 def rounding_spread(*steps: float) -> float:
-    """Return the standard deviation of the rounding error of a value, or of a difference of two values.
+    """Return the standard deviation of the rounding error of a metric's value, or of a difference of two values.
 
     The error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12. The variances
     of the two sides of a difference add up. A share of N samples has the step 1 / N, so a difference of two shares has

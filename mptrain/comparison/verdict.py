@@ -192,7 +192,7 @@ def signed(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share from 0 to 1 in whole per cent."""
+    """Format a share from 0 to 1 as text in whole per cent: ``95 %``."""
     return f"{100 * share:.0f} %"
 
 

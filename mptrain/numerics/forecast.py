@@ -296,7 +296,7 @@ def _is_settled(found: Forecast) -> bool:
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
-    """Return unscaled counts; for FP16 numbers, ties at 2^-25 count as lost."""
+    """Return the histogram of a tensor's unscaled gradients; values of an FP16 step at the tie 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with subnormals, infinities and NaN.
+    """A binary floating-point format with subnormals, infinities and NaN, such as FP16.
 
     Attributes:
-        name: The name of the torch dtype.
+        name: The name of its torch dtype, such as ``float16``.
         exponent_bits: Width of the exponent field.
         mantissa_bits: Stored bits of the significand; the leading one is implied.
     """

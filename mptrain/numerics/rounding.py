@@ -7,7 +7,14 @@ from torch import Tensor
 
 
 def limited(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Clamp the finite values of a tensor to the range of a floating-point dtype; infinities and NaN stay."""
+    """Clamp the finite values of a tensor to the range of a floating-point dtype, keeping the tensor's own dtype.
+
+    Infinities and NaN stay.
+
+    Args:
+        value: A floating-point tensor of any shape.
+        dtype: The dtype to whose range values are clamped, such as float16: ±65504.
+    """
     largest = torch.finfo(dtype).max
     return torch.where(value.isfinite(), value.clamp(-largest, largest), value)
 

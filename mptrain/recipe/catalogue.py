@@ -30,7 +30,10 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Read a recipe, given its name or the path of its folder or file.
+    """Read a recipe (a published claim with the runs that test it), given its name or its path.
+
+    Args:
+        name: Name of a recipe that comes with mptrain, or path of a recipe's folder or file.
 
     Raises:
         UsageError: If there is no such recipe.

@@ -124,7 +124,7 @@ def _of_numbers(statement: Statement, left: Sample, right: Sample) -> Finding:
 
 @dataclass(frozen=True)
 class _Differences:
-    """Differences left minus right for each seed; differences of logarithms if ratios are compared.
+    """Differences left minus right of a statement's sides for each seed; of their logarithms if ratios are compared.
 
     Attributes:
         statement: The statement about the differences.
@@ -142,7 +142,7 @@ class _Differences:
 
     @property
     def bound(self) -> float:
-        """The amount of the statement in the unit of the values."""
+        """Amount of the statement (after ``by`` or ``within``) in the unit of the values: its logarithm for a ratio."""
         amount = self.statement.amount
         if self.statement.is_ratio:
             return math.log(amount or 1.0)
@@ -393,5 +393,5 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs, arithmetic
 
 
 def in_digits(value: float) -> str:
-    """Format a number with four significant digits, or a whole number exactly."""
+    """Format a number as text: with four significant digits, or exactly if it is whole and below 1e15."""
     return f"{value:.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"

@@ -1,8 +1,9 @@
 """Format of ``recipe.yaml``, with a reader that reports all problems of a file at once.
 
-The reader does not compose the overrides, must not import torch and calls nothing that a recipe names. A recipe is
-an untrusted file: its overrides cannot choose which code may be called or where files are written, and its arithmetic
-may only call functions of `mptrain.numerics.demonstrations`.
+A recipe is a published claim with the runs and the expected results that test it. The reader does not compose the
+overrides, must not import torch and calls nothing that a recipe names. A recipe is an untrusted file: its overrides
+cannot choose which code may be called or where files are written, and its arithmetic may only call functions of
+`mptrain.numerics.demonstrations`.
 """
 
 from __future__ import annotations

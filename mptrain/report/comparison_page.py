@@ -1,6 +1,6 @@
-"""Report of a comparison or a recipe: the differences from the reference and the fairness of the comparison.
+"""Report page of a comparison or a recipe: the arms' differences from the reference, and their fairness.
 
-If there are several groups, the figure names of each group have a prefix of their own.
+An arm is all runs of one configuration, one per seed; the others are compared with the reference arm.
 """
 
 from __future__ import annotations

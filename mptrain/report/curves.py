@@ -43,7 +43,7 @@ class Curve:
         self._buckets: list[list[float]] = []
 
     def __len__(self) -> int:
-        """Return the number of buckets."""
+        """Return the number of buckets, which is the number of points of the curve's mean."""
         return len(self._buckets)
 
     def add(self, step: int, value: float) -> None:

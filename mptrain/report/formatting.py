@@ -78,7 +78,10 @@ def signed(value: float, error: float | None = None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``."""
+    """Format a fraction from 0 to 1 as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``.
+
+    A dash stands for None and for a number that is not finite.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     percent = 100 * value
@@ -104,7 +107,7 @@ def duration(seconds: float | None) -> str:
 
 
 def scale(value: float | None) -> str:
-    """Format a loss scale: ``128``, ``1000``, and powers of two from 1,024 on as ``2^16``."""
+    """Format a loss scale: ``128``, ``1000``, and powers of two from 1,024 on as ``2^16``; a dash for None."""
     return UNKNOWN if value is None else scale_in_words(value)
 
 
@@ -125,7 +128,13 @@ def scale_path(path: dict[str, float]) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
+    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``.
+
+    Args:
+        count: The count.
+        one: The noun in the singular.
+        many: The noun in the plural; empty for the singular with an ``s``.
+    """
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
 

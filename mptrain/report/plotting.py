@@ -226,7 +226,7 @@ def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
 
 
 def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool = False, **style: Any) -> None:
-    """Draw markers without connecting lines.
+    """Draw values as markers without connecting lines in a figure.
 
     Args:
         axes: The axes to draw on.
@@ -242,11 +242,11 @@ def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool
 def dots_and_means(
     axes: Axes, points: Sequence[tuple[float, float]], colour: str, line: str, *, means: Any, **style: Any
 ) -> Line2D:
-    """Draw every value as a dot and a line through the means at each position.
+    """Draw values, such as the metrics of runs, as dots in a figure, and a line through the means at each position.
 
     Args:
         axes: The axes to draw on.
-        points: Pairs of position and value.
+        points: Pairs of horizontal position and value.
         colour: Colour of the dots and the line.
         line: Line style.
         means: Further properties of the line.

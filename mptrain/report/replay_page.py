@@ -125,7 +125,10 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """True if the replayed scale is constant, differs from the run's own, and skips updates."""
+        """True if the replayed loss scale is constant, differs from the run's own, and skips updates.
+
+        An overflow can then recur at every step, because a skipped update leaves the weights unchanged.
+        """
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
