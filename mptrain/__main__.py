@@ -10,7 +10,7 @@ from mptrain.cli.main import main as run_words  # noqa: E402
 
 
 def main() -> int:
-    """Run the command line and return the exit code."""
+    """Run the ``mptrain`` command line of this process, and return its exit code."""
     return run_words(at_end=_deaf)
 
 

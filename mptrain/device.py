@@ -1,7 +1,7 @@
-"""Device abstraction: capabilities of devices, and the calls that differ between them.
+"""Device abstraction: numeric formats and features of torch devices, and the calls that differ between them.
 
 Functions that all accelerators share come from torch.accelerator, others from the device's module
-(`torch.get_device_module`). `Capabilities` lists the features that a device lacks. Only CPUs have been used for
+(`torch.get_device_module`). `Capabilities` lists the features that not every device has. Only CPUs have been used for
 training. CUDA support follows its documentation; support of ROCm (which torch calls ``cuda``), XPU and MPS follows
 torch's sources.
 """
@@ -24,19 +24,19 @@ NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Capabilities of a device.
+    """Numeric formats and features that a torch device supports; a field is True if the device has the feature.
 
     Attributes:
-        host: Its memory is host memory, which the host reads without synchronising.
-        fp64: Supports FP64 tensors.
-        fp16: Supports fast FP16 products, or on a CPU upcast ones (`mptrain.precision.upcast`).
-        bf16: Supports BF16 products likewise.
-        tf32: Supports TF32 in FP32 products.
-        graphs: Launched work can be captured in a graph and replayed.
-        pinned: Supports asynchronous copies from and to pinned memory.
-        streams: Supports concurrent streams and events.
-        fused: Has torch's fused optimizers, which skip an update on the device.
-        triton: Has Triton kernels in mptrain.
+        host: The device's memory is host memory, which the host reads without synchronising.
+        fp64: Support for FP64 tensors.
+        fp16: Fast FP16 matrix products and convolutions; on a CPU also upcast ones (`mptrain.precision.upcast`).
+        bf16: The same for BF16.
+        tf32: TF32 arithmetic inside FP32 matrix products.
+        graphs: Launched work can be captured in a graph (a CUDA graph) and replayed.
+        pinned: Asynchronous copies from and to pinned host memory.
+        streams: Concurrent streams and events.
+        fused: torch's fused optimizers, which can skip an update on the device (``found_inf``).
+        triton: Triton kernels of mptrain for this device.
     """
 
     host: bool = False
@@ -53,7 +53,7 @@ class Capabilities:
 
 @functools.cache
 def capabilities(device: torch.device) -> Capabilities:
-    """Return the capabilities of a device, cached for the process."""
+    """Return the numeric formats and features that a device supports, cached for the process."""
     return _ask(device)
 
 
@@ -75,75 +75,95 @@ def _ask(device: torch.device) -> Capabilities:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Return the widest floating-point dtype of a device: float64 or float32."""
+    """Return the widest floating-point dtype that a device supports: float64, or float32 on a device without FP64."""
     return torch.float64 if capabilities(device).fp64 else torch.float32
 
 
 def in_widest(tensor: Tensor) -> Tensor:
-    """Return a tensor in the widest floating-point dtype of its device."""
+    """Convert a tensor to the widest floating-point dtype that its device supports: float64, or else float32."""
     return tensor.to(widest(tensor.device))
 
 
 def beside_fp64(tensor: Tensor) -> Tensor:
-    """Return a tensor on a device with FP64: its own device, or the CPU, which synchronises."""
+    """Return a tensor on a device that supports FP64, with its dtype unchanged.
+
+    A tensor whose device supports FP64 is returned as it is. Any other (MPS, some XPU) is copied to the CPU, which
+    synchronises.
+    """
     return tensor if capabilities(tensor.device).fp64 else tensor.cpu()
 
 
 def count_of(kind: str) -> int:
-    """Return the number of devices of a kind (``cuda``, ``xpu``, ``mps``); torch supports one kind at a time."""
+    """Return the number of accelerators of one kind on this machine; torch supports one kind at a time.
+
+    Args:
+        kind: Device type of torch: ``cuda``, ``xpu`` or ``mps``.
+
+    Returns:
+        The number of devices; 0 if torch's accelerator is of another kind or there is none.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.device_count() if found is not None and found.type == kind else 0
 
 
 def other_accelerator() -> str | None:
-    """Return the kind of this machine's accelerator if it is not CUDA; otherwise None."""
+    """Return the device type of this machine's accelerator if it is not CUDA (``xpu``, ``mps``); otherwise None."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None and found.type != "cuda" else None
 
 
 def use(device: torch.device) -> None:
-    """Make a device the current device, which pinned memory, streams and compiled kernels use."""
+    """Make a device torch's current device, which pinned memory, streams and compiled kernels use; CPUs are ignored."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 
 
 def current(kind: str) -> torch.device:
-    """Return the current device of a kind."""
+    """Return the current device of an accelerator kind, with its index.
+
+    Args:
+        kind: Device type of this machine's accelerator, such as ``cuda``.
+    """
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a device is the current device."""
+    """Return a context manager that makes a device torch's current device; no effect for a CPU."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has finished all its work."""
+    """Block the host until a device has finished all work that was launched on it; no effect for a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the current stream of a device with `Capabilities.streams`."""
+    """Return the current stream of a device that supports streams (`Capabilities.streams`)."""
     return torch.get_device_module(device).current_stream(device)
 
 
 def new_stream(device: torch.device) -> Any:
-    """Create a new stream on a device with `Capabilities.streams`."""
+    """Create a stream on a device that supports streams (`Capabilities.streams`)."""
     return torch.get_device_module(device).Stream(device)
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-    """Return a context in which a stream is the current stream of a device."""
+    """Return a context manager that makes a stream the current stream of its device.
+
+    Args:
+        device: Device that supports streams (`Capabilities.streams`).
+        stream: Stream of that device, as from `new_stream`.
+    """
     region: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
     return region
 
 
 def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
-    """Record an event on the current stream of a device with `Capabilities.streams`.
+    """Record a new event on the current stream of a device, and return the event.
 
     Args:
-        device: The device.
+        device: Device that supports streams and events (`Capabilities.streams`).
         sleeping: Whether a thread that waits for the event sleeps instead of spinning; only CUDA supports the choice.
     """
     make = torch.get_device_module(device).Event
@@ -153,19 +173,22 @@ def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether a graph capture is in progress on a device."""
+    """Return whether the current CUDA stream is being captured in a graph; always False for other kinds of device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes of accelerator memory currently allocated for tensors."""
+    """Return the number of bytes of an accelerator's memory that are currently allocated for tensors."""
     module = torch.get_device_module(device)
     used: int = module.current_allocated_memory() if device.type == "mps" else module.memory_allocated(device)
     return used
 
 
 def memory_peak(device: torch.device) -> int:
-    """Return the peak bytes of accelerator memory allocated for tensors; on MPS, the current bytes."""
+    """Return the peak number of bytes of an accelerator's memory allocated for tensors since `forget_peak`.
+
+    MPS has no peak; there it is the number of bytes currently allocated.
+    """
     if device.type == "mps":
         return memory_in_use(device)
     peak: int = torch.get_device_module(device).max_memory_allocated(device)
@@ -173,24 +196,24 @@ def memory_peak(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak of `memory_peak`."""
+    """Reset the peak that `memory_peak` returns to the memory currently allocated; no effect on MPS."""
     if device.type != "mps":
         torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return the state of an accelerator's random number generator."""
+    """Return the state of an accelerator's random number generator, a uint8 tensor on the CPU."""
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set the state of an accelerator's random number generator."""
+    """Set the state of an accelerator's random number generator to one that `random_state` returned."""
     torch.get_device_module(device).set_rng_state(state, device)
 
 
 def name_of(device: torch.device) -> str:
-    """Return the product name of an accelerator."""
+    """Return the product name of an accelerator, such as ``NVIDIA A100-SXM4-40GB``."""
     if device.type == "mps":
         return "Apple GPU"
     name: str = torch.get_device_module(device).get_device_name(device)
@@ -198,24 +221,24 @@ def name_of(device: torch.device) -> str:
 
 
 def properties_of(device: torch.device) -> Any:
-    """Return torch's properties of a CUDA or XPU device."""
+    """Return torch's device properties (memory, multiprocessors, ...) of a CUDA or XPU device."""
     return torch.get_device_module(device).get_device_properties(device)
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of accelerator memory; on MPS, the maximum that Metal recommends."""
+    """Return the number of bytes of an accelerator's memory; on MPS, the maximum that Metal recommends."""
     module = torch.get_device_module(device)
     size: int = module.recommended_max_memory() if device.type == "mps" else properties_of(device).total_memory
     return size
 
 
 def is_rocm() -> bool:
-    """Return whether torch's ``cuda`` is ROCm, so that devices are AMD GPUs."""
+    """Return whether torch was built for ROCm, so that devices of type ``cuda`` are AMD GPUs."""
     return torch.version.hip is not None
 
 
 def untried(device: torch.device) -> str:
-    """Return a warning for a kind of device on which mptrain is untested; otherwise empty."""
+    """Return a warning for the user if mptrain was never run on this kind of device (ROCm, XPU, MPS); else empty."""
     if device.type == "cuda":
         return "ROCm/HIP is untested: mptrain has never been run on an AMD GPU" if is_rocm() else ""
     if device.type not in NAMES:
@@ -225,7 +248,7 @@ def untried(device: torch.device) -> str:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability of an NVIDIA device."""
+    """Return the CUDA compute capability of an NVIDIA device as (major, minor), such as (8, 0)."""
     return torch.cuda.get_device_capability(device)
 
 
@@ -235,13 +258,13 @@ def built_for() -> tuple[str, ...]:
 
 
 def has_kernels(level: tuple[int, int], built: tuple[str, ...]) -> bool:
-    """Return whether an NVIDIA device can run the kernels of a torch build.
+    """Return whether an NVIDIA device can run the CUDA kernels of a torch build.
 
     Machine code (``sm_80``) runs on devices of the same major version and an equal or later minor version; with the
     suffix ``a``, only on that exact version. The driver compiles PTX (``compute_80``) for that and all later versions.
 
     Args:
-        level: Compute capability.
+        level: Compute capability of the device, as (major, minor).
         built: Architectures of the build (`built_for`); unknown entries are ignored.
     """
     for entry in built:

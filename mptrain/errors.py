@@ -56,18 +56,18 @@ class MptrainError(Exception):
 
 
 class UsageError(MptrainError):
-    """Error in the command line."""
+    """Error in the command line: an unknown command, or a malformed override."""
 
     exit_code = EXIT_CONFIG
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a configuration, with a hint how to fix it.
+    """One invalid thing in a configuration, with a hint how to fix it; a `ConfigError` carries all that were found.
 
     Attributes:
-        what: What is wrong, and where.
-        hint: What the user can do; may be empty.
+        what: Description of the error and its place, for the user.
+        hint: Suggestion for the user; may be empty.
         key: The dotted key whose value is invalid; empty if the problem concerns no single value.
     """
 
@@ -77,11 +77,11 @@ class Problem:
 
 
 class ConfigError(MptrainError):
-    """Error in the configuration; all problems are reported together.
+    """Error in the configuration of a run; carries all problems that were found, not only the first.
 
     Args:
         problems: At least one problem; a string is the ``what`` of a single problem.
-        hint: The hint of a problem given as a string.
+        hint: The hint of a problem given as a string; otherwise unused.
     """
 
     exit_code = EXIT_CONFIG
@@ -96,11 +96,14 @@ class ConfigError(MptrainError):
 
 
 class FirstBatchError(ConfigError):
-    """Error raised if model or task fails on the first batch; the original exception is its cause."""
+    """Error raised if the model or the task (its loss or metrics) fails on the first batch.
+
+    The exception that model or task raised is the ``__cause__``.
+    """
 
 
 class EnvironmentRefused(MptrainError):
-    """Error raised if the device, the installation or the operating system does not support a request."""
+    """Error raised if the device, the installation or the operating system does not support what the user requested."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -112,7 +115,7 @@ class NumericsError(MptrainError):
 
 
 class DataError(MptrainError):
-    """Error in the data: missing, damaged, or inconsistent with the model."""
+    """Error in the training or evaluation data: missing, damaged, or inconsistent with the model."""
 
     exit_code = EXIT_DATA
 
@@ -124,14 +127,14 @@ class StorageError(MptrainError):
 
 
 class CheckpointError(StorageError):
-    """Error raised if a run has no usable checkpoint."""
+    """Error raised if a run has no checkpoint that can be loaded."""
 
 
 class OlderLayout(StorageError):
-    """Error for directories of an older mptrain whose format is no longer read.
+    """Error for run directories that an older mptrain wrote in a format that is no longer read.
 
     Args:
-        writers: The version that wrote each directory.
+        writers: Maps each directory to the version of mptrain that wrote it.
     """
 
     def __init__(self, writers: Mapping[Path, str]) -> None:
@@ -151,7 +154,7 @@ class Preempted(MptrainError):
     """Error raised if a signal or the loss of another rank stops a run; the run can be resumed.
 
     Args:
-        message: The signal and the step.
+        message: The cause (such as the signal) and the step, for the user.
         hint: The command that resumes the run.
         exit_code: 130 after Ctrl-C, 75 (run again) after SIGTERM and SIGUSR1.
         saved: Whether the run has finished its step and saved a checkpoint. Otherwise the steps after the last
@@ -178,11 +181,14 @@ _NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused | None:
-    """Convert an out-of-memory exception of the device or the host to an error with a hint; None for any other.
+    """Convert an out-of-memory exception of the device or the host to an error for the user, with a hint.
 
     Args:
-        error: The exception.
+        error: Any exception.
         doing: The activity that needed the memory, such as "building the model"; may be empty.
+
+    Returns:
+        The error to raise instead, or None if the exception is not about memory.
     """
     said, where = str(error), f" while {doing}" if doing else ""
     lines = said.splitlines() or [type(error).__name__]
@@ -215,7 +221,12 @@ def _address_space() -> int | None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return the candidate closest to a mistyped word, or an empty string when none is close."""
+    """Return the candidate closest in spelling to a mistyped word, or an empty string if none is close.
+
+    Args:
+        word: The word as the user typed it.
+        candidates: Valid words, such as keys or options.
+    """
     names = near_names(word, candidates)
     return max(names, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio(), default="")
 
@@ -224,8 +235,11 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
     """Return the candidates that a mistyped word may mean, in their order, by the first of these rules with a match.
 
     1. Equal except for case and separators: ``AdamW`` for ``adamw``.
+
     2. The same parts in another order: ``bf16_amp`` for ``amp_bf16``.
+
     3. Each part of the word is a prefix of a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
+
     4. The closest spelling, one name.
     """
     names = list(candidates)
@@ -245,7 +259,11 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
 
 
 def either(words: Sequence[str]) -> str:
-    """Join words as ``a, b or c``; of more than seven words, the first six and the number of others."""
+    """Join words for a message as ``a, b or c``; of more than seven, the first six and ``one of N more``.
+
+    Args:
+        words: At least one word.
+    """
     shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
     return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 

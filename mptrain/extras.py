@@ -10,7 +10,7 @@ from mptrain.errors import EnvironmentRefused
 
 
 def load_extra(module: str, extra: str, purpose: str) -> Any:
-    """Import a module of an optional library.
+    """Import a module of an optional library, and return it.
 
     Args:
         module: Dotted name of the module, such as ``pycocotools.cocoeval``.
@@ -34,7 +34,12 @@ def load_extra(module: str, extra: str, purpose: str) -> Any:
 
 
 def require_extra(module: str, extra: str, purpose: str) -> None:
-    """Raise an error if an optional library is not installed, without importing it; for arguments see `load_extra`.
+    """Check that an optional library is installed, without importing it.
+
+    Args:
+        module: Name of the top-level package, such as ``pycocotools``.
+        extra: The extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``.
+        purpose: The feature that needs it, as the beginning of a sentence: ``task=detect``.
 
     Raises:
         EnvironmentRefused: The library is not installed.

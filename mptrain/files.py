@@ -14,7 +14,9 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; fail at once for any other kind. Opening a named pipe would wait for its writer.
+    """Open a regular file for reading bytes; fail at once for any other kind of file, such as a named pipe.
+
+    Plain ``open`` would wait for the writer of a named pipe, which an untrusted run directory may contain.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -23,31 +25,33 @@ def open_to_read(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file; named pipes, sockets and devices are refused.
 
     Raises:
-        OSError: See `open_to_read`.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     with open_to_read(path) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a regular file as UTF-8 text.
+    """Return the content of a regular file as UTF-8 text; named pipes, sockets and devices are refused.
 
     Raises:
-        OSError: See `open_to_read`.
+        OSError: The file cannot be opened, or is not a regular file.
         UnicodeDecodeError: The content is not UTF-8.
     """
     return read_bytes(path).decode("utf-8")
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file for appending or truncating in place, create it if missing, and return its descriptor.
+    """Open a file for appending or truncating in place, create it if missing, and return its file descriptor.
+
+    Symbolic links are not followed, so that an untrusted run directory cannot redirect a write.
 
     Args:
         path: The file.
-        flags: Flags such as ``os.O_WRONLY | os.O_APPEND``.
+        flags: Flags of `os.open`, such as ``os.O_WRONLY | os.O_APPEND``.
 
     Raises:
         StorageError: The file has other hard links, which would change too.

@@ -22,7 +22,7 @@ _ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_e
 
 
 def forget_current_folder() -> None:
-    """Remove the current directory, which ``python -m`` puts first, from this process's ``sys.path``.
+    """Remove the current directory from this process's module search path; ``python -m`` puts it first in ``sys.path``.
 
     The directory stays if mptrain itself is run from a checkout there, because its modules must not be mixed with those
     of an installation.
@@ -33,21 +33,27 @@ def forget_current_folder() -> None:
 
 
 def command(*words: str) -> list[str]:
-    """Return the command of a helper process for ``-c CODE`` or ``-m MODULE`` and its arguments.
+    """Return the command line that starts a Python helper process with this process's ``sys.path``.
+
+    The current directory, which ``python -c`` and ``python -m`` search first, is not searched.
 
     Args:
-        words: Arguments of Python; interpreter options may precede ``-c`` or ``-m``. Without either, append them to
-            the returned command.
+        words: Arguments of Python: ``-c CODE`` or ``-m MODULE`` with arguments, which interpreter options may precede.
+            Without either, append them to the returned command.
+
+    Returns:
+        The command as a list for `subprocess`.
     """
     place = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
     return [sys.executable, *words[:place], _ENTRY, repr(_search_path()), *words[place:]]
 
 
 def guard_multiprocessing() -> None:
-    """Patch `multiprocessing` to start its fork server, resource tracker and spawned processes with `command`.
+    """Patch `multiprocessing` so that its processes do not search the current directory for modules (see `command`).
 
-    All of them are started by one private function; there is no public hook. Helper processes call this function too,
-    for processes that they start themselves.
+    This covers its fork server, its resource tracker and spawned processes. All of them are started by one private
+    function; there is no public hook. Helper processes call this function too, for processes that they start
+    themselves.
     """
     from importlib import import_module
 

@@ -34,7 +34,7 @@ def usable_cores() -> int:
 
 
 def resident_memory() -> int:
-    """Return the resident memory of this process in bytes; without ``/proc`` the peak."""
+    """Return the resident memory (RSS) of this process in bytes; without ``/proc``, its peak."""
     try:
         pages = int((_PROC / "self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -43,7 +43,10 @@ def resident_memory() -> int:
 
 
 def resident_peak() -> int:
-    """Return the peak resident memory in bytes since `forget_peak`, or since the start if that has no effect."""
+    """Return the peak resident memory of this process in bytes since `forget_peak`.
+
+    It is the peak since the process started if `forget_peak` has no effect on this system.
+    """
     try:
         status = (_PROC / "self/status").read_text(encoding="utf-8")
     except OSError:
@@ -53,18 +56,21 @@ def resident_peak() -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak of `resident_peak`; no effect without ``/proc``, on an old kernel or in a sandbox."""
+    """Reset the peak resident memory that `resident_peak` returns.
+
+    This has no effect without ``/proc``, on an old kernel or in a sandbox.
+    """
     with contextlib.suppress(OSError):
         (_PROC / "self/clear_refs").write_text("5", encoding="ascii")
 
 
 @contextlib.contextmanager
 def dropping_nothing() -> Iterator[None]:
-    """Disable the garbage collector in a context that creates many objects and drops none, and freeze the objects.
+    """Disable Python's garbage collector in a context that creates many objects and drops none; then freeze them.
 
-    Used for imports, where it saves 0.2 s of torch's 1.7 s, and for reading long records. Frozen objects are not
-    scanned by later collections either; so garbage in cycles, such as an earlier run of the process, is collected
-    before, where anything has been frozen before.
+    Used for imports, where it saves 0.2 s of torch's 1.7 s, and for reading long records. Later collections do not scan
+    frozen objects (`gc.freeze`) either. So if objects are frozen already, garbage in cycles, such as that of an earlier
+    run in the process, is collected on entry.
     """
     if gc.get_freeze_count():
         gc.collect()
@@ -84,7 +90,11 @@ def _largest_ever() -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is running; without ``/proc`` a zombie counts as running."""
+    """Return whether a process is running; a zombie counts as ended, except on systems without ``/proc``.
+
+    Args:
+        pid: Process ID.
+    """
     if _PROC.is_dir():
         try:
             return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -100,7 +110,13 @@ def is_running(pid: int) -> bool:
 
 
 def ends_with_parent(number: signal.Signals) -> None:
-    """Send this process a signal when its parent exits: by the kernel on Linux, elsewhere by a polling thread."""
+    """Arrange that this process receives a signal when its parent process exits.
+
+    The kernel sends it on Linux, a polling thread elsewhere.
+
+    Args:
+        number: The signal, such as ``signal.SIGTERM``.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     if hasattr(library, "prctl"):
         library.prctl(_PR_SET_PDEATHSIG, number)
@@ -115,7 +131,14 @@ def _end_after(parent: int, number: signal.Signals) -> None:
 
 
 def path_of_descriptor(descriptor: int) -> Path | None:
-    """Return the current path of the directory of an open descriptor; None if the system cannot report it."""
+    """Return the current path of a directory that is open, also after it was moved.
+
+    Args:
+        descriptor: File descriptor of the directory.
+
+    Returns:
+        The path, or None if the system cannot report it.
+    """
     if hasattr(fcntl, "F_GETPATH"):  # macOS
         return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
     with contextlib.suppress(OSError):

@@ -21,9 +21,13 @@ _NAMES: Final = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IG
 
 
 def masker() -> Callable[[Any], Any]:
-    """Return a function that masks the secrets that are currently in the environment.
+    """Return a function that replaces secrets by references to their environment variables: ``${oc.env:NAME}``.
 
-    The function takes text, or lists, tuples and dicts of any values; numbers are returned unchanged.
+    Secrets are the values of at least `SHORTEST` characters of environment variables whose names contain TOKEN, KEY,
+    SECRET, PASSWORD, PASSWD or CREDENTIAL. The environment is read once, by this call.
+
+    Returns:
+        A function of text, or of lists, tuples and dicts of any values; numbers are returned unchanged.
     """
     secrets: dict[str, str] = {}
     for name, value in os.environ.items():
@@ -61,13 +65,20 @@ def _forms(secret: str) -> tuple[str, ...]:
 
 
 class MaskedText(io.TextIOWrapper):
-    """Text stream that masks the secrets of the environment; a secret split over two writes is not masked."""
+    """Text stream that replaces secrets from environment variables in everything written to it; see `masker`.
+
+    A secret that is split over two writes is not masked.
+    """
 
     def write(self, text: str) -> int:
-        """Write text with its secrets masked."""
+        """Write text with its secrets masked, and return the number of characters written."""
         return super().write(masked(text))
 
 
 def masked(value: Any) -> Any:
-    """Return a value with the secrets of the environment masked; see `masker`."""
+    """Return a value with all secrets from environment variables replaced by ``${oc.env:NAME}``; see `masker`.
+
+    Args:
+        value: Text, or lists, tuples and dicts of any values; numbers are returned unchanged.
+    """
     return masker()(value)

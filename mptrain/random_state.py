@@ -1,4 +1,4 @@
-"""States of the random number generators used in training."""
+"""States of the random number generators used in training: saved in checkpoints, restored on resuming."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from mptrain import device as devices
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the random generators of Python and torch on every device."""
+    """Seed Python's random generator, and torch's on every device, so that a training run can be reproduced."""
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's and torch's generators, in types that a weights-only load accepts."""
+    """Return the states of Python's and torch's random generators, for a checkpoint.
+
+    Args:
+        device: Training device; the state of an accelerator's generator is included.
+
+    Returns:
+        States by name (``python``, ``torch``, and the device type such as ``cuda``), in types that ``torch.load(...,
+        weights_only=True)`` accepts.
+    """
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {
         "python": {"version": version, "internal": list(internal), "gauss": gauss},
@@ -31,7 +39,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
-    """Restore states returned by `random_state`; a device without a saved state keeps its own."""
+    """Restore the states of the random generators that `random_state` returned, such as those of a checkpoint.
+
+    Args:
+        states: The saved states.
+        device: Training device; its generator is left unchanged if no state of this device type was saved.
+    """
     python = states["python"]
     random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
     torch.set_rng_state(states["torch"])
@@ -41,7 +54,12 @@ def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def other_random_numbers(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """Seed the random generators with ``seed`` in a context, and restore their states afterwards."""
+    """Seed Python's and torch's random generators for the duration of a context, and restore their states afterwards.
+
+    Args:
+        device: Training device, whose generator is restored too.
+        seed: Seed inside the context.
+    """
     states = random_state(device)
     seed_everything(seed)
     try:

@@ -1,7 +1,7 @@
-"""Records of a run: frozen dataclasses of plain Python types, without tensors.
+"""Records of a training run (steps, overflows, evaluations, ...): frozen dataclasses of plain Python types.
 
-Later commands read only these records. Numbers that can be non-finite are `float` here and become ``null`` with an
-entry under ``nonfinite`` in JSON (see `as_json`).
+They hold no tensors. Later commands read only these records. Numbers that can be non-finite are `float` here and become
+``null`` with an entry under ``nonfinite`` in JSON (see `as_json`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ NonFinite = Literal["inf", "-inf", "nan"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One attempted step of one learner; a line of ``steps.jsonl``.
+    """One attempted training step of a learner (a model with its optimizer; a GAN has two); a line of ``steps.jsonl``.
 
     Attributes:
         learner: Name of the learner (``main`` if there is only one).
         step: Number of this step from 1, counting skipped steps; common to all learners.
-        updates: Updates applied so far, this one included.
+        updates: Number of optimizer updates applied so far, this one included.
         epoch: Passes over the training data completed before this step, from 0.
-        loss: The unscaled loss of the whole update, mean over its loss terms, FP32.
-        loss_scale: The loss scale of this step.
+        loss: The unscaled loss of the whole update, mean over its loss terms (samples, tokens), FP32.
+        loss_scale: The factor by which the loss was multiplied before the backward pass.
         overflow: Whether a gradient had inf or NaN.
         skipped: Whether the update was skipped.
         grad_norm: Global L2 norm of the unscaled gradients before clipping.
@@ -49,19 +49,19 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class OverflowRecord:
-    """An overflow, with the details that are known without synchronising.
+    """A training step whose gradients had inf or NaN, with the details that are known without synchronising the device.
 
     Attributes:
-        learner: Name of the learner.
-        step: The step that overflowed.
+        learner: Name of the learner (a model with its optimizer) whose gradients overflowed.
+        step: Number of the step that overflowed.
         loss_scale: The loss scale of the step.
         phase: ``calibrating`` (the scale descends from its initial value), ``growth probe`` (the scale had just grown),
             ``unexpected`` (neither); the rule is in `mptrain.probe.overflow_attribution`.
         loss: ``finite``, or the kind of the non-finite loss.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
         count: Number of parameters with non-finite gradients.
-        skipped: Whether the update was skipped.
-        restored: Number of module buffers restored.
+        skipped: Whether the optimizer update was skipped.
+        restored: Number of module buffers (such as BatchNorm statistics) restored to their values before the step.
     """
 
     learner: str
@@ -82,7 +82,7 @@ TensorKind = Literal["activations", "activation_gradients", "weight_gradients", 
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Exponent histogram of one or several tensors; see `mptrain.numerics.exponents`.
+    """Histogram of the binary exponents of the values in one or several tensors; see `mptrain.numerics.exponents`.
 
     Attributes:
         dtype: Dtype of the values, such as ``float16``.
@@ -105,11 +105,13 @@ class ExponentCounts:
 
 @dataclass(frozen=True, slots=True)
 class HistogramRecord:
-    """Exponent histograms of one learner's tensors at one step; a line of ``histograms.jsonl``.
+    """Exponent histograms of a learner's activations, gradients, weights and updates at one training step.
+
+    A learner is a model with its optimizer. The record is a line of ``histograms.jsonl``.
 
     Attributes:
         learner: Name of the learner.
-        step: The sampled step.
+        step: Number of the sampled step.
         loss_scale: The loss scale of the step; the gradients in the histograms are scaled by it.
         overflow: Whether a parameter's gradient had inf or NaN.
         tensors: Histograms by kind and name. Activations and their gradients have module names (the empty name is the
@@ -128,9 +130,14 @@ class HistogramRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRecord:
-    """A change of the loss scale after a step.
+    """A change of the loss scale of one learner (a model with its optimizer) after a training step.
 
-    ``why`` is ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
+    Attributes:
+        learner: Name of the learner.
+        step: Number of the step after which the scale changed.
+        from_scale: Loss scale before the change.
+        to_scale: Loss scale after the change.
+        why: ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
     """
 
     learner: str
@@ -142,15 +149,16 @@ class ScaleRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """The result of one evaluation.
+    """Metrics of a model on one split of the data, from one evaluation during or after training.
 
     Attributes:
         split: ``val`` or ``test``.
-        step: Steps completed at the evaluation.
-        epoch: Epochs completed at the evaluation.
+        step: Training steps attempted before the evaluation.
+        epoch: Epochs completed before the evaluation.
         samples: Number of samples evaluated.
         metrics: Values by metric name.
-        intervals: Bounds of the 95 % CI over the choice of samples, by metric name, if requested.
+        intervals: Lower and upper bound of the 95 % confidence interval over the choice of samples, by metric name;
+            empty unless requested.
         data: Digest of the evaluated samples (see `mptrain.engine.fingerprints.sample_digests`); empty if unknown.
     """
 
@@ -165,16 +173,16 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """A row of ``epochs.csv``: one epoch of one learner, with the evaluation after it.
+    """One epoch of one learner (a model with its optimizer) and the evaluation after it; a row of ``epochs.csv``.
 
     Attributes:
         learner: Name of the learner; values of the whole epoch are repeated in the row of each learner.
         epoch: Completed epochs, from 1.
-        step: Steps so far.
-        updates: Applied updates so far.
-        skipped: Skipped updates in this epoch.
+        step: Training steps attempted so far.
+        updates: Optimizer updates applied so far.
+        skipped: Updates skipped in this epoch.
         train_loss: Mean of the finite losses of this epoch's steps.
-        loss_scale: The scale at the end of the epoch.
+        loss_scale: Loss scale at the end of the epoch.
         lr: Learning rate of the last step.
         val: Validation metrics by name; empty without validation data.
         seconds: Wall time of this epoch's training steps.
@@ -196,13 +204,13 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Any other event; a line of ``events.jsonl``.
+    """An event of a run without a record type of its own, such as a saved checkpoint; a line of ``events.jsonl``.
 
     Attributes:
         kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (a disk operation failed), ``stalled``, ``signal``,
             ``warning``, ``failure``, ``data`` ...
-        step: Steps completed at the event.
-        fields: Details, JSON values only.
+        step: Training steps completed at the event.
+        fields: Details by name, JSON values only.
     """
 
     kind: str
@@ -212,15 +220,15 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Current progress of the run; displayed but never written, because it depends on the clock.
+    """Current progress of a training run; displayed but never written, because it depends on the clock.
 
     Attributes:
-        step: Steps so far.
+        step: Training steps attempted so far.
         steps: Planned steps.
         epoch: Completed epochs.
         epochs: Planned epochs.
         terms_per_second: Recent training throughput, in loss terms.
-        term: Plural name of the loss terms: ``samples``, ``tokens``.
+        term: Plural name of the loss terms, over which the loss is averaged: ``samples``, ``tokens``.
         data_wait: Share of recent time spent waiting for data, 0 to 1.
         memory: Bytes in use: peak allocated on a CUDA device, resident set on the CPU.
         eta: Estimated seconds to the end.
@@ -252,7 +260,7 @@ Record = (
 
 
 def nonfinite_kind(value: float) -> NonFinite | None:
-    """Return ``"inf"``, ``"-inf"`` or ``"nan"`` for a non-finite value, else None."""
+    """Classify a number for JSON: ``"inf"``, ``"-inf"`` or ``"nan"``; None if it is finite."""
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -261,10 +269,10 @@ def nonfinite_kind(value: float) -> NonFinite | None:
 
 
 def as_json(fields: dict[str, Any]) -> str:
-    """Serialise fields as one line of strict JSON.
+    """Serialise the fields of a record as one line of strict JSON, without NaN or Infinity.
 
-    Non-finite numbers become null, and ``nonfinite`` maps their paths to ``inf``, ``-inf`` or ``nan``. The path of a
-    number inside mappings and sequences is joined by dots (``metrics.loss``, ``scales.3``).
+    Non-finite numbers become null, and the entry ``nonfinite`` maps their paths to ``inf``, ``-inf`` or ``nan``. The
+    path of a number inside mappings and sequences is joined by dots (``metrics.loss``, ``scales.3``).
     """
     kinds: dict[str, str] = {}
     clean = _without_nonfinite(fields, "", kinds)
@@ -274,7 +282,7 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def step_json(record: StepRecord) -> str:
-    """Return the line of a step record in ``steps.jsonl``, equal to that of `as_json` in a tenth of the time."""
+    """Return the line of a step record in ``steps.jsonl``; equal to the result of `as_json`, in a tenth of the time."""
     r = record
     # The sum of finite numbers may overflow; the slow path is then taken unnecessarily.
     if not math.isfinite(r.loss + r.loss_scale + r.grad_norm + r.lr):

@@ -89,30 +89,36 @@ Dropout = nn.modules.dropout._DropoutNd
 
 
 def number_of_node(node: Any) -> int:
-    """Return the sequence number of an autograd node, which follows the order of the forward pass."""
+    """Return the sequence number of an autograd node, which increases in the order of the forward pass."""
     number: int = node._sequence_nr()
     return number
 
 
 def input_metadata(node: Any) -> tuple[Any, ...]:
-    """Return the metadata (shape, dtype) of each gradient that an autograd node receives; None if undefined."""
+    """Return the metadata (shape, dtype) of each gradient that an autograd node receives in the backward pass.
+
+    An entry is None if that gradient is undefined.
+    """
     metadata: tuple[Any, ...] = node._input_metadata
     return metadata
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Return a key that is equal for storages of the same memory, and distinct for different empty storages."""
+    """Return a key that identifies the memory of a storage, to find tensors that share it.
+
+    It is equal for storages of the same memory, and distinct for different empty storages, which have the same address.
+    """
     key: int = storage._cdata
     return key
 
 
 def weights_only_unpickler() -> ModuleType | None:
-    """Return the unpickler module of `torch.load` with ``weights_only=True``; None before the first load."""
+    """Return torch's module that unpickles for ``torch.load(weights_only=True)``; None before the first such load."""
     return sys.modules.get("torch._weights_only_unpickler")
 
 
 def set_group_timeout(timeout: timedelta, group: Any) -> None:
-    """Change the timeout of a process group, with a function that is public from torch 2.15 on."""
+    """Change the timeout of the collectives of a process group, with a function that is public from torch 2.15 on."""
     import torch.distributed as dist
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -120,7 +126,7 @@ def set_group_timeout(timeout: timedelta, group: Any) -> None:
 
 
 def abort_group(group: Any) -> None:
-    """Abort the device collectives of a process group."""
+    """Abort the device collectives (such as NCCL's) that a process group is running."""
     from torch.distributed import distributed_c10d
 
     distributed_c10d._abort_process_group(group)
@@ -132,7 +138,11 @@ def has_kernel(operator: str, dispatch_key: str) -> bool:
 
 
 def has_native_half(dtype: str) -> bool:
-    """Return whether oneDNN computes in ``float16`` or ``bfloat16`` on this CPU, subject to ONEDNN_MAX_CPU_ISA."""
+    """Return whether oneDNN computes in a 16-bit dtype on this CPU, subject to ONEDNN_MAX_CPU_ISA.
+
+    Args:
+        dtype: ``float16`` or ``bfloat16``.
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

@@ -33,6 +33,21 @@ class Own:
         return Tracker(self, run)
 
 
+@dataclass(frozen=True)
+class Short:
+    """Has only what a tracker must have: nothing says how long the end of a run may wait for it."""
+
+    way: Way = "never"
+    place: Literal["open", "take", "close"] = "take"
+    record: PositiveInt = 3
+
+    def require(self):
+        pass
+
+    def open(self, run):
+        return Tracker(self, run)
+
+
 class Tracker:
     def __init__(self, options, run):
         self.options, self.run, self.taken = options, run, 0

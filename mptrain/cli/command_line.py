@@ -1,4 +1,4 @@
-"""Command-line parsing: options and their values, overrides, and hints for mistyped arguments.
+"""Parsing of the command line: options and their values, overrides, and hints for mistyped arguments.
 
 Hydra's own flags keep their names. Flags that display something are passed to Hydra (`mptrain.cli.hydra_app`). This
 module parses the others, because training does not go through ``hydra.main``. It imports nothing heavy, so that usage
@@ -43,17 +43,17 @@ _SUGGESTED += ("--info", "--shell-completion", "--traceback")
 
 @dataclass(frozen=True)
 class Flags:
-    """Parsed arguments of a training command.
+    """Parsed arguments of a training command: ``mptrain [train] KEY=VALUE ... [-m]`` and Hydra's display flags.
 
     Attributes:
-        overrides: The arguments that are not flags.
-        multirun: Whether to sweep over overrides with several values.
+        overrides: The arguments that are not flags (``KEY=VALUE``).
+        multirun: Whether to sweep: train every combination of overrides with several values.
         config_dirs: Additional folders of groups and options.
-        config_name: Name of the top-level config file.
-        jobs: Number of sweep points that run at a time; None if not given.
+        config_name: Name of the top-level config file, without ``.yaml``.
+        jobs: Number of sweep points (runs) to execute at a time; None if not given.
         launcher: Launcher of the sweep points: a file or the name of an executor; None runs them on this machine.
-        cfg: Kind of configuration that Hydra shows; empty for none.
-        package: Part of the configuration to show.
+        cfg: Kind of configuration that Hydra shows (``job``, ``hydra``, ``all``); empty for none.
+        package: Part of the configuration to show; None for the whole.
         resolve: Whether to resolve interpolations in the shown configuration.
         info: Kind of composition details that Hydra shows; empty for none.
         hydra_help: Whether to show Hydra's own help.
@@ -75,14 +75,14 @@ class Flags:
 
     @property
     def show(self) -> bool:
-        """Return whether any flag asks Hydra to display something."""
+        """True if any flag asks Hydra to display something instead of training."""
         return bool(self.cfg or self.package or self.resolve or self.info or self.hydra_help)
 
 
 def take_options(
     words: Sequence[str], valued: Mapping[str, str], switches: Collection[str] = ()
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Separate a command's options from its other arguments.
+    """Separate the options of a command (``--jobs 2``) from its other arguments.
 
     Args:
         words: Arguments of the command.
@@ -90,8 +90,8 @@ def take_options(
         switches: Options without a value.
 
     Returns:
-        The other arguments, including unknown options; and a mapping from each option that was given to its values,
-        in the order of the options' last occurrences. The list of a switch is empty.
+        The other arguments, including unknown options; and a mapping from each option that was given to its values, in
+        the order of the options' last occurrences. The list of a switch is empty.
 
     Raises:
         UsageError: An option lacks its value.
@@ -116,7 +116,10 @@ def take_options(
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """Parse the flags and overrides of a training command.
+    """Parse the flags and ``KEY=VALUE`` overrides of a training command.
+
+    Args:
+        words: Arguments of the command.
 
     Raises:
         UsageError: A flag lacks its value or has an invalid one.
@@ -170,7 +173,16 @@ def read_flags(words: Sequence[str]) -> Flags:
 
 
 def training_flags(found: Mapping[str, list[str]], overrides: Sequence[str], *, multirun: bool) -> Flags:
-    """Build the flags from the `TRAINING` options that `take_options` found."""
+    """Build the flags of a training command from options that `take_options` found.
+
+    Args:
+        found: Values of the options in `TRAINING`, by option.
+        overrides: The arguments that are not options.
+        multirun: Whether the command is a sweep.
+
+    Raises:
+        UsageError: The value of ``--jobs`` is invalid.
+    """
     jobs, launcher = found.get("--jobs"), found.get("--launcher")
     return Flags(
         tuple(overrides),
@@ -183,7 +195,7 @@ def training_flags(found: Mapping[str, list[str]], overrides: Sequence[str], *, 
 
 
 def read_jobs(text: str) -> int:
-    """Parse the value of ``--jobs``.
+    """Parse the value of ``--jobs``, the number of runs to execute at a time.
 
     Raises:
         UsageError: The value is not a whole number from 1 to 9,999.
@@ -194,7 +206,12 @@ def read_jobs(text: str) -> int:
 
 
 def command_first(words: list[str], commands: Collection[str]) -> list[str]:
-    """Return the arguments with a command that follows flags moved to the front."""
+    """Return the command line with the command in front, if training options precede it: ``--jobs 2 compare ...``.
+
+    Args:
+        words: Arguments after the program's name.
+        commands: Names of all commands.
+    """
     place = 0
     while place < len(words):
         flag, equals, _ = words[place].partition("=")
@@ -207,10 +224,12 @@ def command_first(words: list[str], commands: Collection[str]) -> list[str]:
 
 
 def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) -> None:
-    """Reject ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``, which a shell splits into words.
+    """Reject overrides with blanks: ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``.
+
+    A shell splits them into several words.
 
     Args:
-        words: The command line.
+        words: Arguments after the program's name.
         commands: Names of all commands; they are never taken for keys.
         keys: Whether this command reads a key without ``=`` followed by a plain word as ``KEY VALUE``.
 
@@ -242,7 +261,14 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
 
 
 def command_hint(word: str, commands: Collection[str]) -> str:
-    """Return the hint for a first word that is not a command."""
+    """Return the hint for a first argument that is not a command, such as ``did you mean mptrain compare?``.
+
+    It may be a group, a key, an option, a run directory or another program's name of a command.
+
+    Args:
+        word: The argument.
+        commands: Names of all commands.
+    """
     from mptrain.runlog.run_paths import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
@@ -265,7 +291,11 @@ def command_hint(word: str, commands: Collection[str]) -> str:
 
 
 def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
-    """Split the arguments of a command into its run and its overrides.
+    """Split the arguments of a command on a run into the run directory (or ``last``) and the overrides.
+
+    Args:
+        command: Name of the command, for messages.
+        words: Arguments of the command.
 
     Raises:
         UsageError: No run is given.
@@ -306,7 +336,7 @@ def _is_place(word: str) -> bool:
 
 
 def flag_hint(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
-    """Return the arguments that an unknown flag and its value probably mean, without dashes.
+    """Return the arguments that an unknown flag and its value probably mean: ``train.epochs=3`` for ``--epochs 3``.
 
     Args:
         word: The flag as typed.

@@ -1,4 +1,4 @@
-"""``mptrain compare``: compares newly trained arms or existing runs, with a table, verdicts and a report."""
+"""``mptrain compare``: comparison of newly trained arms or existing runs, with a table, verdicts and a report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ _OPTIONS = {**dict.fromkeys(_OWN, "VALUE"), **TRAINING}
 
 
 def compare(words: Sequence[str]) -> int:
-    """Train arms and compare them, or compare existing runs.
+    """Train the arms of a comparison and compare them, or compare existing runs; print the verdicts and write a report.
+
+    An arm is all runs of one configuration, which differ in their seeds.
+
+    Args:
+        words: Arguments of the command: ``KEY=A,B ... seed=0,1,2``, or runs; and options such as ``--margin X``.
 
     Returns:
         0; 7 if a run failed for a reason other than its numerics; 130 or 75 if a signal ended the comparison.
@@ -97,10 +102,10 @@ def _refuse_option(word: str, rest: Sequence[str]) -> None:
 
 
 def conclude(sweep: Sweep) -> None:
-    """Judge a comparison whose jobs have run, print the result and write its report.
+    """Judge a comparison whose training runs have ended, print the verdicts and write its report.
 
     Args:
-        sweep: The comparison's sweep; its folder is read again.
+        sweep: The sweep that trained the runs; its folder is read again.
 
     Raises:
         MptrainError: There is nothing to compare, or the report cannot be written.

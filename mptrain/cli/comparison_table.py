@@ -1,4 +1,4 @@
-"""Terminal output of a comparison: a table with a row for each arm, then remarks."""
+"""Terminal output of a comparison: a table with a row for each arm (all runs of one configuration), then remarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse
 
 
 def print_comparison(comparison: Comparison, title: str = "") -> None:
-    """Print the table of a comparison, the reason for each verdict, and the checks of fairness.
+    """Print the table of a comparison with a row per arm, the reason for each verdict, and the checks of fairness.
+
+    An arm is all runs of one configuration, which differ in their seeds.
+
+    Args:
+        comparison: The judged comparison.
+        title: Heading above the table; empty for none.
 
     Raises:
         StorageError: Standard output cannot be written.

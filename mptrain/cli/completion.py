@@ -44,12 +44,19 @@ _ESCAPED = frozenset(" \t\n\\'\"`$&|;<>()[]{}*?!#")
 
 
 def script(shell: str) -> str:
-    """Return the completion script of a shell."""
+    """Return the text of the script that sets up TAB completion of ``mptrain`` in a shell.
+
+    Args:
+        shell: One of `SHELLS`.
+    """
     return (Path(__file__).parent / "shells" / f"completion.{shell}").read_text(encoding="utf-8")
 
 
 def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
     """Print a shell's completion script, or answer ``query SHELL ...`` with the completions of a command line.
+
+    The scripts send such a query at every TAB. The answer has one completion per line; for zsh and fish, its
+    description follows after a tab.
 
     Args:
         words: ``bash``, ``zsh`` or ``fish``; or a query. For bash, a query has two more arguments: the line up to the
@@ -57,6 +64,9 @@ def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
             the cursor and the word at the cursor. In fish that word follows the last ``--``, includes its quotes, and
             is missing if it is empty.
         texts: Help text of each command.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         UsageError: The shell is unknown.
@@ -86,7 +96,7 @@ def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
 
 @dataclass
 class Line:
-    """A command line up to the cursor.
+    """A shell command line up to the cursor, split into words, for completion.
 
     Attributes:
         words: Words before the cursor's word, without quotes.
@@ -102,7 +112,7 @@ class Line:
 
 
 def split(text: str, breaks: str) -> Line:
-    """Split a command line into words.
+    """Split a shell command line up to the cursor into words, as bash does.
 
     Args:
         text: The line up to the cursor; quotes may be open.
@@ -134,19 +144,24 @@ def split(text: str, breaks: str) -> Line:
 
 
 def escaped(text: str, quote: str) -> str:
-    """Escape characters that are special to bash with backslashes, unless a quote is open."""
+    """Escape characters of a completion that are special to bash with backslashes.
+
+    Args:
+        text: The completion.
+        quote: Quote character that is open at the cursor; the text is unchanged then.
+    """
     if quote:
         return text
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
 
 
 def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> list[Candidate]:
-    """Return the completions of the word at the cursor.
+    """Return the shell completions of the word at the cursor of an ``mptrain`` command line.
 
     Args:
         before: Words before it, without the program's name.
         current: The part of the word that is typed.
-        texts: Help text of each command.
+        texts: Help text of each command, in which its flags are found.
     """
     try:
         found = list(_Words(before, texts).candidates(current))
@@ -156,7 +171,7 @@ def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> li
 
 
 class _Words:
-    """Parsed words before the cursor."""
+    """Completer of a command line: the words before the cursor, parsed into command, options and other arguments."""
 
     def __init__(self, before: Sequence[str], texts: Mapping[str, str]) -> None:
         self.texts = texts
@@ -169,7 +184,7 @@ class _Words:
         self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
 
     def candidates(self, current: str) -> Iterator[Candidate]:
-        """Yield the completions at the cursor, not yet filtered by what is typed."""
+        """Yield the completions of the word at the cursor, not yet filtered by the part that is typed."""
         flag, equals, value = current.partition("=")
         if self.awaited is not None:
             yield from self._of_form(_TAKE[self.awaited], current)

@@ -1,4 +1,4 @@
-"""Completion of ``KEY=VALUE``: groups and their options, keys of the chosen options, and enumerated values.
+"""Shell completion of ``KEY=VALUE``: groups and their options, keys of the chosen options, and enumerated values.
 
 Enumerated values come from type annotations in mptrain's sources, which are parsed and not imported, because an import
 would load torch. Supported annotations are ``Literal``, ``bool``, unions of them, aliases, and names imported from
@@ -19,7 +19,12 @@ from mptrain.files import read_text
 
 
 class Candidate(NamedTuple):
-    """A completion and its description; one that ends with ``=``, ``.``, ``/`` or ``,`` gets no space appended."""
+    """A word that the shell can complete to, and its description.
+
+    Attributes:
+        text: The whole word; after one that ends with ``=``, ``.``, ``/`` or ``,`` the shell appends no space.
+        about: Description that zsh and fish show; may be empty.
+    """
 
     text: str
     about: str = ""
@@ -44,7 +49,7 @@ _KNOWN = {"device": ("auto", "cpu", "cuda", "mps", "xpu")}
 
 
 class Overrides:
-    """Completer of overrides.
+    """Shell completer of the ``KEY=VALUE`` overrides of a command line.
 
     Args:
         catalogue: Available groups and options.
@@ -58,7 +63,11 @@ class Overrides:
         self._saved = saved
 
     def candidates(self, current: str) -> Iterator[Candidate]:
-        """Yield the completions of ``current``."""
+        """Yield the completions of an override: names of groups and keys, or values after ``=``.
+
+        Args:
+            current: The part of the override that is typed.
+        """
         sign = re.match(r"[+~]*", current)
         prefix = sign[0] if sign else ""
         name, equals, value = current[len(prefix) :].partition("=")
@@ -178,7 +187,12 @@ class Overrides:
 
 
 def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
-    """Yield the files and folders that complete a path; a folder ends with a slash."""
+    """Yield the files and folders that complete a path for the shell; a folder ends with a slash.
+
+    Args:
+        typed: The part of the path that is typed; hidden files need a leading dot.
+        folders_only: Whether to leave out files.
+    """
     folder, slash, start = typed.rpartition("/")
     place = Path(folder + slash).expanduser() if folder or slash else Path()
     try:
@@ -194,7 +208,15 @@ def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
 
 
 def choices_in_section(section: str, field: str) -> list[str]:
-    """Return the enumerated values of a section's field, ``[]`` for none; section ``""`` is the top of the tree."""
+    """Return the enumerated values of a key in a section of the configuration, for shell completion.
+
+    Args:
+        section: Name of the section, such as ``train``; empty for the top-level keys.
+        field: Name of the key in the section.
+
+    Returns:
+        The values as text; empty if the key is not an enumeration.
+    """
     name = "" if section else "GeneralOptions"
     for node in _module(_SCHEMA).body:
         match node:
@@ -206,7 +228,15 @@ def choices_in_section(section: str, field: str) -> list[str]:
 
 
 def choices_of_target(target: str, field: str) -> list[str]:
-    """Return the enumerated values of a parameter of an mptrain class or function by dotted path, ``[]`` for none."""
+    """Return the enumerated values of a parameter of an mptrain class or function, for shell completion.
+
+    Args:
+        target: Dotted path of the class or function; its source is parsed, not imported.
+        field: Name of the parameter or dataclass field.
+
+    Returns:
+        The values as text; empty if the annotation is not an enumeration.
+    """
     module, _, name = target.rpartition(".")
     annotation = _annotation(module, name, field)
     return list(dict.fromkeys(_values(*annotation, _DEPTH))) if annotation else []

@@ -1,8 +1,9 @@
-"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: finds the cause of a failed step and tests fixes."""
+"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: search for the cause of a failed step, and fixes."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from mptrain.cli.command_line import take_options
 from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.tables import BREAK, Column, capture, columns_of, render_table
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
+from mptrain.report.diagnosis_page import FINITE, TESTED, as_sentence, breaking, cells, verdict_on
 from mptrain.report.run_blocks import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ _COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
 
 
 def diagnose(words: Sequence[str]) -> int:
-    """Examine one step of a run or of a configuration, and print the cause of its failure and the fixes.
+    """Examine one training step of a run or of a configuration; print the cause of its failure and the fixes tested.
 
     Args:
-        words: A run and overrides, or a configuration; ``--step N``, ``--learner NAME``, ``--all``,
-            ``--config-dir DIR``.
+        words: Arguments of the command: a run and overrides, or a configuration; ``--step N``, ``--learner NAME``,
+            ``--all``, ``--config-dir DIR``.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: The arguments are invalid, or the step cannot be examined.
@@ -66,6 +70,10 @@ def diagnose(words: Sequence[str]) -> int:
 
         done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
     _print(done.found, everything="--all" in found)
+    of_run = f"mptrain resume {shlex.quote(rest[0])}" if done.page is not None else ""
+    if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
+        fix = shlex.join(fix_words)
+        say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK
@@ -90,7 +98,7 @@ def _print(found: Examination, *, everything: bool) -> None:
     for title, sentences in (
         ("also wrong", [one.sentence for one in found.also]),
         ("notes", found.notes),
-        ("fixes tested", [_remedy(one) for one in found.remedies]),
+        (f"fixes tested ({TESTED})", [_remedy(one) for one in found.remedies]),
     ):
         if sentences:
             lines += ["", title, *(line for sentence in sentences for line in wrapped(sentence, "- "))]
@@ -116,10 +124,16 @@ def _remedy(one: Remedy) -> str:
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
-    """Select the modules to show if there are many, and count the others.
+    """Select at most about `MOST_ROWS` modules of an examined step for a table, and count the others.
 
     The selection keeps modules in which something breaks and their neighbours, the first and last modules, and those
     with the largest magnitudes or the most subnormal values.
+
+    Args:
+        modules: Modules of the network in call order, with their magnitudes.
+
+    Returns:
+        The selected modules in order, and the number of others.
     """
     if len(modules) <= MOST_ROWS:
         return list(modules), 0

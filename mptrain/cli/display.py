@@ -1,4 +1,4 @@
-"""Displays of a run: the state that they share, and the line-by-line display for output that is not a terminal.
+"""Displays of a training run: the state that they share, and one that prints lines if the output is not a terminal.
 
 The display for a terminal is in `mptrain.cli.panel`.
 """
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 #: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
 HISTORY = 64
 
-#: Weight of the newest loss in the exponential moving average.
-SMOOTHING = 0.05
+#: Weight of the newest loss in the exponential moving average; the first losses have equal weights.
+SMOOTHING = 0.1
 
 
 @dataclass
 class LearnerProgress:
-    """Displayed state of one learner.
+    """Displayed state of one learner (a model with its optimizer; a GAN has two) of a training run.
 
     Attributes:
-        last: Newest step.
+        last: Newest training step.
         loss: Exponential moving average of the finite losses.
         steps: Number of steps seen by this display.
-        overflows: Number of overflows seen, by phase.
-        phase: Phase of the newest overflow.
-        scales: Loss scales over the run, thinned.
+        overflows: Number of overflows seen, by phase (see `mptrain.records.OverflowRecord`).
+        phase: Phase of the newest overflow; empty for none.
+        scales: Loss scales over the run, thinned to fewer than `HISTORY`.
         losses: Smoothed losses at the same steps.
     """
 
@@ -48,27 +48,30 @@ class LearnerProgress:
     scales: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     _stride: int = 1
+    _finite: int = 0
 
     @property
     def overflow_count(self) -> int:
-        """Number of overflows seen."""
+        """Number of overflows that this display has seen."""
         return sum(self.overflows.values())
 
     @property
     def overflow_rate(self) -> float:
-        """Overflows per step seen."""
+        """Share of the steps seen by this display that overflowed, 0 to 1."""
         return self.overflow_count / self.steps if self.steps else 0.0
 
     @property
     def skipped(self) -> int:
-        """Number of skipped steps so far, over all attempts at the run."""
+        """Number of training steps skipped so far (attempted steps without an update), over all attempts at the run."""
         return self.last.step - self.last.updates
 
     def take(self, record: StepRecord) -> None:
-        """Count a step."""
+        """Add a training step to the counts, the smoothed loss and the histories."""
         self.last = record
         if math.isfinite(record.loss):
-            self.loss = record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
+            self._finite += 1
+            before = 0.0 if math.isnan(self.loss) else self.loss
+            self.loss = before + max(SMOOTHING, 1 / self._finite) * (record.loss - before)
         if self.steps % self._stride == 0:
             self.scales.append(record.loss_scale)
             self.losses.append(self.loss)
@@ -79,10 +82,10 @@ class LearnerProgress:
 
 
 class RunProgress:
-    """Latest state of a run, which a display may render at any time.
+    """Latest state of a training run, from its records; a display may render it at any time.
 
     Attributes:
-        learners: Learners by name, in the order in which they first appeared.
+        learners: Displayed state of the learners by name, in the order in which they first appeared.
         progress: Newest progress record.
         evaluation: Newest evaluation.
     """
@@ -93,7 +96,7 @@ class RunProgress:
         self.evaluation: EvalRecord | None = None
 
     def take(self, record: Record) -> None:
-        """Update the state from a record."""
+        """Update the state from a step, overflow, progress or evaluation record; others are ignored."""
         if isinstance(record, StepRecord):
             learner = self.learners.get(record.learner)
             if learner is None:
@@ -111,35 +114,41 @@ class RunProgress:
 
 
 class PlainLines:
-    """Sink that prints a progress line at intervals, and a line for each epoch and each evaluation.
+    """Sink that prints a training run as ``key=value`` lines, for output that is not a terminal.
+
+    It prints a progress line at intervals, and a line for each epoch and each evaluation.
 
     Args:
         stream: Output stream.
         seconds: Seconds between two progress lines; 0 prints every progress record.
+        term: Plural noun for the terms of the loss, in which throughput is counted.
     """
 
-    def __init__(self, stream: IO[str], seconds: float) -> None:
+    def __init__(self, stream: IO[str], seconds: float, term: str = "samples") -> None:
         self._lines = KeyValues(stream)
+        self._term = term
         self._seconds = seconds
         self._seen = RunProgress()
         self._printed = time.monotonic()
 
     def take(self, record: Record) -> None:
-        """Update the state from the record, and print a line if one is due."""
+        """Update the run's state from a record, and print a line if one is due.
+
+        Every epoch and evaluation has a line; progress has one per interval.
+        """
         self._seen.take(record)
         if isinstance(record, EvalRecord):
             metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}
             self._lines.say({"eval": record.split, "step": record.step, **metrics})
         elif isinstance(record, EpochRecord):
             several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
-            term = self._seen.progress.term if self._seen.progress else "terms"
             counts = {"step": record.step, "updates": record.updates, "skipped": record.skipped}
             numbers = {
                 "train_loss": f"{record.train_loss:.4f}",
                 "loss_scale": formatting.scale(record.loss_scale),
                 "lr": f"{record.lr:.3g}",
                 "seconds": f"{record.seconds:.1f}",
-                f"{term}_per_second": f"{record.terms_per_second:.1f}",
+                f"{self._term}_per_second": f"{record.terms_per_second:.1f}",
             }
             self._lines.say({"epoch": record.epoch, **several, **counts, **numbers})
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
@@ -166,7 +175,7 @@ class PlainLines:
             if learner.phase:
                 fields[f"{prefix}last_overflow"] = learner.phase.replace(" ", "_")
         fields |= {
-            f"{progress.term}_per_second": f"{progress.terms_per_second:.1f}",
+            f"{self._term}_per_second": f"{progress.terms_per_second:.1f}",
             "data_wait": f"{progress.data_wait:.2f}",
             "memory_mb": round(progress.memory / 1e6),
             "eta": formatting.duration(progress.eta),
@@ -175,16 +184,17 @@ class PlainLines:
         return fields
 
 
-def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:
-    """Create the sink that displays a run.
+def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
+    """Create the sink that displays a training run: a live panel on a terminal, else ``key=value`` lines.
 
     Args:
         log: Options that set how often lines are printed.
         stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
         title: Name of the model and precision for the panel's frame.
+        term: Plural noun for the terms of the loss, in which throughput is counted.
     """
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         from mptrain.cli.panel import LivePanel
 
         return LivePanel(stream, title, colours=supports_colour(stream))
-    return PlainLines(stream, log.lines)
+    return PlainLines(stream, log.lines, term)

@@ -34,10 +34,10 @@ _DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pill
 
 
 def doctor() -> int:
-    """Print the environment, the devices and the precision modes that they support.
+    """Print the environment (versions, memory, disk), the devices, and the precision modes that each device supports.
 
     Returns:
-        0, or 3 if a required module is missing or broken.
+        The exit code: 0, or 3 if a required module is missing or broken.
     """
     broken = [problem for name in NEEDED if (problem := try_import(name))]
     untried = "; untested" if sys.version_info >= (3, 14) else ""
@@ -64,7 +64,11 @@ def doctor() -> int:
 
 
 def try_import(name: str) -> Problem | None:
-    """Import a required module and return the problem, or None if the import succeeds."""
+    """Import a Python module that training needs, and return the problem, or None if the import succeeds.
+
+    Args:
+        name: Name of the module, such as ``torch``.
+    """
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -81,7 +85,7 @@ def try_import(name: str) -> Problem | None:
 
 
 def verdict(support: Support) -> str:
-    """Return the support level of a precision mode on a device."""
+    """Describe the support of a precision mode by a device: ``supported``, ``supported, slower`` or ``unsupported``."""
     if not support.ok:
         return "unsupported"
     return "supported, slower" if support.advice else "supported"
@@ -102,7 +106,10 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     from mptrain.torch_private import has_native_half
 
     halves = _arithmetic({"FP16": has_native_half("float16"), "BF16": has_native_half("bfloat16")})
-    threads = f"{usable_cores()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    cores, used = usable_cores(), torch.get_num_threads()
+    threads = (
+        f"{cores} core{'s' * (cores != 1)}, {used} thread{'s' * (used != 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    )
     text = f"{_cpu_name()}, {threads}; arithmetic: {halves}"
     found = [("cpu", text, torch.device("cpu"))]
     kind = "cuda" if devices.count_of("cuda") else devices.other_accelerator()

@@ -34,13 +34,15 @@ _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64":
 
 
 def doctor_model(config: Config) -> int:
-    """Check the files of the data set and the gradients of the first step, and print the problems found.
+    """Check the data files of a configuration and the gradients of its first step, and print the problems found.
+
+    The gradients in the configured precision, at many loss scales, are compared with those in a wider one.
 
     Args:
         config: Validated configuration.
 
     Returns:
-        0, 4 if the model has a problem, or 6 if training would stop at a file.
+        The exit code: 0, 4 if the model has a problem, or 6 if training would stop at a file.
 
     Raises:
         MptrainError: The parts cannot be built, or the first batch fails.
@@ -66,11 +68,14 @@ def doctor_model(config: Config) -> int:
 
 
 def data_lines(name: str, report: DataReport) -> list[str]:
-    """Return the lines about files at which training stops, or which it skips or converts; none for data without files.
+    """Return the lines of text that report data files at which training stops, or which it skips or converts.
 
     Args:
         name: Name of the data set.
-        report: Result of the check.
+        report: Result of the check of the files.
+
+    Returns:
+        The lines; none for data without files and problems.
     """
     if not (report.files or report.stopping or report.skipped):
         return []
@@ -97,7 +102,7 @@ def _each(head: str, problems: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def verdict(report: ScalingReport) -> str:
-    """Return a one-sentence summary: the number of problems, and the usable range of loss scales."""
+    """Summarise a check of a model's gradients in one sentence: the number of problems and the usable loss scales."""
     count = len(report.findings)
     wrong = "no problems found" if not count else "1 problem found" if count == 1 else f"{count} problems found"
     if why := why_no_range(report.evidence, report.findings):
@@ -109,12 +114,13 @@ def verdict(report: ScalingReport) -> str:
 
 
 def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
-    """Return the lines of a table of modules, or of their parents if there are many.
+    """Return the lines of a table with the gradient errors and usable loss scales of each module of a model.
 
-    Errors are percentages; loss scales are powers of two.
+    With more than `ROWS` modules, a row stands for all modules inside the same parent. Errors are percentages; loss
+    scales are powers of two.
 
     Args:
-        modules: Measurements of the modules.
+        modules: Measurements of the modules, at least one.
         width: Maximum width of a line in characters.
     """
     rows = [("module", "FP32", "forward", "backward", "scales", "note")]

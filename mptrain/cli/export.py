@@ -1,4 +1,4 @@
-"""``mptrain export``: writes the weights of a run as a plain state dict."""
+"""``mptrain export``: writes the weights of a run as a plain state dict, and prints how to load it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ _FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
 
 
 def export(words: Sequence[str]) -> int:
-    """Write a run's weights as a plain state dict, and print how to load it.
+    """Write the weights of a run's checkpoint as a plain state dict, and print how to load it.
 
     Args:
-        words: The run and flags.
+        words: Arguments of the command: the run, flags such as ``--fp16``, and ``extensions.allow=``.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: An argument is invalid, the run has no usable checkpoint, or the file cannot be written.

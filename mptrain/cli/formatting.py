@@ -1,4 +1,4 @@
-"""Formatting of numbers for the terminal."""
+"""Formatting of durations, loss scales, rates and metrics for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: ``0:42``, ``12:05``, ``3:00:10``; ``-`` if it is negative or not finite."""
+    """Format a number of seconds as a duration: ``0:42``, ``12:05``, ``3:00:10``; ``-`` if negative or not finite."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     whole = round(seconds)
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def scale(value: float) -> str:
-    """Format a loss scale; whole numbers have no fraction."""
+    """Format a loss scale: ``65536``, ``0.5``; whole numbers have no fraction."""
     return f"{value:.0f}" if math.isfinite(value) and value == int(value) and value < 1e15 else f"{value:.6g}"
 
 
@@ -30,39 +30,44 @@ def scale_with_power(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Format a rate: three significant digits below 100, else a whole number with thousands separators."""
+    """Format a rate such as samples per second: three significant digits below 100, else ``12,345``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def share(value: float) -> str:
-    """Format a share as a percentage, with two significant digits below 10 %: ``12 %``, ``0.4 %``."""
+    """Format a share from 0 to 1 as a percentage, with two significant digits below 10 %: ``12 %``, ``0.4 %``."""
     percent = 100 * value
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
 
 
 def metrics(values: Mapping[str, float]) -> str:
-    """Format metrics on one line, the loss last: ``top1 0.9673  loss 0.1042``."""
+    """Format the values of metrics by name on one line, the loss last: ``top1 0.9673  loss 0.1042``."""
     return "  ".join(f"{name} {values[name]:.4f}" for name in metric_order(values))
 
 
 def metric_order(values: Mapping[str, float]) -> list[str]:
-    """Return the names of metrics in display order: the loss last."""
+    """Return the names of metrics in display order: the loss last, all others as they are."""
     return sorted(values, key=lambda name: name == "loss")
 
 
 def scale_sparkline(scales: Sequence[float], width: int) -> str:
-    """Draw loss scales as a sparkline of at most ``width`` characters on a logarithmic axis."""
+    """Draw a series of loss scales as a sparkline (``▁▂▄█``) on a logarithmic axis.
+
+    Args:
+        scales: Loss scales in order; only positive, finite ones are drawn.
+        width: Maximum number of characters.
+    """
     return sparkline(
         [math.log2(value) for value in scales if value > 0 and math.isfinite(value)], width, least_span=1.0
     )
 
 
 def sparkline(values: Sequence[float], width: int, least_span: float = 0.0) -> str:
-    """Draw the finite values as a sparkline.
+    """Draw a series of values as a sparkline (``▁▂▄█``); values that are not finite are left out.
 
     Args:
         values: Values in order.
-        width: Maximum number of characters.
+        width: Maximum number of characters; longer series are sampled evenly.
         least_span: Minimum range of the vertical axis.
     """
     shown = [value for value in values if math.isfinite(value)]

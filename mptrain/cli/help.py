@@ -1,4 +1,4 @@
-"""``mptrain --help``: built from the names and comments in the YAML files, without composing a configuration.
+"""``mptrain help`` and ``--help``: built from names and comments in the YAML files, without composing a configuration.
 
 To answer within a fraction of a second, this module must import only the standard library and the catalogue.
 """
@@ -97,8 +97,11 @@ def print_help(words: list[str], texts: Mapping[str, str]) -> int:
     """Print the overall help, or the help on commands, groups, options and keys.
 
     Args:
-        words: Arguments after ``help``.
+        words: Arguments after ``help``; empty for the overall help.
         texts: Help text of each command by name.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         ConfigError: There is no help on some of the words; the error lists them.

@@ -1,4 +1,4 @@
-"""Display of Hydra's information: ``--cfg``, ``--info``, ``--hydra-help``.
+"""Display of Hydra's information about the configuration: ``--cfg``, ``--info``, ``--hydra-help``.
 
 Training must not use this module. It calls Hydra's functions instead of ``hydra.main``, because the argument parser of
 every released Hydra 1.3 has a help text that is not a string, which Python 3.14 rejects. Hydra's errors are converted
@@ -31,10 +31,13 @@ _QUIET = (
 
 
 def show(flags: Flags) -> int:
-    """Print the output of Hydra that the flags ask for.
+    """Print the information that the flags ``--cfg``, ``--info`` or ``--hydra-help`` request from Hydra.
 
     Args:
         flags: Parsed command line.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         ConfigError: The overrides or the config files are invalid.

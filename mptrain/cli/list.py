@@ -21,10 +21,13 @@ _SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>\[[^]
 
 
 def list_groups(words: list[str]) -> int:
-    """Print all groups with their options, one group with the keys of every option, or all recipes.
+    """Print all configuration groups with their options, one group with the keys of every option, or all recipes.
 
     Args:
-        words: At most one group, or ``recipes``; and ``--config-dir DIR`` for additional folders.
+        words: Arguments of the command: at most one group, or ``recipes``; and ``--config-dir DIR`` for more folders.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         UsageError: The group does not exist, or there are too many arguments.
@@ -85,7 +88,12 @@ def _overview(catalogue: Catalogue) -> str:
 
 
 def option_text(catalogue: Catalogue, option: Option) -> str:
-    """Return an option with its keys, their defaults and comments."""
+    """Describe an option of a configuration group in several lines: its summary, and its keys, defaults and comments.
+
+    Args:
+        catalogue: All groups and options, which has the default option.
+        option: The option.
+    """
     chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
     lines = [_bold(without_control_characters(f"{option.group}={option.name}")) + chosen]
     lines += [_beside("  ", words) for words in (option.summary, *_known(option)) if words]
@@ -119,7 +127,11 @@ def _beside(head: str, text: str, *, bold: bool = False) -> str:
 
 
 def in_short(entry: Entry) -> tuple[str, str]:
-    """Return ``KEY=VALUE`` and the comment of a key; if the model may set the value, VALUE is the default."""
+    """Return ``KEY=VALUE`` and the comment of a configuration key, for a list of keys.
+
+    If the value is an interpolation by which the model's file may set it, VALUE is its default, and the comment says
+    so.
+    """
     value, comment = entry.value, entry.comment
     if chosen := _SELECTED.fullmatch(value):
         value = chosen["default"]

@@ -1,4 +1,4 @@
-"""Entry point of the command line: selects the command, reports errors and returns the exit code.
+"""Entry point of the command line: selection of the command, report of errors, and exit code.
 
 Each command imports what it needs only when it runs, so that help and usage errors appear at once. The docstring of a
 command, without its first line, is its help text.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda: None) -> int:
-    """Run a command line.
+    """Run a command line of mptrain, report errors on standard error, and return the exit code.
 
     Args:
         argv: Arguments after the program's name; those of this process if not given.
@@ -397,7 +397,7 @@ def _help(words: list[str]) -> int:
 
 
 def command_texts() -> dict[str, str]:
-    """Return the help text of each command."""
+    """Return the help text of each command, by name: its docstring without the first line."""
     return {name: " ".join((command.__doc__ or "").split()[3:]) for name, command in COMMANDS.items()}
 
 

@@ -33,7 +33,7 @@ _COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
 
 def report(error: BaseException) -> int:
-    """Print an ``error:`` line for each problem of an exception, and its ``hint:`` line if it has one.
+    """Print an exception for the user: an ``error:`` line for each of its problems, and a ``hint:`` line if it has one.
 
     For a run that a signal stopped in an orderly way, the line starts with ``stopped:``.
 
@@ -69,7 +69,7 @@ _warned: set[str] | None = None
 
 @contextlib.contextmanager
 def each_warning_once() -> Iterator[None]:
-    """Within this context, print each distinct warning only once."""
+    """Let `warn` print each distinct warning only once within this context, for example in a sweep of many runs."""
     global _warned
     _warned = set()
     try:
@@ -79,7 +79,7 @@ def each_warning_once() -> Iterator[None]:
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Print warnings without duplicates."""
+    """Print ``warning:`` lines on standard error, without duplicates."""
     for sentence in dict.fromkeys(sentences):
         if _warned is not None:
             if sentence in _warned:
@@ -90,7 +90,9 @@ def warn(sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Convert errors of writing to standard output to `StorageError`; a `BrokenPipeError` passes through unchanged.
+    """Convert errors of writing to standard output to `StorageError` within this context.
+
+    A `BrokenPipeError` passes through unchanged.
 
     Raises:
         StorageError: The disk is full, or the stream fails in another way.
@@ -104,23 +106,26 @@ def writing() -> Iterator[None]:
 
 
 def unwritable(error: OSError) -> tuple[str, str]:
-    """Return the message and hint for a standard output that cannot be written."""
+    """Return the message and the hint for the user if writing to standard output failed."""
     return f"standard output: {(error.strerror or str(error)).lower()}", "send the output somewhere else"
 
 
 def wants_traceback() -> bool:
-    """Return whether the user asked for tracebacks."""
+    """Return whether the user asked for tracebacks of errors (``--traceback``, ``MPTRAIN_TRACEBACK=1``)."""
     return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
 
 
 def supports_colour(stream: object) -> bool:
-    """Return whether a stream is a terminal that shows colours, without NO_COLOR or TERM=dumb."""
+    """Return whether a stream is a terminal that shows colours, and neither NO_COLOR nor TERM=dumb is set."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:
-    """Return text as one line without control characters and lone surrogates, truncated to `LONGEST` characters."""
+    """Return text from a user or file as one safe line: no control characters, lone surrogates or secrets.
+
+    It is truncated to `LONGEST` characters.
+    """
     clean = without_control_characters(" ".join(text.split()))
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
@@ -130,12 +135,12 @@ _STYLES = re.compile(r"(\x1b\[(?:[0-3]|[39][0-7])(?:;(?:[0-3]|[39][0-7]))*m)")
 
 
 def say(text: str, *, styled: bool = False) -> None:
-    """Print lines without control characters and without secrets of the environment.
+    """Print lines on standard output, without control characters and without secrets of the environment.
 
     Args:
         text: Lines to print; may contain text from files.
-        styled: Keep the escape sequences of `_STYLES` if colours are supported. Text from files can then at most
-            change colours.
+        styled: Whether to keep the escape sequences of `_STYLES` if colours are supported. Text from files can then at
+            most change colours.
 
     Raises:
         StorageError: Standard output cannot be written.
@@ -152,7 +157,7 @@ def say(text: str, *, styled: bool = False) -> None:
 
 
 class KeyValues:
-    """Printer of ``key=value`` lines; after a write error it prints nothing more.
+    """Printer of ``key=value`` lines, for output that is not a terminal; after a write error it prints nothing more.
 
     Args:
         stream: Output stream.
@@ -163,7 +168,11 @@ class KeyValues:
         self._gone = False
 
     def say(self, fields: Mapping[str, object]) -> None:
-        """Print one line."""
+        """Print one line ``key=value key=value ...``, without control characters and secrets.
+
+        Args:
+            fields: Values by key, in order.
+        """
         if self._gone:
             return
         try:
@@ -177,17 +186,20 @@ class KeyValues:
 
 
 def line_width(stream: IO[str]) -> int:
-    """Return the line width in characters: the terminal's within limits, or `WIDTH` if it is not a terminal."""
+    """Return the width of text lines in characters: the terminal's, from `NARROWEST` to `WIDTH`.
+
+    Without a terminal it is `WIDTH`.
+    """
     if not stream.isatty():
         return WIDTH
     return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
 
 
 def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
-    """Wrap text to lines without breaking words, so that paths stay whole.
+    """Wrap text to lines of the terminal's width without breaking words, so that paths stay whole.
 
     Args:
-        text: Text, possibly from the user or a file.
+        text: Text, possibly from the user or a file; control characters are removed and secrets masked.
         head: Prefix of the first line.
         width: Line width in characters; None for that of standard output.
         indent: Prefix of every line except the first.
@@ -202,13 +214,13 @@ def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:
-    """Print a title and rows, omitting rows without text; bold and dim text appear only on a terminal.
+    """Print a title and below it two columns of names and texts; rows without text are omitted.
 
-    Commands are not wrapped, so that they can be copied.
+    Bold and dim text appear only on a terminal. Commands (``mptrain ...``) are not wrapped, so that they can be copied.
 
     Args:
         title: Heading above the rows.
-        rows: Names and texts.
+        rows: Pairs of name and text.
         stream: Output stream; standard output if not given.
 
     Raises:
@@ -234,7 +246,13 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
 
 @contextlib.contextmanager
 def checking(points: int) -> Iterator[None]:
-    """Show on a terminal that points are being checked, with the elapsed time; imports and data take seconds."""
+    """Show on a terminal that the points (runs) of a sweep are being checked, with the elapsed time.
+
+    The line is shown while the context is open; imports and data take seconds.
+
+    Args:
+        points: Number of points; 0 shows nothing.
+    """
     if not points or not sys.stdout.isatty():
         yield
         return
@@ -264,7 +282,7 @@ def _print(text: str) -> None:
 
 
 def without_control_characters(text: str) -> str:
-    """Return text with control characters and lone surrogates escaped and secrets masked."""
+    """Return text that is safe to print: control characters and lone surrogates are escaped, and secrets masked."""
     text = masked(text)
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Live panel that shows a run on a terminal."""
+"""Live panel that shows the progress of a training run on a terminal."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _CELL = {"epoch": 7, "skipped": 7, "time": 7}
 
 
 class Terminal(Console):
-    """Console that becomes silent when its terminal closes, instead of ending the process."""
+    """rich console that becomes silent when its terminal closes, instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
-        """Stop all output after the terminal has closed."""
+        """Stop all output after the terminal has closed; rich calls this method."""
         self.quiet = True
 
 
 class LiveDisplay:
-    """Terminal display that is redrawn on demand until the terminal closes.
+    """Area of a terminal that is redrawn in place on demand, until the terminal closes.
 
     Args:
         stream: The terminal.
@@ -58,7 +58,11 @@ class LiveDisplay:
         self._gone = False
 
     def draw(self, drawing: RenderableType) -> None:
-        """Replace the displayed content."""
+        """Replace the displayed content on the terminal.
+
+        Args:
+            drawing: The new content.
+        """
         try:
             self._live.start()
             self._live.update(drawing, refresh=True)
@@ -67,13 +71,15 @@ class LiveDisplay:
         self._drawn = time.monotonic()
 
     def close(self) -> None:
-        """Stop the display."""
+        """Stop the display, and erase it if it is transient."""
         with contextlib.suppress(OSError):  # the terminal may have closed
             self._live.stop()
 
 
 class LivePanel(LiveDisplay):
-    """Sink that draws a panel when records arrive, at most four times a second.
+    """Sink that shows a training run on a terminal: loss, loss scale, overflows, progress and speed in a live panel.
+
+    The panel is redrawn when records arrive, at most four times a second.
 
     Args:
         stream: The terminal.
@@ -88,7 +94,10 @@ class LivePanel(LiveDisplay):
         self._titles: list[str] = []
 
     def take(self, record: Record) -> None:
-        """Update the state from a record, and redraw if a redraw is due; an epoch adds a row above the panel."""
+        """Update the panel's state from a record, and redraw if a redraw is due.
+
+        An epoch also adds a row above the panel.
+        """
         self._seen.take(record)
         if isinstance(record, EpochRecord):
             self._print_epoch(record)
@@ -98,7 +107,7 @@ class LivePanel(LiveDisplay):
             self._draw()
 
     def close(self) -> None:
-        """Draw the final state and keep it on the screen."""
+        """Draw the final state of the run and keep it on the screen; later records are not drawn."""
         self._draw()
         super().close()
         self._gone = True
@@ -122,12 +131,12 @@ class LivePanel(LiveDisplay):
 
 
 def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tuple[str, str]]:
-    """Return the titles and values of an epoch's row, without the least important ones if the terminal is narrow.
+    """Return the titles and values of the row that the display prints for a finished epoch.
 
     Args:
         record: Record of one learner's epoch.
         seen: Displayed state of the run.
-        width: Line width in characters.
+        width: Line width in characters; the least important columns are left out if they do not fit.
     """
     of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
     metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in formatting.metric_order(record.val)]
@@ -156,7 +165,13 @@ def _side_by_side(columns: list[tuple[str, str]], cells: list[str]) -> str:
 
 
 def render(seen: RunProgress, title: str = "", width: int | None = None) -> RenderableType:
-    """Return the panel for a state; without ``width`` it is as wide as the terminal."""
+    """Return the panel that shows a run: progress, then loss, loss scale and overflows per learner, metrics and speed.
+
+    Args:
+        seen: Displayed state of the run.
+        title: Title of the panel.
+        width: Width in characters; None for that of the terminal.
+    """
     rows: list[RenderableType] = []
     if seen.progress is not None:
         rows.append(_progress(seen.progress))

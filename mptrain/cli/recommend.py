@@ -1,4 +1,4 @@
-"""``mptrain recommend RUN [--sweep SWEEP]``: recommends a static loss scale from the histograms of a run."""
+"""``mptrain recommend RUN [--sweep SWEEP]``: recommends a static loss scale from a run's gradient histograms."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ _COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
 
 
 def recommend_scale(words: Sequence[str]) -> int:
-    """Print the recommended scale and the effect of every other scale, and write both as a page into the run's folder.
+    """Print the static loss scale recommended for a run and the effect of every other scale, and write a report.
+
+    The report is written into the run's folder.
 
     Args:
-        words: The run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
+        words: Arguments of the command: the run, or ``last``; ``--sweep`` with the folder of a sweep over static
+            scales.
 
     Returns:
-        0, or 6 if a learner has too few histograms for a recommendation.
+        The exit code: 0, or 6 if a learner (a model with its optimizer) has too few histograms for a recommendation.
 
     Raises:
         UsageError: The arguments do not name exactly one run.

@@ -1,4 +1,4 @@
-"""``mptrain replay``: simulates another loss scaling rule on the recorded steps of a run, without training."""
+"""``mptrain replay``: simulation of another loss scaling rule on the recorded steps of a run, without training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from mptrain.report.replay_page import CAVEAT, COLUMNS, Replay, replay_rows
 
 
 def replay(run: str, overrides: Sequence[str]) -> int:
-    """Replay a rule, print its effect, write its page, and print the paths of the page.
+    """Simulate a loss scaling rule on the recorded steps of a run, print its effect, and write a report.
 
     Args:
-        run: The run directory, or ``last``.
+        run: The run directory, or ``last`` for the run that was started last.
         overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; if empty, the run's own rule is replayed.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: The run or the rule cannot be loaded, or the records are not sufficient.

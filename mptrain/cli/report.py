@@ -1,4 +1,4 @@
-"""``mptrain report PATH ...``: writes reports and prints their paths."""
+"""``mptrain report PATH ...``: writes reports of runs, sweeps, comparisons and recipes, and prints their paths."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from mptrain.runlog.directory import last_run
 
 
 def place(word: str) -> Path:
-    """Return the folder at a path, or else the folder of that name under ``outputs``, where ``run.name=`` puts runs."""
+    """Return the folder that an argument names: a path, or else the name of a run under ``outputs``.
+
+    Args:
+        word: The argument; ``run.name=`` puts runs under ``outputs``. A path that does not exist is returned as it is.
+    """
     path, named = Path(word).expanduser(), Path("outputs") / word
     return named if named.is_dir() and not path.exists() else path
 
 
 def report_folders(words: Sequence[str]) -> int:
-    """Write the report of each folder, and print the paths of its files.
+    """Write the HTML and Markdown report of each folder, and print the paths of its files.
 
     Args:
-        words: Folders of runs, sweeps or comparisons; ``last`` is the run that was started last.
+        words: Folders of runs, sweeps, comparisons or recipes; ``last`` is the run that was started last.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         UsageError: No folder is given, or an argument is not a folder.

@@ -1,4 +1,4 @@
-"""``mptrain reproduce NAME``: runs a recipe, prints its results, and checks them against its claim."""
+"""``mptrain reproduce NAME``: runs a recipe (a published result), prints its results, and checks its claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _BELOW = " " * 13
 
 
 def reproduce(words: Sequence[str]) -> int:
-    """Run a recipe, or print the commands that it would run.
+    """Run a recipe (the training runs that reproduce a published result) and check its claim, or print its commands.
+
+    Args:
+        words: Arguments of the command: name of the recipe, overrides, and flags such as ``--dry-run``.
 
     Returns:
         0 if all expectations are met or nothing is judged; 5 if an expectation is not met or undecided; 7 if a run
@@ -60,7 +63,13 @@ def reproduce(words: Sequence[str]) -> int:
 
 
 def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, list[str]]]:
-    """Split the arguments of ``reproduce`` into the name of a recipe, overrides, and the values of options.
+    """Split the arguments of ``mptrain reproduce``.
+
+    Args:
+        words: Arguments of the command.
+
+    Returns:
+        The name of the recipe, the overrides, and the values of each option by its name.
 
     Raises:
         UsageError: There is no name or more than one, or a flag is unknown.
@@ -80,7 +89,7 @@ def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, l
 
 
 def cost(recipe: Recipe) -> str:
-    """Describe the cost of running a recipe: time, hardware and data."""
+    """Describe the cost of running a recipe: ``about 5 minutes on 2 CPU cores; data: CIFAR-10``."""
     needs = recipe.needs
     minutes = f"about {needs.minutes:g} minute{'s' if needs.minutes > 1 else ''}"
     if needs.minutes < 1:
@@ -124,7 +133,12 @@ def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
 
 
 def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> None:
-    """Print the claim, source and cost of a recipe.
+    """Print the claim, the source (publication) and the cost of a recipe.
+
+    Args:
+        recipe: The recipe.
+        smoke: Whether its runs are shortened to a smoke test; changes their number.
+        remark: Text after the number of runs; may be empty.
 
     Raises:
         StorageError: Standard output cannot be written.
@@ -135,7 +149,7 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
 
 
 def counted(runs: int) -> str:
-    """Format a number of runs: ``12 runs``."""
+    """Format a number of training runs with the word: ``1 run``, ``12 runs``."""
     return f"{runs} run{'' if runs == 1 else 's'}"
 
 

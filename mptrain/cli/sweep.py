@@ -1,4 +1,4 @@
-"""``mptrain -m`` and ``mptrain resume SWEEP``: checks all points of a sweep, runs them and prints a table."""
+"""``mptrain -m`` and ``mptrain resume SWEEP``: checks all points (runs) of a sweep, runs them and prints a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from mptrain.sweep.runner import missing_points, refresh_status, require_free, s
 
 
 def sweep(flags: Flags) -> int:
-    """Run all combinations of the values on a command line.
+    """Train all combinations of the values on a command line, such as ``seed=0,1 scaler.scale=8,128``.
+
+    All of these points (one run each) are checked before the first one starts.
+
+    Args:
+        flags: Parsed command line.
 
     Returns:
         0; 7 if a job failed; 130 or 75 if a signal ended the sweep.
 
     Raises:
-        MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts; nothing is run
-            then. Or the sweep's folder cannot be created or written.
+        MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts; nothing is run then.
+            Or the sweep's folder cannot be created or written.
     """
     if has_sweeper(flags.overrides):
         from mptrain.cli.sweeper_search import search
@@ -81,7 +86,8 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         found: The sweep as read from its folder.
         jobs: Number of jobs at a time; None keeps the recorded number.
         allow: Packages that the command allows (``extensions.allow``).
-        launcher: Value of ``--launcher``; the launcher of an earlier attempt is not reused.
+        launcher: Value of ``--launcher``; None runs the jobs on this machine. The launcher of an earlier attempt is not
+            reused.
 
     Returns:
         The exit code, as for `sweep`.
@@ -129,6 +135,10 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
 
 
 def has_sweeper(words: Sequence[str]) -> bool:
-    """Return whether the overrides select a Hydra sweeper that chooses the points."""
+    """Return whether a sweep's overrides select or configure a Hydra sweeper (such as Optuna) to choose the points.
+
+    Args:
+        words: The overrides as text.
+    """
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
     return any(key == "hydra/sweeper" or key.startswith("hydra.sweeper.") for key in keys)

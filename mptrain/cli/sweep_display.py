@@ -55,7 +55,11 @@ _BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 
 @contextmanager
 def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
-    """Yield the display of a sweep for standard output."""
+    """Show a sweep's jobs on standard output while the context is open.
+
+    Yields:
+        The display: a live table on a terminal, else a line for each change of a job.
+    """
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         table = LiveTable(sweep, sys.stdout, colours=supports_colour(sys.stdout))
         try:
@@ -67,7 +71,7 @@ def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
 
 
 class Lines:
-    """Sweep display that prints ``key=value`` lines without control characters.
+    """Display of a sweep as ``key=value`` lines, for output that is not a terminal.
 
     Args:
         stream: Output stream.
@@ -77,7 +81,10 @@ class Lines:
         self._lines = KeyValues(stream)
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """Print a line with the job's new status."""
+        """Print a line with the new status of a job (one run of the sweep).
+
+        It has the metric of a finished job, or the reason of a failure.
+        """
         fields: dict[str, object] = {"job": f"{job.number + 1}/{len(sweep.jobs)}", "run": job.name}
         fields |= {"arm": job.arm} if job.arm else {}
         fields["status"] = job.status
@@ -91,18 +98,20 @@ class Lines:
         self._lines.say(fields)
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Do nothing; every job prints its progress into its own log."""
+        """Do nothing; every job of the sweep prints its progress into its own log."""
 
     def stopping(self, name: str) -> None:
-        """Print a line with the name of the signal."""
+        """Print a line with the name of the signal that stops the sweep."""
         self._lines.say({"stopping": name})
 
     def tick(self) -> None:
-        """Do nothing; lines are not redrawn."""
+        """Do nothing; lines are not redrawn. See `SweepDisplay.tick`."""
 
 
 class LiveTable(LiveDisplay):
-    """Live table with as many jobs as the terminal has lines for, redrawn at most four times a second.
+    """Display of a sweep's jobs as a live table on a terminal, redrawn at most four times a second.
+
+    The table has as many jobs as the terminal has lines for.
 
     Args:
         sweep: The sweep at its start.
@@ -119,7 +128,7 @@ class LiveTable(LiveDisplay):
         self._stopping = ""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """Record the job's new status and redraw at the next tick."""
+        """Record the new status of a job (one run of the sweep), and redraw at the next tick."""
         self._sweep = sweep
         self._progress.pop(job.number, None)
         if job.status == "running":
@@ -127,21 +136,26 @@ class LiveTable(LiveDisplay):
         self._drawn = 0.0
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Record the progress of a job for a later redraw."""
+        """Record the training progress of a job for a later redraw.
+
+        Args:
+            number: Number of the job in the sweep.
+            progress: Its steps, metric, loss scales and so on.
+        """
         self._progress[number] = progress
 
     def stopping(self, name: str) -> None:
-        """Record the signal that stops the sweep and redraw at the next tick."""
+        """Record the name of the signal that stops the sweep, and redraw at the next tick."""
         self._stopping = name
         self._drawn = 0.0
 
     def tick(self) -> None:
-        """Redraw if a redraw is due."""
+        """Redraw the table if a redraw is due; called several times a second."""
         if not self._gone and time.monotonic() - self._drawn >= INTERVAL:
             self.draw(self.render(*self._console.size))
 
     def render(self, width: int, height: int) -> RenderableType:
-        """Return the table for a terminal of ``width`` columns and ``height`` lines."""
+        """Return the table of jobs and a summary line for a terminal of ``width`` columns and ``height`` lines."""
         shown = choose(self._sweep.jobs, max(height - _OTHER_LINES, 3))
         wide = width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
@@ -223,7 +237,17 @@ def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
-    """Select the jobs for a table of ``most`` rows: running, failed, latest finished ones, and the next waiting one."""
+    """Select the jobs of a sweep to show if a table is too short for all of them.
+
+    Running jobs come first, then failed, interrupted and the latest finished ones; one waiting job is always shown.
+
+    Args:
+        jobs: All jobs of the sweep.
+        most: Number of rows of the table.
+
+    Returns:
+        The selected jobs in the order of their numbers.
+    """
     if len(jobs) <= most:
         return list(jobs)
 
@@ -236,12 +260,12 @@ def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
 
 
 def remaining(sweep: Sweep, progress: dict[int, JobProgress], elapsed: dict[int, float]) -> float:
-    """Estimate the seconds until a sweep ends; infinite if no estimate is possible yet.
+    """Estimate the seconds until a sweep ends, from the durations of its jobs; infinite if no estimate is possible yet.
 
     Args:
         sweep: Current state of the sweep.
         progress: Progress of the running jobs by number.
-        elapsed: Seconds since the start of each running job.
+        elapsed: Seconds since the start of each running job, by number.
     """
     took = [job.seconds for job in sweep.jobs if job.status == "done" and job.seconds is not None]
     running = {job.number: elapsed.get(job.number, 0.0) for job in sweep.jobs if job.status == "running"}
@@ -273,7 +297,7 @@ def _scales(scales: Iterable[float]) -> str:
 
 
 def print_outcome(sweep: Sweep) -> None:
-    """Print a table with a row for each job, the best setting according to the 95 % CIs, and a table of failed jobs.
+    """Print the results of a sweep: a table with a row per job, the best setting by the 95 % CIs, and the failed jobs.
 
     Run names are relative to the sweep's folder. The rows of failed jobs have the reason and the path of the log.
 
@@ -327,12 +351,20 @@ def _print(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
-    """Format the main metric of a summary: ``top1=0.9673 (test)``."""
+    """Format the main metric of a finished run: ``top1=0.9673 (test)``; empty if there is none.
+
+    Args:
+        summary: Content of the run's ``summary.json``.
+    """
     metric, name = summary.get("metric"), summary.get("metric_name", "metric")
     return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
 
 
 def skipped_in_words(summary: Mapping[str, Any]) -> str:
-    """Format the number of skipped steps of a summary, summed over its learners."""
+    """Format the number of skipped steps of a finished run, summed over its learners; empty if unknown.
+
+    Args:
+        summary: Content of the run's ``summary.json``.
+    """
     learners = summary.get("learners") or {}
     return str(sum(learner["skipped"] for learner in learners.values())) if learners else ""

@@ -1,4 +1,4 @@
-"""Execution of the points of a sweep: checks them, runs them as ``mptrain KEY=VALUE`` would, and displays them."""
+"""Execution of the points (runs) of a sweep: checks them, trains them as ``mptrain KEY=VALUE`` would, displays them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def train_in_job(config: Config, sink: Sink) -> None:
-    """Train one configuration with the same output as a single run.
+    """Train one configuration as a job of a sweep, with the same output as a single run.
 
     Args:
         config: Configuration of the job.
-        sink: Receives the job's records in addition to the display.
+        sink: Receiver of the run's records in addition to the display.
 
     Raises:
         MptrainError: The run ends early for any reason.
@@ -49,7 +49,14 @@ PROGRAM = Program(train_in_job, report, ("torch", "torchvision", "mptrain.cli.tr
 
 
 def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
-    """Return the launcher of ``--launcher`` with the queue limit of ``--jobs``; None for this machine.
+    """Return where the jobs of a sweep run and what they request, from the options ``--launcher`` and ``--jobs``.
+
+    Args:
+        word: Value of ``--launcher``; None for this machine.
+        jobs: Value of ``--jobs``, the largest number of jobs queued at a time; None keeps the launcher's.
+
+    Returns:
+        The launcher, or None for this machine.
 
     Raises:
         ConfigError: The file is invalid; the error lists all problems.
@@ -65,7 +72,7 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
 def check_points(
     points: Sequence[Point], composer: Composer, launcher: Launcher | None, said: str = "points valid"
 ) -> list[Point]:
-    """Check the points of a sweep, print their number, and return them with their configurations.
+    """Check the points (runs) of a sweep, print their number, and return them with their configurations.
 
     Args:
         points: Expanded points.
@@ -83,7 +90,7 @@ def check_points(
 
 
 def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
-    """Create the sweep of checked points and record it in a folder.
+    """Create a sweep of checked points (runs) and record it as ``sweep.json`` in a folder.
 
     Args:
         points: Checked points.
@@ -105,6 +112,11 @@ def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: An
 def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None) -> int:
     """Run and display the unfinished jobs of a sweep whose points were checked.
 
+    Args:
+        planned: The sweep as recorded in its folder.
+        composer: Composer of the jobs' configurations.
+        launcher: Launcher that runs the jobs; None for this machine.
+
     Returns:
         The exit code, as for `mptrain.cli.sweep.sweep`.
 
@@ -118,9 +130,18 @@ def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None)
 
 
 def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
-    """Print the outcome of a sweep and, if it is not complete, the command that runs the rest; return ``code``."""
+    """Print the outcome of a sweep and, if it is not complete, the command that runs the rest.
+
+    Args:
+        done: The sweep as it ended.
+        code: Exit code of the sweep, which is returned unchanged.
+        launcher: Launcher of the jobs, repeated in the command; None for this machine.
+    """
     if done.kind == "sweep" or code != EXIT_OK:  # a finished comparison prints its verdicts instead
         print_outcome(done)
+        if code == EXIT_OK:
+            shown = f"mptrain report {shlex.quote(str(done.folder))}"
+            say(f"\nreport: {shown}, or of one run: {shown}/RUN")
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
         say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{allow_argument_for(done)}")

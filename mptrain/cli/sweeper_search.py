@@ -1,4 +1,4 @@
-"""``mptrain -m hydra/sweeper=NAME``: sweeps whose points a Hydra sweeper chooses while they run."""
+"""``mptrain -m hydra/sweeper=NAME``: sweeps whose points (runs) a Hydra sweeper such as Optuna chooses one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from mptrain.sweep.runner import run_sweep, sweep_folder
 
 
 def search(flags: Flags) -> int:
-    """Run the points that a sweeper requests until it stops.
+    """Run the points (training runs) that a Hydra sweeper requests, in batches, until it stops.
+
+    Args:
+        flags: Parsed command line, with the sweeper among its overrides.
 
     Returns:
         The exit code, as for `mptrain.cli.sweep.sweep`.
@@ -81,7 +84,11 @@ class _Batches:
         self._direction = False  # whether the direction of optimization was printed
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
-        """Check and run a batch of points; implements `mptrain.sweep.hydra_launcher.RunBatch`."""
+        """Check and run the points that the sweeper requests next; see `mptrain.sweep.hydra_launcher.RunBatch`.
+
+        Returns:
+            The sweep with all points so far, and its exit code.
+        """
         points = check_points(batch, self._composer, self.launcher)
         warn(sentence for point in points for sentence in point.warnings)
         self._points += points

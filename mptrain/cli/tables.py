@@ -1,4 +1,4 @@
-"""Tables for terminals of any width. Wide tables are first broken at marked spaces, then columns are omitted.
+"""Tables for terminals of any width: wide ones are broken at marked spaces, then columns are omitted.
 
 Numbers must never be truncated.
 """
@@ -24,12 +24,13 @@ _UNLIMITED = 100_000
 
 @dataclass(frozen=True)
 class Column:
-    """Table column: a title and cells in rich's markup, which may contain `BREAK`.
+    """Column of a terminal table: a title and cells in rich's markup, which may contain `BREAK`.
 
     Attributes:
         title: Title, possibly of several lines.
         cells: Cells from top to bottom.
-        importance: Columns with the lowest number are omitted first; a column with None is never omitted.
+        importance: Rank among the columns that a narrow terminal omits, the lowest number first; None for a column that
+            is never omitted.
         name: Name of the column in the list of omitted columns; empty for its title.
         is_text: Whether to align the cells left and to fold them as a last resort.
     """
@@ -42,13 +43,19 @@ class Column:
 
 
 def columns_of(titles: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[str] = ()) -> list[Column]:
-    """Convert rows of cells to columns; columns whose titles are in ``numeric`` are right-aligned."""
+    """Convert the rows of a terminal table to columns.
+
+    Args:
+        titles: Titles of the columns.
+        rows: Rows from top to bottom, with one cell per title.
+        numeric: Titles of the columns with numbers, which are right-aligned.
+    """
     cells = list(zip(*rows, strict=True)) or [()] * len(titles)
     return [Column(title, column, is_text=title not in numeric) for title, column in zip(titles, cells, strict=True)]
 
 
 def capture(piped_width: int, *parts: RenderableType, least_width: int = 0) -> list[str]:
-    """Render rich renderables to lines for standard output, with styles if it supports them.
+    """Render rich renderables to lines of text for standard output, with colours if it supports them.
 
     Args:
         piped_width: Line width in characters if standard output is not a terminal.
@@ -63,7 +70,7 @@ def capture(piped_width: int, *parts: RenderableType, least_width: int = 0) -> l
 
 
 def render_table(columns: Sequence[Column], piped_width: int, least_gap: int = 2) -> list[str]:
-    """Render a table to lines for standard output; the last line lists the omitted columns, if any.
+    """Render a table to lines of text that fit the terminal; the last line lists the omitted columns, if any.
 
     Args:
         columns: Columns from left to right.

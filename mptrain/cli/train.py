@@ -1,4 +1,4 @@
-"""Commands that train, resume and evaluate: their output before and after a run, and their exit codes."""
+"""Training, resuming and evaluating a run from the command line: output before and after it, and exit codes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 
 
 def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
-    """Train one configuration.
+    """Train one configuration, with a display of its progress and a summary at the end.
 
     Args:
         config: Validated configuration.
-        sinks: Sinks that receive the records in addition to the display.
+        sinks: Sinks that receive the run's records in addition to the display.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: The run ends early for any reason; the run directory records it too.
@@ -42,26 +45,32 @@ def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:
-    """Resume a run.
+    """Resume training a run from its last checkpoint, with a display of its progress and a summary at the end.
 
     Args:
-        run: The run directory, or ``last``.
-        overrides: Overrides that apply from now on.
+        run: The run directory, or ``last`` for the run that was started last.
+        overrides: Changes of the run's configuration that apply from now on.
+
+    Returns:
+        The exit code 0.
 
     Raises:
-        MptrainError: As for `train`.
+        MptrainError: The run cannot be resumed, or ends early for any reason.
     """
     return _close(resume_run(run, overrides, _displays), allowed_packages(overrides))
 
 
 def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
-    """Evaluate a checkpoint of a run on every split available for evaluation.
+    """Evaluate a checkpoint of a run on its validation and test data, and print the metrics with confidence intervals.
 
     Args:
-        run: The run directory, or ``last``.
+        run: The run directory, or ``last`` for the run that was started last.
         overrides: Overrides for the evaluation, such as ``precision.eval=fp32`` or ``device=cpu``.
         which: Checkpoint to evaluate, ``last`` or ``best``.
         average: Whether to evaluate the averaged weights, if the run has them.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
@@ -104,7 +113,7 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
     warn(info.warnings)
     return [
         _Warnings(),
-        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}"),
+        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}", term=parts.task.term),
     ]
 
 
@@ -142,7 +151,7 @@ def _close(outcome: Outcome, packages: Sequence[str]) -> int:
 
 
 def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain resume", trust: str = "") -> None:
-    """Print the outcome of a run and the commands that evaluate, export or resume it.
+    """Print the outcome of a finished run, and the commands that evaluate, export or resume it.
 
     Args:
         run: Run directory.
@@ -182,7 +191,7 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         ("memory", f"{readable_bytes(peak)} peak" if peak else ""),
         ("run", str(run)),
         ("samples", str(samples) if samples.is_dir() else ""),
-        ("evaluate", f"mptrain eval {quoted}{trust}"),
+        ("evaluate", f"mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
         ("export", f"mptrain export {quoted}{trust}"),
         ("resume", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]

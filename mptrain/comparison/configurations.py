@@ -83,14 +83,15 @@ def as_number(value: str) -> float | None:
     return found if abs(found) < float("inf") else None
 
 
-def short_label(words: Mapping[str, str]) -> str:
-    """Format overrides for the legend of a plot, numbers with the last part of their key: ``fp16_static, scale=8``.
+def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
+    """Format overrides as a short label, such as in the legend of a plot: ``fp16_static, scale=8``.
 
     Args:
         words: Overrides as key to value, such as ``{"precision": "fp16_static", "scaler.scale": "8"}``.
+        whole_keys: Whether numbers have their whole key, ``scaler.scale=8``, and not only its last part.
     """
     return ", ".join(
-        value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
+        value if as_number(value) is None and value else f"{key if whole_keys else key.rpartition('.')[2]}={value}"
         for key, value in words.items()
     )
 

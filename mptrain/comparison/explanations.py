@@ -14,6 +14,7 @@ from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.results import Arm, Interval, RunMeasures
 from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.comparison.verdict import percent
+from mptrain.numerics.formats import FLOAT32
 from mptrain.runlog.atomic_files import readable_bytes
 
 #: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
@@ -195,7 +196,9 @@ def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
     floor = config.get("scaler.min_scale")
     if floor is None or any(key.startswith("learners.") and ".scaler" in key for key in config):
         return
-    stuck = [run for run in runs if run.scale and run.scale["last"] <= floor < run.scale["first"]]
+    stuck = [
+        run for run in runs if run.scale and run.scale["last"] <= floor * (1 + FLOAT32.epsilon) < run.scale["first"]
+    ]
     if stuck:
         yield f"the loss scale ended at its minimum of {floor:g} in {len(stuck)} of {len(runs)} runs"
 

@@ -95,7 +95,7 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     ranked = [one.widened(factor) for one in ranked]
     low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
     wider = f"(widened x{factor:.2f} for {len(ranked)} settings) " if factor > 1 else ""
-    span = f"{number(low.value)} at {low.name} to {number(high.value)} at {high.name}"
+    span = f"{number(low.value)} at {_named(low, ranked)} to {number(high.value)} at {_named(high, ranked)}"
     if low.overlaps(high):
         return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"
     doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs, this may be noise"
@@ -107,10 +107,22 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     )
     beside = ""
     if near:
-        names = ", ".join(one.name for one in near[:_MOST_NAMED])
-        more = f" and {len(near) - _MOST_NAMED:,} more" if len(near) > _MOST_NAMED else ""
-        beside = f", within noise of {names}{more} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
-    return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {worst.name}{doubt}"
+        beside = (
+            f", within noise of {_list([one.name for one in near])} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
+        )
+    lowest = _named(worst, ranked)
+    return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {lowest}{doubt}"
+
+
+def _named(one: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
+    """Return the names of all settings with the value of one of them."""
+    return _list([other.name for other in ranked if other.value == one.value])
+
+
+def _list(names: Sequence[str]) -> str:
+    """Join the first names, and say how many more there are."""
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _for_a_choice_among(count: int) -> float:
@@ -149,7 +161,8 @@ def sweep_lead(
     for job in jobs:
         if job.number in valued:
             words = overrides_of(job)
-            setting = short_label({key: words[key] for key in keys if key in words}) or (job.label if keys else "")
+            varied = {key: words[key] for key in keys if key in words}
+            setting = short_label(varied, whole_keys=True) or (job.label if keys else "")
             settings.setdefault(setting, []).append(valued[job.number])
     values = {summary["metric"] for summary in valued.values()}
     if len(values) == 1:

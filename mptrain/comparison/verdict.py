@@ -142,8 +142,8 @@ def _too_few(evidence: PairedEvidence) -> str:
 def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalence, excludes_zero: bool) -> str:
     why = (
         f"the paired difference in {evidence.metric} is {signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
-        f"{signed(found.low)} to {signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided tests, "
-        f"{_p(found.p)}, {_pairs(difference.n)}){_no_spread(difference)}"
+        f"{signed(found.low)} to {signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
+        f"{percent(found.alpha)} tests, {_p(found.p)}, {_pairs(difference.n)}){_no_spread(difference)}"
     )
     if excludes_zero and difference.low < difference.high:
         why += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"

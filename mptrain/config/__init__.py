@@ -1,4 +1,5 @@
-"""Configuration: turns command-line overrides and YAML files into one frozen `mptrain.config.schema.Config`.
+"""Configuration of a training run: turns ``KEY=VALUE`` overrides and YAML files into one frozen dataclass.
 
-Only this package uses Hydra, OmegaConf and pydantic. This file imports nothing, so that help and listing stay fast.
+The dataclass is `mptrain.config.schema.Config`. Only this package uses Hydra, OmegaConf and pydantic. This file imports
+nothing, so that help and listing stay fast.
 """

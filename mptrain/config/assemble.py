@@ -1,4 +1,4 @@
-"""Builds a `Config` from a merged tree: applies overrides, resolves interpolations, checks parts, collects problems.
+"""Construction of a `Config` from a merged tree: applies overrides, resolves interpolations, collects problems.
 
 torch is imported only if checking a target needs it. Targets are not checked while other problems are known, so those
 are reported without importing torch.
@@ -43,7 +43,7 @@ def assemble(
     overrides: tuple[str, ...],
     fetch: Mapping[str, Sequence[str]],
 ) -> Config:
-    """Return the checked configuration.
+    """Apply the overrides of a command line to merged YAML files, check everything and return the configuration.
 
     Args:
         node: The merged files, before the value overrides are applied. Changed in place.
@@ -51,8 +51,8 @@ def assemble(
         words: The parsed command line, with the problems found so far.
         catalogue: All groups and options, for suggestions.
         overrides: The command line as it was written.
-        fetch: Maps group to the arguments of its target that may download files
-            (see `mptrain.config.trust.download_arguments`).
+        fetch: Maps group to the arguments of its target that may download files (see
+            `mptrain.config.trust.download_arguments`).
 
     Raises:
         ConfigError: With all problems found.
@@ -102,7 +102,9 @@ def assemble(
 def wrong_words(
     node: DictConfig, chosen: dict[str, str], words: ParsedOverrides, catalogue: Catalogue
 ) -> list[Problem]:
-    """Return the problems of keys and values that can be found without resolving a target, which may import torch.
+    """Return the problems of a configuration's keys and values that can be found without importing torch.
+
+    Classes and functions that the configuration names are not resolved, because their modules may import torch.
 
     Args:
         node: As for `assemble`.
@@ -130,7 +132,13 @@ def _target_paths(node: DictConfig) -> dict[str, str]:
 
 
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
-    """Convert a tree to plain containers, resolving every interpolation; each failure is added to ``problems``."""
+    """Convert an OmegaConf tree to plain dicts and lists, resolving every interpolation (``${...}``).
+
+    Args:
+        node: The tree; any other value is returned unchanged.
+        key: Dotted key of the tree in the configuration, for messages; empty for the whole.
+        problems: List to which each failure is added; the value becomes `UNRESOLVED`.
+    """
     if isinstance(node, DictConfig):
         return {
             str(name): _resolve_entry(node, name, f"{key}.{name!s}" if key else str(name), problems) for name in node

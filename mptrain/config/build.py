@@ -1,4 +1,4 @@
-"""Builds the parts of a run from a checked configuration."""
+"""Construction of a training run from a checked configuration: model, data, optimizers, loaders and so on."""
 
 from __future__ import annotations
 
@@ -62,16 +62,20 @@ from mptrain.workloads.base.task import Objective
 def build(
     config: Config, *, weights: bool = True, comm: Communicator = SINGLE_PROCESS, micro_batches: int = 1
 ) -> tuple[Parts, Options]:
-    """Build all parts of a run, in an order that gives one seed the same initial weights in every precision mode.
+    """Build all parts of a training run: model, data loaders, learners (a model with its optimizer each) and so on.
 
-    Initial weights are drawn in FP32 on the CPU from the seed alone, then moved to the device and cast. The generators
-    are seeded again afterwards, so dropout does not depend on how many numbers the model's construction drew.
+    One seed gives the same initial weights in every precision mode: they are drawn in FP32 on the CPU from the seed
+    alone, then moved to the device and cast. The generators are seeded again afterwards, so dropout does not depend on
+    how many numbers the model's construction drew.
 
     Args:
         config: The checked configuration.
         weights: Whether to load ``model.weights``; False for a resumed run, which loads its checkpoint.
         comm: Communicator of the ranks; all ranks build at the same time.
         micro_batches: Smallest number of micro-batches in an update, summed over all ranks.
+
+    Returns:
+        The parts of the run, and its options for training, checkpoints and logs.
 
     Raises:
         EnvironmentRefused: The device does not support the precision.
@@ -158,7 +162,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
         raise EnvironmentRefused(
             f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and matrix "
             "products that compute in FP32 and round once cannot be compiled",
-            "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
+            "set train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
         )
     use(device)
     if device.type == "cpu":
@@ -168,7 +172,17 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the model in FP32 on the CPU, with initial weights drawn from the seed."""
+    """Build the configured model in FP32 on the CPU, with initial weights drawn from the seed.
+
+    Args:
+        config: Configuration of the run.
+        dataset: Data set whose facts, such as the number of classes, are passed to the model.
+
+    Raises:
+        ConfigError: The model cannot be built, is no `torch.nn.Module`, has parameters without a shape (lazy modules),
+            or needs a fact that the data set lacks.
+        EnvironmentRefused: There is not enough memory.
+    """
     require_facts(config, "model", config.model, dataset)
     seed_everything(config.seed)
     try:
@@ -211,7 +225,17 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
 def build_loaders(
     config: Config, dataset: Dataset, device: torch.device, comm: Communicator = SINGLE_PROCESS
 ) -> dict[str, Loader]:
-    """Build the loaders ``train``, and ``val`` and ``test`` if the data set has these splits."""
+    """Build a run's data loaders of this rank: ``train``, and ``val`` and ``test`` if the data set has these splits.
+
+    Args:
+        config: Configuration with batch size and seed.
+        dataset: Source of the splits and of the number of worker processes.
+        device: Training device; decides if batches are in pinned memory.
+        comm: Communicator of the ranks, among which the samples are divided.
+
+    Returns:
+        The loaders by name of the split.
+    """
     make = functools.partial(
         Loader,
         batch_size=config.train.batch_size,
@@ -308,7 +332,7 @@ def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
     problems = [
         Problem(
             f"{key} needs hooks on single modules, which train.compile=true compiles into one graph",
-            "write train.compile=false",
+            "set train.compile=false",
         )
         for key, needed in asked.items()
         if needed and config.train.compile

@@ -1,4 +1,4 @@
-"""Builds the data set and the task with its classifier, and refuses incompatible parts before training."""
+"""Construction of the data set and of the task (losses and metrics), with checks that the parts are compatible."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 
 
 def build_dataset(config: Config) -> Dataset:
-    """Build the data set.
+    """Build the data set of a run.
 
     Raises:
-        ConfigError: The data set lacks a part of the protocol.
+        ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`).
         DataError: The data is missing or unusable.
     """
     dataset: Dataset = config.dataset.build(**config.for_dataset())
@@ -52,10 +52,17 @@ def build_dataset(config: Config) -> Dataset:
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
-    """Build the task with the data set's facts; a task with a ``features`` parameter gets those of its ``classifier``.
+    """Build the task of a run (losses and metrics), with facts of the data set such as the number of classes.
+
+    A task with a ``features`` parameter gets the feature extractor of its ``classifier`` (see `build_features`).
+
+    Args:
+        config: Configuration of the run.
+        dataset: Data set of the run.
 
     Raises:
-        ConfigError: The data set lacks a fact that the task needs, or the task lacks a part of the protocol.
+        ConfigError: The data set lacks a fact that the task needs, or the task lacks a method or attribute that every
+            task must have (`mptrain.workloads.base.task`).
         StorageError: The run of its classifier does not exist or cannot be used.
     """
     require_facts(config, "task", config.task, dataset)
@@ -72,7 +79,13 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
-    """Refuse a model or a task that requires a fact which the data set does not provide.
+    """Check that the data set provides every fact (such as ``num_classes``) that a model or a task requires.
+
+    Args:
+        config: Configuration of the run.
+        group: ``model`` or ``task``.
+        target: Class or function of the model or task, with its arguments.
+        dataset: Data set of the run.
 
     Raises:
         ConfigError: Names the missing facts and the overrides involved.
@@ -95,10 +108,14 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
 
 
 def require_known_learners(config: Config, objectives: Sequence[Objective]) -> None:
-    """Refuse settings for learners that the task does not have.
+    """Check that the task has every learner (a model with its optimizer) that the configuration has settings for.
+
+    Args:
+        config: Configuration, whose ``learners`` maps names to settings.
+        objectives: Losses of the task; each names its learner.
 
     Raises:
-        ConfigError: Names all such learners.
+        ConfigError: Names all learners that the task does not have.
     """
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
@@ -148,10 +165,11 @@ def _require(group: str, target: Target, part: Any, missing: list[str], protocol
 
 
 def build_features(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
-    """Build the feature extractor of the classifier that ``task.classifier`` names.
+    """Build the feature extractor for metrics of generated images from the classifier that ``task.classifier`` names.
 
     Args:
-        classifier: ``train``, a run directory, or the name of a run below ``run.root``.
+        classifier: ``train`` to train one on the run's own data, a run directory, or the name of a run below
+            ``run.root``.
         config: Configuration of the run that uses it.
         dataset: Data set of that run.
 

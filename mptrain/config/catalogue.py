@@ -1,8 +1,8 @@
-"""Catalogue of groups, options, keys and their comments, read from the YAML files as text.
+"""Catalogue of configuration groups, options, keys and their comments, read from the YAML files as text.
 
-Help and listing must be much faster than composing, so this module reads lines instead of building configurations,
-and imports nothing heavier than the standard library. It understands the block style of the files in ``configs/``.
-It skips lines that it does not understand, because its results are only displayed.
+Help and listing must be much faster than composing, so this module reads lines instead of building configurations, and
+imports nothing heavier than the standard library. It understands the block style of the files in ``configs/``. It skips
+lines that it does not understand, because its results are only displayed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
 
 @dataclass(frozen=True)
 class Entry:
-    """A key in a file: its dotted path inside the file, its value as written, and the comment on its line."""
+    """A key with a value in a YAML configuration file.
+
+    Attributes:
+        key: Dotted path of the key inside the file.
+        value: Value as written.
+        comment: Comment on the key's line, without ``#``; empty for none.
+    """
 
     key: str
     value: str
@@ -44,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Option:
-    """An option: one YAML file of a group.
+    """An option of a configuration group: one YAML file, such as ``model/resnet50.yaml``.
 
     Attributes:
         group: The folder, with ``/`` between nested folders; empty for a top-level file.
@@ -58,7 +64,7 @@ class Option:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """Lines of the file; empty if the file cannot be read, which composing reports."""
+        """Lines of the YAML file; empty if it cannot be read, an error that composing the configuration reports."""
         try:
             return tuple(read_text(self.path).splitlines())
         except (OSError, UnicodeDecodeError):
@@ -66,7 +72,7 @@ class Option:
 
     @cached_property
     def summary(self) -> str:
-        """The first line of the comment at the top of the file."""
+        """One-line description of the option: the first line of the comment at the top of the file; empty for none."""
         for line in self.lines:
             if not line.startswith("#"):
                 return ""
@@ -76,7 +82,7 @@ class Option:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Lines ``NAME: WORDS`` of the comment at the top of the file, by name: ``size``, ``needs``, ``tasks``."""
+        """Lines ``Size:``, ``Needs:`` and ``Tasks:`` of the comment at the top of the file, by lower-case name."""
         found: dict[str, str] = {}
         for line in self.lines:
             if not line.startswith("#"):
@@ -87,7 +93,7 @@ class Option:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """Tasks that a data set or a model is for: those in its comment, else those in its defaults list."""
+        """Names of the tasks that a data set or a model is for, from its comment or else its defaults list."""
         if said := self.facts.get("tasks", ""):
             return tuple(said.split(", "))
         return tuple(match["option"] for line in self.lines if (match := _TASK.match(line)))
@@ -99,23 +105,25 @@ class Option:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Every key that has a value, with its full dotted path, in the order of the file."""
+        """Every key of the file that has a value, in order, with its full dotted path in the configuration."""
         prefix = "" if self.is_global or not self.group else self.group.replace("/", ".") + "."
         entries = read_entries(self.lines)
         return tuple(Entry(prefix + entry.key, entry.value, entry.comment) for entry in entries)
 
     @cached_property
     def keys(self) -> set[str]:
-        """Full dotted paths of all keys that have a value."""
+        """Full dotted paths, in the configuration, of all keys of the file that have a value."""
         return {entry.key for entry in self.entries}
 
 
 class Catalogue:
-    """All groups and options in one or more folders; of files with the same name, the first folder's is used.
+    """All configuration groups and their options in one or more folders of YAML files.
+
+    Of files with the same name in the same group, the first folder's is used.
 
     Args:
-        folders: Folders laid out like ``configs/``.
-        root: Name of the top-level file with the defaults list.
+        folders: Folders laid out like ``configs/``: top-level files, and a folder per group with a file per option.
+        root: Name of the top-level file with the defaults list, without ``.yaml``.
     """
 
     def __init__(self, folders: Sequence[Path], root: str = "train") -> None:
@@ -138,15 +146,21 @@ class Catalogue:
                 self.defaults[match["group"]] = None if option == "null" else option
         order = [group for group in self.defaults if group in options]
         order += [group for group in sorted(options) if group not in self.defaults]
+        #: True if a folder of the user's own is among the folders.
+        self.has_own_folders = len(folders) > 1
         #: Maps group to its options by name.
         self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
 
     def root_entries(self) -> tuple[Entry, ...]:
-        """Return the keys of the top-level file, without its defaults list."""
+        """Return the keys of the top-level file that have a value, without its defaults list."""
         return self.root.entries if self.root else ()
 
     def options(self, name: str) -> list[Option]:
-        """Return the options that match ``NAME`` or ``GROUP=NAME``; several if several groups have an option NAME."""
+        """Return the options with a given name; several if several groups have an option of that name.
+
+        Args:
+            name: ``NAME`` in any group, or ``GROUP=NAME``.
+        """
         group, equals, option = name.rpartition("=")
         return [
             options[option]
@@ -155,19 +169,23 @@ class Catalogue:
         ]
 
     def options_with(self, key: str) -> list[Option]:
-        """Return the options, in the group of this full dotted key, whose file defines the key."""
+        """Return the options whose file defines a configuration key, among those of the key's group.
+
+        Args:
+            key: Full dotted key, such as ``scaler.growth_factor``; its first component is the group.
+        """
         group = key.split(".")[0]
         return [option for option in self.groups.get(group, {}).values() if key in option.keys]
 
     def usual_keys(self) -> list[str]:
-        """Return the groups, and the keys of a run with all default options."""
+        """Return the names of all groups, then the dotted keys of a run with all default options."""
         chosen = [self.groups[group].get(name or "") for group, name in self.defaults.items() if group in self.groups]
         entries = [*self.root_entries(), *(entry for option in chosen if option for entry in option.entries)]
         keys = [entry.key for entry in entries if "._target_" not in entry.key and ".defaults." not in entry.key]
         return [*self.groups, *dict.fromkeys(keys)]
 
     def about(self, key: str, chosen: Mapping[str, str]) -> str:
-        """Return the comment on the line of a key.
+        """Return the description of a configuration key: the comment on its line in the chosen file; empty for none.
 
         Args:
             key: Dotted key of the configuration.
@@ -179,7 +197,11 @@ class Catalogue:
         return next((entry.comment for entry in entries if entry.key == key), "")
 
     def comment(self, group: str) -> str:
-        """Return the comment on the line of a group in the defaults list."""
+        """Return the description of a group: the comment on its line in the defaults list; empty for none.
+
+        Args:
+            group: Name of the group, such as ``model``.
+        """
         for line in self.root.lines if self.root else ():
             match = _CHOICE.match(line)
             if match and match["group"] == group and (comment := _COMMENT.search(line)):
@@ -188,7 +210,11 @@ class Catalogue:
 
 
 def read_entries(lines: Sequence[str]) -> list[Entry]:
-    """Return the keys of a YAML text that have a value, with dotted paths; the ``defaults`` list is left out."""
+    """Return the keys of a YAML text that have a value, with dotted paths; the ``defaults`` list is left out.
+
+    Args:
+        lines: Lines of the text, in block style; others are skipped.
+    """
     entries: list[Entry] = []
     parents: list[tuple[int, str]] = []
     for line in lines:
@@ -209,7 +235,7 @@ def read_entries(lines: Sequence[str]) -> list[Entry]:
 
 
 def split_comment(line: str) -> tuple[str, str]:
-    """Split a line of YAML into its content and its comment; a ``#`` inside quotes starts no comment."""
+    """Split a line of YAML into its content and its comment without ``#``; a ``#`` inside quotes starts no comment."""
     if line.lstrip().startswith("#"):
         return "", line.lstrip("# ").strip()
     quote = ""

@@ -1,7 +1,7 @@
-"""Composes command-line overrides into a `Config`, or raises one ConfigError that lists all problems.
+"""Composition of command-line overrides into a `Config`, or one ConfigError that lists all problems.
 
-Hydra merges the files of the chosen groups. mptrain's own modules check keys, types, ranges and targets,
-because Hydra stops at the first problem and checks no ranges.
+Hydra merges the files of the chosen groups. mptrain's own modules check keys, types, ranges and targets, because Hydra
+stops at the first problem and checks no ranges.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPOSITION_ERRORS = (
 
 
 def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
-    """Compose the configuration of a command line.
+    """Compose and check the configuration of a training command line.
 
     Args:
         overrides: Overrides of the form ``KEY=VALUE`` (Hydra's override grammar), without flags.
@@ -63,16 +63,16 @@ def reload(
     allow: Sequence[str] = (),
     fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Config:
-    """Load the configuration of a finished or interrupted run from its `Config.yaml`.
+    """Load the configuration of a finished or interrupted run from its ``config.yaml``, and apply overrides.
 
     Args:
-        text: The saved YAML text.
-        overrides: Overrides of values, or of options of the groups in `RECHOSEN`. The model, dataset and task of a
-            run cannot change.
+        text: The saved YAML text (`Config.yaml`).
+        overrides: Overrides of values, or of options of the groups in `RECHOSEN`. The model, dataset and task of a run
+            cannot change.
         allow: Packages whose code the user has already allowed. Packages that the text allows must be among them,
             unless an override allows them (see `mptrain.config.trust`).
-        fetch: Arguments that the user has already allowed to download files
-            (see `mptrain.config.trust.allowed_downloads`).
+        fetch: Arguments that the user has already allowed to download files, by group (see
+            `mptrain.config.trust.allowed_downloads`).
 
     Raises:
         ConfigError: With all problems found.
@@ -108,7 +108,9 @@ def reload(
 
 
 class Composer:
-    """Composer of command lines over fixed folders; caches merged files, which makes sweeps faster.
+    """Composer of command lines into configurations, over fixed folders of YAML files.
+
+    It caches merged files, which makes sweeps faster.
 
     Args:
         config_dirs: Folders with further groups and options, searched after mptrain's own.
@@ -144,14 +146,17 @@ class Composer:
         self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, overrides: Sequence[str]) -> Config:
-        """Compose the configuration of a command line; see `mptrain.config.compose.compose`."""
+        """Compose and check the configuration of one command line; see `mptrain.config.compose.compose`."""
         node, chosen, words = self._read(overrides)
         typed = words if self.typed is None else words.among(self.typed)
         fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
         return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
-        """Refuse overrides with unknown keys or invalid values, as far as they can be checked without torch.
+        """Check keys and values of a command line's overrides, as far as that is possible without importing torch.
+
+        Args:
+            overrides: Overrides of the form ``KEY=VALUE``.
 
         Raises:
             ConfigError: With all problems found.
@@ -207,7 +212,9 @@ class Composer:
         return Problem(first_line(error), f"check {', '.join(own)}" if own else "")
 
     def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
-        """Replace groups of a saved tree with other options, in place.
+        """Replace groups of a saved configuration, such as its precision, with other options, in place.
+
+        Settings of single learners for a replaced group are dropped, because they belong to the replaced option.
 
         Args:
             node: The tree of a saved configuration.
@@ -241,7 +248,11 @@ class Composer:
 
     @contextmanager
     def opened(self) -> Iterator[list[str]]:
-        """Initialise Hydra with these folders; yields the overrides that Hydra needs to search all of them."""
+        """Initialise Hydra with the composer's folders in a context.
+
+        Yields:
+            The overrides (``hydra.searchpath=...``) that Hydra needs to search all of them.
+        """
         first, *others = self._folders
         places = ",".join(f"'file://{folder}'" for folder in others)
         with initialize_config_dir(str(first), version_base="1.3"):

@@ -1,4 +1,4 @@
-"""Compares two saved configurations: whether they describe the same training, and where they differ.
+"""Comparison of two saved configurations: do they describe the same training, and which keys differ?
 
 Keys about output locations and intervals (``run``, ``log``, ``logger``, ``checkpoint``) and about monitoring
 (``diagnostics``) are ignored, because they do not change the training.
@@ -21,10 +21,10 @@ _ABSENT = "(absent)"
 
 
 def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
-    """Return the hexadecimal SHA-256 of a configuration's content, independent of layout and key order.
+    """Return the SHA-256 (hexadecimal) of a configuration's keys and values, independent of layout and key order.
 
     Args:
-        yaml: `Config.yaml`.
+        yaml: The configuration as YAML text (`Config.yaml`).
         ignoring: Dotted keys or sections to ignore.
     """
     flat = {
@@ -36,12 +36,15 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
 
 
 def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> list[tuple[str, Any, Any]]:
-    """Return the keys whose values differ as (dotted key, old value, new value), with ``"(absent)"`` for a missing key.
+    """Return the keys whose values differ between two saved configurations.
 
     Args:
         old_yaml: `Config.yaml` of the existing run.
         new_yaml: `Config.yaml` of the requested run.
         ignoring: Dotted keys or sections to ignore.
+
+    Returns:
+        Tuples (dotted key, old value, new value), with ``"(absent)"`` for a missing key.
     """
     old, new = _flat(old_yaml, ignoring), _flat(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
@@ -53,7 +56,7 @@ def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> lis
 
 
 def describe_change(key: str, before: Any, after: Any) -> str:
-    """Describe one difference, with values written as in YAML: ``train.clip_norm was null, now 1``."""
+    """Describe one difference between configurations, with values as in YAML: ``train.clip_norm was null, now 1``."""
     return f"{key} was {show(before)}, now {show(after)}"
 
 

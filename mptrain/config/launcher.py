@@ -1,8 +1,8 @@
-"""Reads ``--launcher``: a YAML file, or the name of an executor, that says where the jobs of a sweep run.
+"""Reading of ``--launcher``: a YAML file, or the name of an executor, that says where the jobs of a sweep run.
 
-The file may be untrusted, and submitit writes its values into a shell script. So only the keys below are accepted.
-None of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are), and a text value cannot contain a
-blank, a quote or a line end.
+The file may be untrusted, and submitit writes its values into a shell script. So only the keys below are accepted. None
+of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are), and a text value cannot contain a blank,
+a quote or a line end.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _COMMANDS = ("setup", "teardown", "python", "srun_args", "additional_parameters"
 
 @dataclass(frozen=True)
 class Launcher:
-    """Resources that each job of a sweep requests.
+    """Executor of a sweep's jobs (Slurm or local processes) and the resources that each job requests.
 
     Attributes:
         executor: ``slurm``, or ``local`` for processes on this machine, to test a launcher.
         timeout_min: Time limit in minutes; an unfinished job saves a checkpoint, is queued again and resumes.
         signal_delay_s: Seconds before the time limit at which a job starts to save.
         mem_gb: Memory in gigabytes; None uses Slurm's default.
-        cpus_per_task: CPU cores; None uses Slurm's default.
-        gpus_per_node: GPUs per node.
+        cpus_per_task: Number of CPU cores; None uses Slurm's default.
+        gpus_per_node: Number of GPUs per node.
         at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or one with
             ``local``.
         job_name: Name that ``squeue`` shows.
@@ -79,12 +79,16 @@ class Launcher:
 
 
 def is_elsewhere(launcher: Launcher | None) -> bool:
-    """Return whether jobs run on other machines, whose devices are not known here."""
+    """Return whether a sweep's jobs run on other machines, whose devices are not known here.
+
+    Args:
+        launcher: Launcher of the sweep; None runs the jobs on this machine.
+    """
     return launcher is not None and launcher.executor != "local"
 
 
 def read_launcher(word: str) -> Launcher:
-    """Return the launcher that ``--launcher`` names.
+    """Return the executor and resources of a sweep's jobs that the option ``--launcher`` names.
 
     Args:
         word: ``slurm`` or ``local`` for the defaults, or the path of a YAML file.

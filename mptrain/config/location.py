@@ -1,4 +1,4 @@
-"""Finds the folders of configuration files; works from a wheel, an editable install and a checkout.
+"""Location of the folders of YAML files; works from a wheel, an editable install and a checkout.
 
 Must not import anything heavier than the standard library, because `mptrain --help` uses it.
 """
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def configs() -> Path:
-    """Return the folder that holds ``train.yaml`` and one folder per group.
+    """Return mptrain's folder of configuration files, which holds ``train.yaml`` and one folder per group.
 
     Raises:
         EnvironmentRefused: The installation has no such folder.
@@ -22,7 +22,7 @@ def configs() -> Path:
 
 
 def recipes() -> Path:
-    """Return the folder of recipes.
+    """Return mptrain's folder of recipes (reproductions of published results), one folder per recipe.
 
     Raises:
         EnvironmentRefused: The installation has no such folder.

@@ -1,7 +1,7 @@
-"""Parses command-line overrides and reports their problems before anything is composed.
+"""Parsing of command-line overrides, and their problems, before anything is composed.
 
-Knows the catalogue of groups and options, and the tree of keys that the chosen files define; knows no types
-and no ranges. Imports no torch.
+Knows the catalogue of groups and options, and the tree of keys that the chosen files define; knows no types and no
+ranges. Imports no torch.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subd
 
 @dataclass(frozen=True)
 class ParsedOverrides:
-    """The parsed overrides of a command line.
+    """The parsed ``KEY=VALUE`` overrides of a command line.
 
     Attributes:
-        groups: Overrides that choose an existing option of a group.
-        values: Overrides of keys.
+        groups: Overrides that choose an existing option of a group, such as ``model=resnet50``.
+        values: Overrides of keys, such as ``train.epochs=3``.
         hydra: Overrides of Hydra's own configuration, as text.
         problems: Problems found so far.
     """
@@ -59,14 +59,21 @@ class ParsedOverrides:
     problems: tuple[Problem, ...]
 
     def among(self, words: Sequence[str]) -> ParsedOverrides:
-        """Return the overrides whose text is one of ``words``."""
+        """Return only the overrides of groups and keys whose text is one of ``words``."""
         groups = tuple(word for word in self.groups if word.input_line in words)
         values = tuple(word for word in self.values if word.input_line in words)
         return replace(self, groups=groups, values=values)
 
 
 def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
-    """Parse the overrides into groups, keys and Hydra's own. If one is given twice, the last counts."""
+    """Parse the overrides of a command line into choices of groups, values of keys, and Hydra's own.
+
+    If a group is given twice, the last counts. Problems are collected, not raised.
+
+    Args:
+        words: Overrides as text, ``KEY=VALUE``.
+        catalogue: All groups and options.
+    """
     groups: dict[str, Override] = {}
     values: list[Override] = []
     hydra: list[str] = []
@@ -100,7 +107,14 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
 
 
 def parse(word: str) -> tuple[Override | None, Problem | None]:
-    """Parse one override; return it, or the problem if it cannot be parsed."""
+    """Parse one ``KEY=VALUE`` override with Hydra's grammar.
+
+    Args:
+        word: The override as text.
+
+    Returns:
+        The override and None, or None and the problem if it cannot be parsed.
+    """
     if "=" not in word and not word.startswith("~"):
         return None, Problem(f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3")
     try:
@@ -141,7 +155,7 @@ def _readable(word: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a value for Hydra, which treats a backslash as an escape only before a quote."""
+    """Quote a text as a value in Hydra's override grammar, where a backslash is an escape only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
@@ -160,12 +174,17 @@ def _unquoted(word: str) -> Problem | None:
         fits = OverridesParser.create().parse_override(f"{key}={written}").value() == value
     except HydraException:
         fits = False
-    hint = f"write {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
+    hint = f"set {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
     return Problem(f"'{show(word)}' cannot be read: a value with {found[0]} must be in quotes", hint)
 
 
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
-    """Yield the problems of an override that chooses an option of a group."""
+    """Yield the problems of an override that chooses an option of a group, such as ``model=resnet50``.
+
+    Args:
+        override: The parsed override.
+        catalogue: All groups and options.
+    """
     group, value = override.key_or_group, override.value()
     options = catalogue.groups[group]
     needed = group in REQUIRED or catalogue.defaults.get(group) is not None
@@ -186,10 +205,10 @@ def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
 
 
 def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]) -> Problem | None:
-    """Return the problem of an override's key, or None if the key is valid.
+    """Return the problem of an override's key, such as an unknown one, or None if the key is valid.
 
     Args:
-        override: The override.
+        override: The parsed override.
         tree: The composed configuration as plain containers, before any value was overridden.
         catalogue: All groups and options, to find the key elsewhere.
         known: Dotted keys that exist although no file names them (fields with defaults).
@@ -235,7 +254,7 @@ def _of_ones_own(group: str, word: str) -> str:
     """Return the hint for a path or a dotted name given as an option, which means code or data of the user's own."""
     if "/" in word or word.endswith((".yaml", ".yml", ".py")):
         if group == "dataset" and Path(word).expanduser().is_dir():
-            return f"for images with one folder per class write dataset=image_folder dataset.root={word}"
+            return f"for images with one folder per class set dataset=image_folder dataset.root={word}"
         return f"for an option of your own, save it as DIR/{group}/NAME.yaml and write --config-dir DIR {group}=NAME"
     if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
         return f"write {group}._target_={word}"
@@ -243,7 +262,8 @@ def _of_ones_own(group: str, word: str) -> str:
 
 
 def _options(catalogue: Catalogue, group: str) -> str:
-    return f"the options are {', '.join(catalogue.groups[group])}"
+    own = "" if catalogue.has_own_folders else "; an option of your own needs --config-dir DIR"
+    return f"the options are {', '.join(catalogue.groups[group])}{own}"
 
 
 def _instead(group: str, catalogue: Catalogue) -> str:
@@ -255,7 +275,14 @@ def _instead(group: str, catalogue: Catalogue) -> str:
 
 
 def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
-    """Return the problem of an unknown key, with a guess at the intended key as the hint."""
+    """Return the problem of an unknown configuration key, with a guess at the intended key as the hint.
+
+    Args:
+        key: The dotted key.
+        value: The value given for it.
+        tree: The composed configuration as plain containers.
+        catalogue: All groups and options, to find the key elsewhere.
+    """
     what = f"unknown key '{key}'"
     if new := new_key(key):
         return Problem(f"{what}: renamed to {new} in 0.2", f"write {new}={show(value)}")
@@ -289,12 +316,18 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
 
 
 def has_key(tree: Any, key: str) -> bool:
-    """Return whether a dotted key exists in nested containers; list entries are addressed by index."""
+    """Return whether a dotted key exists in nested dicts and lists; list entries are addressed by index (``a.0.b``)."""
     return bool(key) and lookup(tree, key, _ABSENT) is not _ABSENT
 
 
 def lookup(tree: Any, key: str, absent: Any = None) -> Any:
-    """Return the value at a dotted key, the whole tree for an empty key, or ``absent`` for a missing key."""
+    """Return the value at a dotted key in nested dicts and lists.
+
+    Args:
+        tree: The containers.
+        key: Dotted key; a list entry is addressed by its index. An empty key is the whole tree.
+        absent: Result for a missing key.
+    """
     for part in key.split(".") if key else ():
         if isinstance(tree, dict) and part in tree:
             tree = tree[part]
@@ -306,7 +339,12 @@ def lookup(tree: Any, key: str, absent: Any = None) -> Any:
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all single values and lists."""
+    """Yield the dotted keys of all values in nested dicts that are not dicts themselves, in order.
+
+    Args:
+        tree: The nested dicts.
+        prefix: Text before every key, with its dot.
+    """
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{name}.")
@@ -315,7 +353,12 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
-    """Yield the valid keys below ``learners.NAME``, with NAME taken from a key ``learners.NAME...``."""
+    """Yield the valid configuration keys below ``learners.NAME``, the settings of a single learner.
+
+    Args:
+        tree: The composed configuration as plain containers; has the arguments of optimizer, schedule and scaler.
+        key: A key ``learners.NAME...`` from which NAME is taken.
+    """
     name = key.split(".")[1] if key.count(".") else "NAME"
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
@@ -353,14 +396,14 @@ def _like_a_section(key: str, tree: dict[str, Any]) -> str:
 def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any]) -> str:
     """Return the hint for a new argument of a target: how to pass it, or the accepted ones. Imports the target."""
     path, name = parent.get("_target_"), key.rpartition(".")[2]
-    write = f"write +{key}={show(value)}"
+    write = f"set +{key}={show(value)}"
     if not isinstance(path, str):
         return write
     try:
         allow = (*PACKAGES[key.split(".")[0]], *(lookup(tree, "extensions.allow") or ()))
         accepted, open_ended = parameters(resolve(path, allow))
     except ConfigError:
-        return f"write {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
+        return f"set {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
     if open_ended or name in accepted:
         return f"{write} to pass it to {path}"
     own = [known for known in accepted if known not in FACTS.get(key.split(".")[0], ())]
@@ -372,7 +415,7 @@ def _several_values(word: str, override: Override, catalogue: Catalogue) -> Prob
     count = len(getattr(value, "list", ()))
     number = "two values" if count == 2 else "several values"
     listed = word.split("=", 1)[1]
-    hint = f"write {override.key_or_group}=[{listed}] to pass one list" if count else ""
+    hint = f"set {override.key_or_group}=[{listed}] to pass one list" if count else ""
     if override.key_or_group in catalogue.groups:
         hint = ""  # only one option of a group can be chosen
     return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

@@ -1,4 +1,4 @@
-"""Distributes a built run over its ranks, and refuses combinations that cannot be distributed."""
+"""Distribution of a built run over its ranks (DDP or FSDP2), and refusal of combinations that cannot be distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from mptrain.precision.support import resolve_device
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:
-    """Return the device of this rank; with several ranks, each uses the CUDA device with its local rank as index.
+    """Return the torch device that this rank of a run trains on.
+
+    With several ranks, each uses the CUDA device with its local rank as index, which becomes the current device; or all
+    use the CPU.
+
+    Args:
+        name: Value of ``device`` in the configuration: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` ...
+        comm: Communicator of the ranks.
 
     Raises:
         EnvironmentRefused: There is no such device.
@@ -28,12 +35,12 @@ def device_of(name: str, comm: Communicator) -> torch.device:
     if ":" in name:
         raise ConfigError(
             f"device={name} names one device for {comm.world_size} ranks",
-            "write device=cuda: each rank uses the device with its local rank as index",
+            "set device=cuda: each rank uses the device with its local rank as index",
         )
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f"device={name} with {comm.world_size} ranks: several ranks need CUDA devices or CPUs",
-            "write device=cpu, or distributed.procs=1",
+            "set device=cpu, or distributed.procs=1",
         )
     if name == "cpu" or (name == "auto" and not count_of("cuda")):
         return torch.device("cpu")
@@ -43,7 +50,11 @@ def device_of(name: str, comm: Communicator) -> torch.device:
 
 
 def check_parallelism(config: Config, count: int) -> None:
-    """Refuse settings that do not work with several ranks.
+    """Check that the settings of a run work with its number of ranks, such as one sample per rank in every batch.
+
+    Args:
+        config: Configuration of the run.
+        count: Number of ranks.
 
     Raises:
         ConfigError: With all problems found.
@@ -53,7 +64,7 @@ def check_parallelism(config: Config, count: int) -> None:
     problems = []
     if config.train.batch_size < count:
         what = f"train.batch_size={config.train.batch_size} with {count} ranks: some ranks would have no sample"
-        problems.append(Problem(what, f"write train.batch_size={count} or more"))
+        problems.append(Problem(what, f"set train.batch_size={count} or more"))
     if config.inject.rank is not None and config.inject.rank >= count:
         problems.append(
             Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"write a rank from 0 to {count - 1}")
@@ -73,22 +84,36 @@ def check_parallelism(config: Config, count: int) -> None:
 
 
 def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:
-    """Return a warning if ``distributed=fsdp2`` is chosen for a single rank."""
+    """Return a warning if ``distributed=fsdp2`` is chosen for a single rank, which shards nothing; else an empty tuple.
+
+    Args:
+        config: Configuration of the run.
+        count: Number of ranks.
+    """
     if count > 1 or config.distributed.kind != "fsdp2":
         return ()
     return (
-        "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more, or start the ranks with "
+        "distributed=fsdp2 with one rank shards nothing: set distributed.procs=2 or more, or start the ranks with "
         "torchrun",
     )
 
 
 def is_sharded_by(config: Config, count: int) -> bool:
-    """Return whether the weights will be sharded over the ranks."""
+    """Return whether a run shards its weights over the ranks: with ``distributed=fsdp2`` and more than one rank.
+
+    Args:
+        config: Configuration of the run.
+        count: Number of ranks.
+    """
     return count > 1 and config.distributed.kind == "fsdp2"
 
 
 def require_same_weights(digest: str, comm: Communicator) -> None:
-    """Check that all ranks have the same initial weights.
+    """Check that all ranks of a distributed run have the same initial weights.
+
+    Args:
+        digest: Digest of this rank's initial weights.
+        comm: Communicator of the ranks.
 
     Raises:
         EnvironmentRefused: The weights of two ranks differ.
@@ -110,15 +135,19 @@ def apply_parallel_strategy(
     comm: Communicator,
     learners: int,
 ) -> tuple[ParallelStrategy, nn.Module | None]:
-    """Shard the model if configured; return the parallel strategy and, for a sharded model, a copy without storage.
+    """Shard the model over the ranks if FSDP2 is configured, and return the strategy that combines their gradients.
 
     Args:
         config: Configuration of the run.
         model: The model on its device, in its dtypes. With FSDP2 it is sharded in place.
-        kept: Modules of the model that stay in FP32.
-        initial: Parameters of the model before the cast.
+        kept: Modules of the model that stay in FP32, by name.
+        initial: Parameters of the model before the cast, by name.
         comm: Communicator of the ranks.
-        learners: Number of learners that train the model.
+        learners: Number of learners that train the model (a GAN has two).
+
+    Returns:
+        The strategy (single process, DDP or FSDP2), and for a sharded model a copy of the whole model without storage,
+        else None.
 
     Raises:
         ConfigError: The model cannot be sharded.

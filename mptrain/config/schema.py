@@ -1,4 +1,4 @@
-"""`Config`, the checked configuration, and the options dataclasses that belong to no other package.
+"""`Config`, the checked configuration of a run, and the dataclasses of options that belong to no other package.
 
 Code that receives a `Config` never sees a DictConfig. Nothing here reads files or command lines.
 """
@@ -47,12 +47,12 @@ LEARNER_GROUPS = ("optimizer", "schedule", "scaler")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of the run directory.
+    """Options of the run directory; section ``run`` of the configuration.
 
     Attributes:
-        name: Fixed run directory ``ROOT/NAME``; None creates a new directory for each run.
-        resume: ``auto`` resumes ``ROOT/NAME`` if it exists and starts it otherwise, ``never`` refuses an existing one,
-            ``must`` resumes it and never starts a new run.
+        name: Name of a fixed run directory ``ROOT/NAME``; None creates a new directory for each run.
+        resume: Treatment of an existing ``ROOT/NAME``: ``auto`` resumes it if it exists and starts it otherwise,
+            ``never`` refuses an existing one, ``must`` resumes it and never starts a new run.
         root: Folder in which run directories are created.
     """
 
@@ -71,7 +71,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ExtensionOptions:
-    """Packages that YAML may call in addition to `mptrain.config.targets.PACKAGES`.
+    """Packages whose code YAML may call, besides `mptrain.config.targets.PACKAGES`; section ``extensions``.
 
     Attributes:
         allow: Packages, or patterns of them (``mypkg.*``).
@@ -82,11 +82,11 @@ class ExtensionOptions:
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """Top-level keys that belong to no section.
+    """Top-level keys of the configuration, which belong to no section.
 
     Attributes:
         seed: Seed of initial weights, data order, augmentation and dropout.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
+        device: Training device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
         threads: Number of CPU threads of torch; None keeps torch's default.
     """
 
@@ -110,10 +110,10 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class LearnerChoices:
-    """Optimizer, schedule, scaler and clipping of one learner.
+    """Optimizer, schedule, loss scaler and clipping of one learner (a model with its optimizer; a GAN has two).
 
     Attributes:
-        optimizer: The update rule.
+        optimizer: The optimizer's update rule and its hyper-parameters.
         schedule: Learning rate as a function of the learner's applied updates.
         scaler: The loss scaler.
         clip_norm: Largest global L2 norm of the learner's unscaled gradients; None disables clipping.
@@ -127,32 +127,34 @@ class LearnerChoices:
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration.
+    """The checked configuration of a training run.
+
+    A `Target` is a class or function with its arguments, which is called when the run is built.
 
     Attributes:
         task: The task: losses and metrics.
         dataset: The data set.
-        optimizer: The update rule.
+        optimizer: The optimizer's update rule and its hyper-parameters.
         schedule: Learning rate as a function of applied updates.
         scaler: The loss scaler.
-        logger: The experiment tracker.
-        diagnostics: The probe that records tensors of single steps.
+        logger: The experiment tracker, such as TensorBoard.
+        diagnostics: The probe that records tensors (activations, gradients, weights) of single steps.
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: The precision policy: dtypes of parameters, compute, state and so on.
         seed: Seed of initial weights, data order, augmentation and dropout.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
+        device: Training device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
         threads: Number of CPU threads of torch; None keeps torch's default.
         train: Training length, batch size and other options of an update.
-        checkpoint: When to save checkpoints and how many to keep.
-        log: How often the host reads the device's records.
+        checkpoint: Options that set when to save checkpoints and how many to keep.
+        log: Options that set how often the host reads the device's records.
         inject: A fault to inject on purpose.
-        distributed: How the run is distributed over processes.
+        distributed: Distribution of the run over processes.
         run: Options of the run directory.
-        extensions: Further packages that YAML may call.
+        extensions: Further packages whose code the configuration may call.
         weights: File or run with the initial weights; None draws them from the seed.
-        learners: Settings of single learners, by name; see `for_learner`.
-        yaml: The whole configuration, resolved, as `mptrain.config.compose.reload` reads it.
-        overrides: The overrides on the command line.
+        learners: Settings of single learners (a GAN has two), by name; see `for_learner`.
+        yaml: The whole configuration as YAML text, resolved, as `mptrain.config.compose.reload` reads it.
+        overrides: The ``KEY=VALUE`` words of the command line.
         chosen: Maps group to the chosen option, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``. If an
             override replaces the target, e.g. ``model._target_=torchvision.models.alexnet``, it maps to that path.
         model_defaults: Values in the model's file for other parts, such as learning rates and image size.
@@ -187,10 +189,15 @@ class Config:
     warnings: tuple[str, ...] = ()
 
     def for_learner(self, name: str) -> LearnerChoices:
-        """Return the settings of a learner: those in ``learners.NAME``, else the shared ones."""
+        """Return optimizer, schedule, scaler and clipping of a learner (a model with its optimizer; a GAN has two).
+
+        Args:
+            name: Name of the learner. Its settings are those in ``learners.NAME``, or else the ones that all learners
+                share.
+        """
         shared = LearnerChoices(self.optimizer, self.schedule, self.scaler, self.train.clip_norm)
         return self.learners.get(name, shared)
 
     def for_dataset(self) -> dict[str, Any]:
-        """Return the values of the run that are passed to a data set with parameters for them."""
+        """Return the run's ``seed`` and ``batch_size``, which are passed to a data set that has such parameters."""
         return {"seed": self.seed, "batch_size": self.train.batch_size}

@@ -1,4 +1,4 @@
-"""Checks that need more than one field: whole sections, learners, combinations of parts; and warnings.
+"""Checks of a configuration that need several fields: whole sections, learners, combinations of parts; and warnings.
 
 Imports no torch. `mptrain.config.targets` has the checks of a target's own fields.
 """
@@ -39,16 +39,16 @@ FACTORS = ("growth_factor", "backoff_factor")
 
 
 def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
-    """Check a section of the configuration and convert it to its dataclass.
+    """Check a section of the configuration, such as ``train``, and convert it to its dataclass.
 
     Args:
         name: Key of the section; empty for the top-level keys.
         node: Value of the section in the configuration.
-        schema: The dataclass.
+        schema: The dataclass; its fields are the section's keys.
         problems: List to which problems are added.
 
     Returns:
-        The dataclass, or None if there is a problem.
+        An instance of the dataclass, or None if there is a problem.
     """
     prefix = f"{name}." if name else ""
     if node is UNRESOLVED:
@@ -82,7 +82,7 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
 
 
 def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
-    """Return problems between precision and optimizer: an eps that underflows in FP16 optimizer state."""
+    """Return the problems of an optimizer in a precision mode: an eps that underflows in FP16 optimizer state."""
     if policy.optimizer_state != "parameters" or policy.parameters != "float16":
         return []
     eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # the dataclass default
@@ -91,24 +91,24 @@ def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
             f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "
             f"below {FP16_TINY:.3g} (2^-24) FP16 rounds it to zero, and the update divides by zero"
         )
-        return [Problem(what, "write optimizer.eps=1e-4, or precision.optimizer_state=float32")]
+        return [Problem(what, "set optimizer.eps=1e-4, or precision.optimizer_state=float32")]
     return []
 
 
 def check_train(train: TrainOptions) -> list[Problem]:
-    """Return problems between fields of ``train``: more micro-batches than samples."""
+    """Return the problems between fields of section ``train``: more micro-batches per update than samples."""
     if train.accumulate <= train.batch_size:
         return []
     both = f"train.accumulate={train.accumulate} with train.batch_size={train.batch_size}"
-    hint = f"write train.accumulate={train.batch_size} or less, or a larger train.batch_size"
+    hint = f"set train.accumulate={train.batch_size} or less, or a larger train.batch_size"
     return [Problem(f"{both}: a micro-batch needs at least one sample", hint)]
 
 
 def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
-    """Return warnings about valid but probably unintended values: scales that are not powers of two.
+    """Return warnings about valid but probably unintended values of a loss scaler: scales that are not powers of two.
 
     Args:
-        scaler: The scaler.
+        scaler: The loss scaler.
         written: Keys on the command line. Growth and backoff factors from a preset's file get no warning.
     """
     sentences = []
@@ -133,14 +133,17 @@ def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
 def read_learners(
     node: Any, shared: Mapping[str, Target], train: TrainOptions, problems: list[Problem]
 ) -> dict[str, LearnerChoices]:
-    """Return the settings of the learners in ``learners``, completed with the shared settings.
+    """Check section ``learners``: settings of single learners (a model with its optimizer; a GAN has two).
 
     Args:
         node: The ``learners`` section. Maps name to ``optimizer``, ``schedule``, ``scaler`` (the keys that differ, or
             all keys if it has a ``_target_`` of its own) and ``clip_norm``.
-        shared: The checked targets of `LEARNER_GROUPS`.
+        shared: The checked targets of `LEARNER_GROUPS`, which complete the settings.
         train: Options with the shared ``clip_norm``.
         problems: List to which problems are added.
+
+    Returns:
+        Complete settings of the learners in the section, by name.
     """
     if not isinstance(node, Mapping):
         problems.append(Problem(f"learners={show(node)}: must be a mapping from learner names to settings", _HINT))
@@ -186,5 +189,5 @@ def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
 
 
 def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of a dataclass."""
+    """Return the fields of a dataclass, in order (`dataclasses.fields`)."""
     return dataclasses.fields(schema)

@@ -1,6 +1,6 @@
-"""Names of other frameworks and of mptrain 0.1 for groups, options, keys, targets and commands.
+"""Names in other frameworks and in mptrain 0.1 for groups, options, keys, targets and commands, used in hints.
 
-Only hints use these names; no command accepts them. Imports nothing heavy, so that usage errors are reported at once.
+No command accepts these names. Imports nothing heavy, so that usage errors are reported at once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,11 @@ _PACKAGES = ("mptrain.dataset.", "mptrain.diagnostics.", "mptrain.model.", "mptr
 
 
 def new_key(key: str) -> str:
-    """Return the current name of a renamed key, also below ``learners.NAME``; empty if it was not renamed."""
+    """Return the current name of a configuration key of mptrain 0.1 that was renamed; empty if it was not renamed.
+
+    Args:
+        key: Dotted key, also one below ``learners.NAME``.
+    """
     learner = re.match(r"learners\.[^.]+\.", key)
     prefix = learner.group() if learner else ""
     new = RENAMED_KEYS.get(key.removeprefix(prefix), "")
@@ -126,7 +130,13 @@ def new_key(key: str) -> str:
 
 
 def new_target(path: str) -> str:
-    """Return the current path of a moved target, found in the configuration files; empty if it was not moved."""
+    """Return the current dotted path of a class or function that moved since mptrain 0.1; empty if it was not moved.
+
+    It is found in the configuration files, by its name.
+
+    Args:
+        path: Dotted path in ``_target_``.
+    """
     if not path.startswith(_PACKAGES):
         return ""
     written = re.compile(rf"_target_: (mptrain\.[\w.]+\.{re.escape(path.rpartition('.')[2])})$", re.MULTILINE)
@@ -135,7 +145,13 @@ def new_target(path: str) -> str:
 
 
 def near_options(group: str, word: str, options: list[str]) -> list[str]:
-    """Return the options of a group that a word may mean."""
+    """Return the options of a configuration group that a word may mean: ``amp_bf16`` for Lightning's ``bf16-mixed``.
+
+    Args:
+        group: Name of the group, such as ``precision``.
+        word: Word that is not an option of the group.
+        options: Names of the group's options.
+    """
     for option, others in _OPTIONS.get(group, {}).items():
         if _plain(word) in map(_plain, others.split()):
             return near_names(option, options)
@@ -145,7 +161,15 @@ def near_options(group: str, word: str, options: list[str]) -> list[str]:
 
 
 def translate(key: str, value: str) -> str:
-    """Return the override for a key of another framework, or an empty string."""
+    """Return the override for a configuration key of another framework: ``train.clip_norm=1`` for ``max_grad_norm``.
+
+    Args:
+        key: Key as written; only its last component counts.
+        value: Value as written.
+
+    Returns:
+        The override or command; empty if the key is unknown.
+    """
     last = _plain(key.rpartition(".")[2])
     for ours, others in _KEYS.items():
         if last in map(_plain, others.split()):
@@ -158,25 +182,30 @@ def translate(key: str, value: str) -> str:
 
 
 def translate_value(key: str, value: object) -> str:
-    """Return mptrain's value for a value of another framework, or an empty string."""
+    """Return mptrain's value for another framework's value of a key (``cuda`` for ``device=gpu``), or empty text."""
     if key == "device" and str(value).isdecimal():
         return f"cuda:{value}"
     return {**_VALUES, **RENAMED_VALUES}.get(key, {}).get(str(value).lower(), "")
 
 
 def translate_command(word: str) -> str:
-    """Return the command for its name in other programs, or an empty string."""
+    """Return the mptrain command for its name in other programs (``resume`` for ``continue``), or an empty string."""
     return next((command for command, others in _COMMANDS.items() if word.lower() in others.split()), "")
 
 
 def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = False) -> str:
-    """Return the override that a flag or a bare word may mean, or an empty string; composes nothing.
+    """Return the override that an unknown flag or bare word may mean: ``train.epochs=3`` for ``--epochs 3``.
+
+    No configuration is composed, so that the hint appears at once.
 
     Args:
         name: Name as written, without leading dashes.
         value: Value of the flag.
         catalogue: All groups and keys.
         exact: Whether to reject keys that only resemble the name.
+
+    Returns:
+        The override; empty if there is no guess.
     """
     name = name.replace("-", "_")
     keys = catalogue.usual_keys()
@@ -192,7 +221,14 @@ def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = Fal
 
 
 def torchvision_names(word: str) -> list[str]:
-    """Return torchvision's classifier of this name, or those that begin with it; reads its files without importing."""
+    """Return the names of torchvision's classifiers that a word may mean; torchvision's files are read, not imported.
+
+    Args:
+        word: Name of a network; upper and lower case are equal.
+
+    Returns:
+        The classifier of this name, or else those that begin with it; empty for fewer than three characters.
+    """
     name = word.lower()
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or not name.isidentifier() or len(name) < 3:

@@ -1,7 +1,7 @@
-"""Targets: resolves a ``_target_`` in YAML, checks its arguments and calls it.
+"""Classes and functions that YAML names with ``_target_``: imports them, checks their arguments and calls them.
 
-A target is a public class or function, defined in a package that its group allows. So an untrusted YAML file cannot
-run commands or write files unless the user has allowed more packages. Only allowed paths are imported, and nothing is
+A target is a public class or function, defined in a package that its group allows. So an untrusted YAML file cannot run
+commands or write files unless the user has allowed more packages. Only allowed paths are imported, and nothing is
 called before everything has been checked.
 """
 
@@ -79,7 +79,12 @@ FACTS_FOR_ANY = frozenset({"num_classes"})
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword argument of a target: its annotation (None if unknown) and whether it is required."""
+    """A keyword argument that a class or function accepts.
+
+    Attributes:
+        annotation: Its type annotation; None if unknown.
+        required: Whether it has no default.
+    """
 
     annotation: Any
     required: bool
@@ -87,11 +92,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Target:
-    """A callable named in YAML together with its checked keyword arguments.
+    """A class or function named in YAML (``_target_``) together with its keyword arguments.
 
     Attributes:
-        path: Dotted path of a class or a function.
-        arguments: Keyword arguments, converted to the annotated types.
+        path: Dotted path of the class or function.
+        arguments: Keyword arguments; `check` converts them to the annotated types.
         allow: Patterns of the allowed packages: `PACKAGES` of its group, and those that the user allows.
         fetch: Arguments that are allowed to cause a download.
         made: Instance that `check` has built, if the callable is a frozen dataclass; else None.
@@ -112,7 +117,7 @@ class Target:
         return resolve(self.path, self.allow)
 
     def build(self, **facts: Any) -> Any:
-        """Call the target with its arguments, plus those facts that it has parameters for and no argument for.
+        """Call the class or function with its arguments, and return the result.
 
         The instance that `check` has built is returned if no fact is added, because it is frozen.
 
@@ -122,8 +127,12 @@ class Target:
         Only arguments in ``fetch`` may download: otherwise a data set gets ``download=False``, and torchvision's
         networks get random weights.
 
+        Args:
+            facts: Values that mptrain supplies, such as ``num_classes`` of the data set. Those are passed that the
+                callable has a parameter for and that the configuration does not set.
+
         Raises:
-            ConfigError: The target cannot be resolved, or rejects its arguments.
+            ConfigError: The class or function cannot be imported, or rejects its arguments.
         """
         target = self.resolve()
         accepted, open_ended = parameters(target)
@@ -178,7 +187,7 @@ class Target:
             words = " ".join(f"model.{name}={show(value)}" for name, value in asked.items())
             raise ConfigError(
                 f"{self.path} would download pretrained weights, {weights}, which only a typed override may allow",
-                f"write {words or '+model.weights_backbone=null'}",
+                f"set {words or '+model.weights_backbone=null'}",
             )
 
         kept = WeightsEnum.get_state_dict
@@ -189,11 +198,14 @@ class Target:
             WeightsEnum.get_state_dict = kept
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
-        """Check the arguments and return the target with converted ones; builds a dataclass to run its own checks.
+        """Check the arguments against the callable's signature and return the target with converted ones.
+
+        A dataclass is also built, to run its own checks, unless it is a model or a data set.
 
         Args:
-            group: Key of the target in the configuration.
-            other_facts: Whether the data set may supply unknown facts, so that only `build` checks for missing ones.
+            group: Key of the target in the configuration, such as ``optimizer``.
+            other_facts: Whether the data set may supply unknown facts, so that only `build` checks for missing
+                arguments.
 
         Raises:
             ConfigError: With all problems found.
@@ -220,7 +232,9 @@ class Target:
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:
-            problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))
+            passed = f"; the data set passes {', '.join(facts)} by name" if facts else ""
+            hint = f"set +{group}.{name}=VALUE{passed}"
+            problems.append(Problem(f"{group}.{name} is required by {self.path}", hint))
         if problems:
             raise ConfigError(problems)
         complete = all(name in converted for name, known in accepted.items() if known.required)
@@ -237,10 +251,10 @@ class Target:
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
-    """Import the class or function with a dotted path.
+    """Import the class or function with a dotted path, if it belongs to an allowed package.
 
-    The target must be a direct attribute of its module, must be *defined* in an allowed package, and must not have a
-    leading underscore. So no attribute of an allowed module gives access to anything outside the allowed packages.
+    It must be a direct attribute of its module, must be *defined* in an allowed package, and must not have a leading
+    underscore. So no attribute of an allowed module gives access to anything outside the allowed packages.
 
     Args:
         path: ``package.module.name``.
@@ -252,7 +266,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
-            f"_target_ '{path}' is not the dotted path of a class or function", "write package.module.Name"
+            f"_target_ '{path}' is not the dotted path of a class or function", "set it to package.module.Name"
         )
     if new := new_target(path):
         raise ConfigError(f"_target_ '{path}': moved to {new} in 0.2", f"write _target_={new}")
@@ -282,7 +296,12 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
 
 
 def is_allowed(path: str, allow: Sequence[str]) -> bool:
-    """Return whether a dotted path is inside one of the packages; ``*`` in a pattern matches one name."""
+    """Return whether a dotted path of Python code is inside one of the allowed packages.
+
+    Args:
+        path: ``package.module.name``, or a module.
+        allow: Patterns of packages; ``*`` matches one name, and a final ``.*`` has no effect.
+    """
     names = path.split(".")
     packages = [pattern.removesuffix(".*").split(".") for pattern in allow]
     return any(
@@ -299,18 +318,23 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
         return f"name a class or function of {' or '.join(allow)}"
     if package in sys.stdlib_module_names:  # suspicious: no part of a run comes from the standard library
         return f"{package} is in Python's standard library, which has no parts of a run: check who wrote this file"
-    return f"if you trust it, add extensions.allow=[{package}.*]"
+    return f"if you trust it, add 'extensions.allow=[{package}.*]'"
 
 
 def _by_name(path: str) -> str:
     """Return the hint for a torchvision classifier, which ``model=torchvision`` covers; empty for any other path."""
     package, _, name = path.rpartition(".")
     known = package.startswith("torchvision.models") and torchvision_names(name) == [name]
-    return f"write model=torchvision model.name={name} instead of the other model overrides" if known else ""
+    return f"set model=torchvision model.name={name} instead of the other model overrides" if known else ""
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:
-    """Return the keyword arguments of a callable, and whether it accepts others (``**kwargs``)."""
+    """Return the keyword arguments that a class or function accepts.
+
+    Returns:
+        The arguments by name, and whether the callable accepts others too (``**kwargs``). A callable without a readable
+        signature gives ``({}, True)``.
+    """
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):

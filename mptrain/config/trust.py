@@ -1,6 +1,7 @@
-"""Trust: which code a configuration may call and what it may download. Only typed overrides decide, never a file.
+"""Decisions about which code a configuration may call and what it may download.
 
-Runs, sweeps and folders of YAML are copied between machines, and nothing in them proves who wrote them.
+Only overrides that the user typed decide, never a file. Runs, sweeps and folders of YAML are copied between machines,
+and nothing in them proves who wrote them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ _KEY = f"{_SECTION}.{_NAME}"
 
 
 def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
-    """Set ``extensions`` of a merged tree to the typed value, in place, before any target is imported.
+    """Set the packages that a configuration may call (``extensions.allow``) to the ones that the user typed, in place.
+
+    Called before any class or function that the configuration names is imported.
 
     Args:
-        node: The tree, before the value overrides are applied.
+        node: The merged tree of the configuration, before the value overrides are applied.
         words: Overrides on the command line.
         where: Name of the tree's source in messages.
         allow: Packages that the user has already allowed.
@@ -45,28 +48,44 @@ def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, a
 
 
 def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
-    """Return the problem of a file that allows code of other packages; ``line`` is the command line, if known."""
+    """Return the problem of a configuration file that allows code of packages outside mptrain, for the user to allow.
+
+    Args:
+        where: Name of the file or of another source.
+        packages: The packages that it allows.
+        line: The command line to repeat with the override that allows them; empty if unknown.
+    """
     word = f"{_KEY}=[{','.join(packages)}]"
     add = f"write {line} '{word}'" if line else f"add '{word}' to the command line"
     return Problem(f"{where} runs code from outside mptrain: {word}", f"if you trust that code, {add}")
 
 
 def allow_argument(packages: Sequence[str]) -> str:
-    """Return the override, after a blank, that a command on a run needs to allow its packages; else empty."""
+    """Return the override ``extensions.allow`` that a command on a run needs, in shell quotes and after a blank.
+
+    Args:
+        packages: Packages that the run's configuration calls; the result is empty if there are none.
+    """
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
 
 
 def allow_argument_for(sweep: Sweep) -> str:
-    """Return the override that a command on a sweep, or on one of its runs, needs (see `allow_argument`)."""
+    """Return the override ``extensions.allow`` that a command on a sweep, or on one of its runs, needs.
+
+    It has the form of `allow_argument`, and is empty if the sweep allows no packages.
+    """
     return allow_argument(allowed_packages(word for job in sweep.jobs for word in job.overrides))
 
 
 def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of data set and model that may download files: the typed ones.
+    """Return the arguments of data set and model that may download files: those that the user typed.
 
     Args:
         words: Overrides that the user typed.
         ours: Whether the user chose one of mptrain's data sets, which may download as their files say.
+
+    Returns:
+        Names of the arguments, by group: ``{"dataset": ("download",), "model": ("weights",)}``.
     """
     found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
     for word in words.values:
@@ -77,17 +96,29 @@ def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple
 
 
 def allowed_downloads(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return the result of `download_arguments` that is stored in a configuration."""
+    """Return the arguments of data set and model that may download files, as stored in a configuration.
+
+    Returns:
+        Names of the arguments, by group, as `download_arguments` returned them.
+    """
     return {"dataset": config.dataset.fetch, "model": config.model.fetch}
 
 
 def is_allow_override(word: str) -> bool:
-    """Return whether an override sets ``extensions.allow``."""
+    """Return whether an override sets ``extensions.allow``, the packages that a configuration may call.
+
+    Args:
+        word: The override as text, ``KEY=VALUE``.
+    """
     return word.partition("=")[0].lstrip("+") == _KEY
 
 
 def allowed_packages(words: Iterable[str]) -> list[str]:
-    """Return the packages that overrides allow, without duplicates; an unreadable override is returned as it is."""
+    """Return the packages that overrides of ``extensions.allow`` name, without duplicates.
+
+    Args:
+        words: Overrides as text; other keys are ignored, and an unreadable override is returned as it is.
+    """
     found: list[str] = []
     for word in words:
         override, _ = parse(word)

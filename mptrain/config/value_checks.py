@@ -1,7 +1,7 @@
-"""Checks a value against the annotation of its field, and describes the allowed range in words.
+"""Checks of configuration values against the annotations of their fields, and descriptions of the allowed range.
 
-pydantic validates; the messages are mptrain's own, for users at a terminal. Numbers given as text, numbers in place
-of true and false, and non-finite numbers are refused.
+pydantic validates; the messages are mptrain's own, for users at a terminal. Numbers given as text, numbers in place of
+true and false, and non-finite numbers are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folde
 
 @dataclass(frozen=True)
 class RangeDescription:
-    """Readable description of an annotation whose constraint is a pattern."""
+    """Marker in an ``Annotated`` type with a readable description of its values, for messages; needed for patterns.
+
+    Attributes:
+        text: Words that follow "must be", such as ``the path of a folder``.
+    """
 
     text: str
 
@@ -46,13 +50,20 @@ UNRESOLVED = _Unresolved()
 
 
 class InvalidValueError(Exception):
-    """Raised if a value does not match its annotation; the text describes the allowed values."""
+    """Raised if a configuration value does not match its annotation; the text is "must be" and the allowed values."""
 
 
 def check_value(value: Any, annotation: Any) -> Any:
-    """Check a value and convert it to the annotated type: a list to a tuple, 1e3 to an int.
+    """Check a configuration value and convert it to the annotated type: a list to a tuple, 1e3 to an int.
 
     An annotation that pydantic cannot process (such as a third party's) accepts everything.
+
+    Args:
+        value: Value as parsed from YAML or the command line.
+        annotation: Type annotation of the field, possibly ``Annotated`` with a range.
+
+    Returns:
+        The converted value.
 
     Raises:
         InvalidValueError: Wrong type, or outside the range.
@@ -76,7 +87,17 @@ def check_value(value: Any, annotation: Any) -> Any:
 
 
 def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
-    """Check and convert the value of a key; if it is invalid, add a problem and return `UNRESOLVED`."""
+    """Check and convert the value of a configuration key; record a problem instead of raising if it is invalid.
+
+    Args:
+        key: Dotted key, for the message.
+        value: Value as parsed from YAML or the command line.
+        annotation: Type annotation of the field.
+        problems: List to which the problem is added.
+
+    Returns:
+        The converted value, or `UNRESOLVED` if it is invalid.
+    """
     try:
         return check_value(value, annotation)
     except InvalidValueError as unfit:
@@ -85,7 +106,15 @@ def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) 
 
 
 def hint_for(key: str, value: Any, annotation: Any) -> str:
-    """Return the hint for an invalid value: mptrain's name for it, another way to write it, or a list with it."""
+    """Return the hint for an invalid value of a configuration key, such as ``did you mean device=cuda?``; may be empty.
+
+    It names mptrain's word for another framework's value, another way to write the value, or a list with it.
+
+    Args:
+        key: Dotted key.
+        value: The invalid value.
+        annotation: Type annotation of the field.
+    """
     if other := translate_value(key, value):
         return f"did you mean {key}={other}?"
     for meaning in _meanings(value):
@@ -120,7 +149,7 @@ def _meanings(value: Any) -> tuple[Any, ...]:
 
 
 def describe(annotation: Any) -> str:
-    """Describe the allowed values in words that follow "must be": ``a whole number, at least 1``."""
+    """Describe the values that a type annotation allows, to follow "must be": ``a whole number, at least 1``."""
     base, metadata = _peel(annotation)
     for item in metadata:
         if isinstance(item, RangeDescription):
@@ -143,7 +172,10 @@ def describe(annotation: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """Format a value as it is written on the command line."""
+    """Format a value as it is written on the command line: ``null``, ``true``, ``[1,2]``.
+
+    Text is truncated to 80 characters.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -157,7 +189,7 @@ def show(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not blank, or the error's type if there is none."""
+    """Return the first line of an exception's text that is not blank, or the exception's type if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return show(lines[0]) if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Finds unreadable configuration files, with the line of the error; reads YAML that may be untrusted.
+"""Reading of YAML that may be untrusted, and search for unreadable configuration files, with the line of the error.
 
 Hydra stops at the first invalid file, often without naming it. This module then reads the files again.
 """
@@ -27,7 +27,11 @@ _NO_ALIASES: Final = "replace its aliases (*NAME) with their values"
 
 
 def find_unreadable(paths: Iterable[Path]) -> Problem | None:
-    """Return the problem of the first file that is not a readable YAML mapping, with the line if known."""
+    """Return the problem of the first configuration file that is not a readable YAML mapping, with the line if known.
+
+    Args:
+        paths: Files in the order of the check; repeated ones are read once.
+    """
     for path in dict.fromkeys(paths):
         if problem := _read(path):
             return problem
@@ -56,7 +60,7 @@ def _read(path: Path) -> Problem | None:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML with OmegaConf into plain containers; interpolations are not resolved.
+    """Parse YAML text with OmegaConf into plain dicts and lists; interpolations (``${...}``) are not resolved.
 
     Raises:
         ConfigError: The text is not YAML, or its aliases expand to too many values.
@@ -75,7 +79,14 @@ def read_yaml(text: str) -> Any:
 
 
 def find_endless(folders: Iterable[Path]) -> Problem | None:
-    """Return the problem of the first file whose aliases or nesting would exhaust memory or never end."""
+    """Return the problem of the first YAML file whose aliases or nesting would exhaust memory or never end.
+
+    Args:
+        folders: Folders whose ``*.yaml`` files are checked, with all subfolders.
+
+    Returns:
+        The problem, or None. Files that are unreadable in other ways are left out; they are reported when chosen.
+    """
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
             text = read_bytes(path).decode("utf-8")

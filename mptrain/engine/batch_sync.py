@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class SyncedBatch(NamedTuple):
-    """The batch of the next step.
+    """Batch of the next training step, with its size over all ranks.
 
     Attributes:
         batch: This rank's part of the batch, on the host.
         samples: Number of samples over all ranks.
-        terms: Number of loss terms over all ranks.
+        terms: Number of loss terms (samples or tokens, over which the loss is averaged) over all ranks.
     """
 
     batch: Batch
@@ -32,11 +32,11 @@ class SyncedBatch(NamedTuple):
 
 
 class BatchSync:
-    """Source of batches and stop requests for a run on one rank.
+    """Source of training batches and of requests to stop, for a run on one rank.
 
     Args:
         interrupts: Listener for signals.
-        late: Returns whether the run's time limit is reached.
+        late: Function that returns whether the run's time limit is reached.
     """
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool]) -> None:
@@ -45,20 +45,23 @@ class BatchSync:
 
     @property
     def asked(self) -> str | None:
-        """Name of the signal that asked the run to stop, once all ranks know of it."""
+        """Name of the signal that asked the run to stop, such as ``SIGTERM``, once all ranks know of it; else None."""
         return self._interrupts.received
 
     @property
     def late(self) -> bool:
-        """True if the run's time limit is reached, once all ranks know of it."""
+        """True if the run's time limit (``train.max_minutes``) is reached, once all ranks know of it."""
         return self._late()
 
     def should_stop(self) -> bool:
-        """Return whether the run is asked to stop. All ranks must call this at the same places."""
+        """Return whether a signal has asked the run to stop. All ranks must call this at the same places."""
         return self.asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """Return the next batch, or None if there is none.
+        """Return the batch of the next training step, or None if there is none. All ranks must call this together.
+
+        Args:
+            batches: This rank's batches of the epoch.
 
         Raises:
             DataError: A sample cannot be used.
@@ -68,11 +71,11 @@ class BatchSync:
 
 
 class DistributedBatchSync(BatchSync):
-    """Source of batches and stop requests for a run on several ranks.
+    """Source of training batches and of requests to stop, agreed between several ranks.
 
     Args:
         interrupts: Listener for this rank's signals.
-        late: Returns whether the run's time limit is reached; only the clock of rank 0 counts.
+        late: Function that returns whether the run's time limit is reached; only the clock of rank 0 counts.
         comm: Communicator of all ranks.
     """
 
@@ -84,21 +87,24 @@ class DistributedBatchSync(BatchSync):
 
     @property
     def asked(self) -> str | None:
-        """See `BatchSync`."""
+        """Name of the signal that asked any rank to stop, such as ``SIGTERM``, once all ranks know of it; else None."""
         return self._asked
 
     @property
     def late(self) -> bool:
-        """See `BatchSync`."""
+        """True if the run's time limit is reached on rank 0, once all ranks know of it."""
         return self._over
 
     def should_stop(self) -> bool:
-        """See `BatchSync`."""
+        """Exchange the stop requests of all ranks; return whether a signal has asked one of them to stop."""
         self._hear(*self._comm.all_reduce_ints(self._wishes()))
         return self._asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """See `BatchSync`. An error of one rank is raised on all ranks."""
+        """Return this rank's part of the next training batch, or None as soon as one rank has no more.
+
+        An error of one rank is raised on all ranks. See `BatchSync.next`.
+        """
         batch, error = None, None
         try:
             batch = next(batches, None)

@@ -1,4 +1,4 @@
-"""Restores module buffers after a skipped step.
+"""Protection of module buffers, such as BatchNorm's running statistics, from skipped training steps.
 
 A forward pass with one inf input leaves BatchNorm's running variance NaN for good, even if the step is skipped. A
 skipped step must therefore not change the buffers of any module.
@@ -19,17 +19,20 @@ ALIGNMENT = 64
 
 
 class BufferGuard:
-    """Snapshots all buffers of a model before a step and restores them on the device if the step is skipped.
+    """Guard of all buffers of a model, which restores them on the device if a training step is skipped.
 
-    The buffers move into one flat tensor per dtype and kind (persistent or carried), so that snapshot and restore are
-    one kernel each, however many buffers there are. Each buffer stays the tensor that its module holds, with its own
-    version counter: autograd rejects a backward pass if a saved tensor was changed, and views share a counter.
-    Build the guard after the model has its final device and dtypes. Modules must change their buffers in place. If a
-    module replaces a buffer by a new tensor, that buffer is no longer guarded, and `recapture` names it.
+    The buffers move into one flat tensor per dtype and kind (persistent or not), so that snapshot and restore are one
+    kernel each, however many buffers there are. Each buffer stays the tensor that its module holds, with its own
+    version counter: autograd rejects a backward pass if a saved tensor was changed, and views share a counter. Build
+    the guard after the model has its final device and dtypes. Modules must change their buffers in place. If a module
+    replaces a buffer by a new tensor, that buffer is no longer guarded, and `recapture` names it.
+
+    Args:
+        model: The model.
 
     Attributes:
         count: Number of guarded buffers.
-        lasting: Memory of all persistent buffers, such as BatchNorm's running statistics; one tensor per dtype.
+        lasting: Memory of all persistent buffers, such as BatchNorm's running statistics; one flat tensor per dtype.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,12 +63,12 @@ class BufferGuard:
                 self.lasting.append(flat)
 
     def snapshot(self) -> None:
-        """Save a copy of all buffers."""
+        """Save a copy of all buffers on the device, before a training step."""
         for flat, saved in self._flat:
             saved.copy_(flat)
 
     def restore(self, skip: Tensor) -> None:
-        """Restore all buffers if the step was skipped.
+        """Restore all buffers from `snapshot` if the training step was skipped, without synchronising with the host.
 
         Args:
             skip: float32, shape (1,): 1 if the step was skipped, else 0.
@@ -79,7 +82,7 @@ class BufferGuard:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context manager that restores all buffers on exit, unless the block raises."""
+        """Context manager that restores all buffers to their values at entry when it exits, unless the block raises."""
         before = [flat.clone() for flat, _ in self._flat]
         yield
         for (flat, _), kept in zip(self._flat, before, strict=True):
@@ -87,10 +90,10 @@ class BufferGuard:
         increment_version(self._buffers)
 
     def recapture(self) -> list[str]:
-        """Put the guarded tensors back where modules have replaced them.
+        """Give the modules back the guarded tensors of buffers that they have replaced by new tensors.
 
         Returns:
-            Names of the replaced buffers, which a skipped step cannot restore.
+            Qualified names of the replaced buffers, which a skipped step cannot restore.
         """
         escaped = []
         for qualified, module, name, buffer in self._places:

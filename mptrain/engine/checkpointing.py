@@ -1,4 +1,4 @@
-"""Saves the state of a run to checkpoints and restores it."""
+"""Saving of a run's state to checkpoints, and resuming from them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 
 class Checkpointing:
-    """Saves and restores the state of a run.
+    """Connection between a run and its checkpoints: decides when to save, saves the state and restores it.
 
     Args:
-        parts: The built run.
-        options: The user's options.
+        parts: The built run: model, data, learners and settings.
+        options: User's options of the run.
         storage: Storage for the checkpoints.
-        progress: Progress of the run; updated in place.
-        telemetry: Receives records.
+        progress: Progress of the run (steps, epochs, totals); updated in place.
+        telemetry: Receiver of records.
 
     Attributes:
-        saver: Writes checkpoints, optionally in a background thread. A context manager, entered around the run.
-        carried: Buffers that belong to the run and not to its weights.
+        saver: Writer of checkpoints, optionally in a background thread. A context manager, entered around the run.
+        carried: Buffers that belong to the run and not to its weights, such as the hidden state of an LSTM between
+            batches.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class Checkpointing:
         """Restore the run to the state in a checkpoint.
 
         Args:
-            state: The checkpoint's state.
-            forgive: Reset the count of consecutive overflows, for a run that they stopped and that is tried again.
+            state: State in the checkpoint, as from `mptrain.engine.snapshot.take_snapshot`.
+            forgive: Whether to reset the count of consecutive overflows, for a run that they stopped and that is tried
+                again.
 
         Returns:
-            One sentence for each item that could not be restored.
+            One sentence for the user about each item that could not be restored.
         """
         restored, notes = restore_snapshot(self._parts, self._telemetry.step_log, state)
         self._progress.become(restored)
@@ -58,20 +60,22 @@ class Checkpointing:
         return notes
 
     def due_after_step(self) -> bool:
-        """Return whether to save the state after the current step."""
+        """Return whether ``checkpoint.every_steps`` asks for a checkpoint after the current step."""
         every = self._options.every_steps
         return every is not None and self._progress.step % every == 0
 
     def due_after_epoch(self) -> bool:
-        """Return whether to save the state after the current epoch."""
+        """Return whether ``checkpoint.every_epochs`` asks for a checkpoint after the current epoch."""
         every = self._options.every_epochs
         return every is not None and self._progress.epoch % every == 0
 
     def save(self, *, wait: bool = False) -> None:
-        """Save the state, with the validation metric if exactly these weights were validated.
+        """Save the run as a checkpoint, with the validation metric if exactly these weights were validated.
+
+        It is called outside of training steps.
 
         Args:
-            wait: Block until the checkpoint is on disk.
+            wait: Whether to block until the checkpoint is on disk.
 
         Raises:
             StorageError: The checkpoint cannot be written.
@@ -96,12 +100,12 @@ class Checkpointing:
 
 
 class CarriedBuffers:
-    """Carried buffers of a run, merged over all ranks.
+    """Non-persistent buffers of a model, whose rows each rank changes for its own samples, merged over all ranks.
 
-    Each rank trains on its rows of every batch, so it changes only its own rows of a carried buffer. The merged buffer
-    combines the rows that each rank has changed since all ranks last held the same values. If the last batch of an
-    epoch is smaller, a row may belong to another rank. Buffers are therefore merged at the end of every epoch, where
-    the row of the highest rank wins.
+    They belong to the run and not to its weights. Each rank trains on its rows of every batch, so it changes only its
+    own rows of such a buffer. The merged buffer combines the rows that each rank has changed since all ranks last held
+    the same values. If the last batch of an epoch is smaller, a row may belong to another rank. Buffers are therefore
+    merged at the end of every epoch, where the row of the highest rank wins.
 
     Args:
         parts: The built run; all ranks start with the same buffers.
@@ -112,12 +116,12 @@ class CarriedBuffers:
         self.begin()
 
     def begin(self) -> None:
-        """Mark the current buffers as equal on all ranks."""
+        """Mark the current buffers as equal on all ranks, from which later changes are counted."""
         alone = self._parts.comm.world_size == 1
         self._base = {} if alone else {name: buffer.clone() for name, buffer in self._parts.carried().items()}
 
     def whole(self) -> dict[str, Tensor]:
-        """Return the buffers merged over all ranks, and store them in place on each rank.
+        """Return the buffers merged over all ranks, by name, and store them in place on each rank.
 
         All ranks must call this, outside of steps: at checkpoints and at the end of an epoch. It waits for the device.
         """

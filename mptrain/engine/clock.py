@@ -1,4 +1,4 @@
-"""Measures the time, throughput and energy of training steps."""
+"""Measurement of the time, throughput and energy of training steps."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ WARM_UP = 10
 
 
 class Clock:
-    """Accumulates a run's training time in a `Progress` and reports its recent throughput.
+    """Clock of a run's training steps, which adds up their time, loss terms and energy and reports recent throughput.
+
+    Loss terms are what the loss is averaged over: samples or tokens.
 
     Args:
-        progress: Updated in place.
-        device: Training device; its energy counter is read.
+        progress: Totals of the run; updated in place.
+        device: Training device, whose energy counter is read.
 
     Attributes:
         progress: As given.
-        rate: Loss terms per second as of the last `read`, without evaluation and saving.
+        rate: Throughput as of the last `read`, in loss terms per second, without evaluation and saving.
         wait_share: Fraction of time spent waiting for data as of the last `read`, 0 to 1.
     """
 
@@ -45,7 +47,12 @@ class Clock:
         self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
     def lap(self, terms: int, waited: float, seconds: float) -> bool:
-        """Count one step of ``terms`` loss terms that took ``seconds``, ``waited`` of them spent waiting for data.
+        """Count one training step.
+
+        Args:
+            terms: Number of its loss terms (samples or tokens).
+            waited: Seconds spent waiting for its data.
+            seconds: Seconds that it took, the wait included.
 
         Returns:
             Whether this step ends the warm-up, so that the caller should wait for the device before the next one.
@@ -63,7 +70,12 @@ class Clock:
         return self._steps == WARM_UP
 
     def add(self, seconds: float, *, steady: bool | None = None) -> None:
-        """Count training time that belongs to no step, such as waiting for the device to finish its queue."""
+        """Count training time that belongs to no step, such as waiting for the device to finish its queue.
+
+        Args:
+            seconds: The time.
+            steady: Whether it counts as time after the warm-up; None decides by the number of steps so far.
+        """
         progress = self.progress
         progress.seconds += seconds
         progress.epoch_seconds += seconds
@@ -72,17 +84,20 @@ class Clock:
         self._seconds += seconds
 
     def begin(self) -> None:
-        """Start counting the device's energy: training steps begin."""
+        """Start counting the device's energy, because training steps begin."""
         self._training = True
         self._energy = self._meter.read()
 
     def end(self) -> None:
-        """Stop counting energy: training steps have ended and the device has finished them."""
+        """Stop counting the device's energy, because training steps have ended and the device has finished them."""
         self.save()
         self._training = False
 
     def save(self) -> None:
-        """Update the energy in the progress; it becomes NaN once the device fails to report a part of the run."""
+        """Add the energy that the device used since the last reading to the run's total.
+
+        The total becomes NaN once the device fails to report a part of the run.
+        """
         if not self._training:
             return
         before, self._energy = self._energy, self._meter.read()
@@ -95,7 +110,7 @@ class Clock:
         return time.perf_counter() - self._read_at
 
     def read(self) -> None:
-        """Update `rate` and `wait_share` from the counts since the last call."""
+        """Update `rate` and `wait_share` from the steps counted since the last call."""
         if self._seconds > 0:
             self.rate, self.wait_share = self._terms / self._seconds, min(1.0, self._waited / self._seconds)
         self._read_at, self._terms, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0
@@ -105,25 +120,26 @@ _RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter(Protocol):
-    """Meter of the energy that a device uses."""
+    """Interface of a meter of the energy that a device uses."""
 
     def read(self) -> float | None:
-        """Return the joules since a fixed moment, never decreasing, or None if the device reports no energy."""
+        """Return the device's energy in joules since a fixed moment, never decreasing; None if it reports no energy."""
 
 
 class NoMeter:
-    """Meter for a device that reports no energy."""
+    """Energy meter of a device that reports no energy."""
 
     def read(self) -> None:
-        """Return None."""
+        """Return None, because the energy is unknown."""
 
 
 class RaplMeter:
     """Energy meter of all packages of a CPU, read from Linux's powercap files.
 
     Args:
-        packages: Folders with ``energy_uj``, which counts microjoules and wraps at ``max_energy_range_uj``. One wrap
-            between two reads is corrected; a second one (after about an hour) cannot be detected.
+        packages: Folders, one per package, with a file ``energy_uj``, which counts microjoules and wraps at
+            ``max_energy_range_uj``. One wrap between two reads is corrected; a second one (after about an hour) cannot
+            be detected.
     """
 
     def __init__(self, packages: list[Path]) -> None:
@@ -132,7 +148,7 @@ class RaplMeter:
         self._microjoules = 0
 
     def read(self) -> float | None:
-        """Return the joules since this meter was created."""
+        """Return the energy of all packages since this meter was created, in joules; None if it cannot be read."""
         try:
             now = [_number(counter) for counter, _ in self._packages]
         except (OSError, ValueError):
@@ -147,14 +163,14 @@ class NvmlMeter:
     """Energy meter of a CUDA device, read through NVML.
 
     Args:
-        millijoules: Returns the device's counter, in millijoules since the driver was loaded.
+        millijoules: Function that returns the device's counter, in millijoules since the driver was loaded.
     """
 
     def __init__(self, millijoules: Callable[[], int]) -> None:
         self._millijoules = millijoules
 
     def read(self) -> float | None:
-        """Return the joules since the driver was loaded."""
+        """Return the device's energy in joules since the driver was loaded; None if NVML does not report it."""
         try:
             return self._millijoules() / 1000
         except Exception:  # NVML has its own error classes; a missing reading must not stop the run
@@ -162,11 +178,11 @@ class NvmlMeter:
 
 
 def energy_meter(device: torch.device, rapl: Path = _RAPL) -> EnergyMeter:
-    """Return the energy meter of a device.
+    """Return the energy meter of a device; a `NoMeter` if the device reports no energy.
 
     Args:
         device: The training device.
-        rapl: Folder of the CPU's energy counters.
+        rapl: Folder of the CPU's energy counters in Linux's powercap format.
     """
     if device.type == "cuda":
         return _nvml_meter(device)

@@ -1,4 +1,4 @@
-"""Captures steps as CUDA graphs and cleans up after a capture that fails.
+"""Capture of training steps as CUDA graphs, with the clean-up after a capture that fails.
 
 torch restores its own state only after a successful capture. After a failed one, the capture stream stays current and
 the device's generator still expects a capture and refuses to draw. Before torch 2.12 allocations still go to the
@@ -21,11 +21,11 @@ _RELEASES_POOLS = TorchVersion("2.13")
 
 
 class GraphsInvalidated(RuntimeError):
-    """Error raised when a failed capture has made the graphs captured before it unusable."""
+    """Error raised when a failed capture of a CUDA graph has made the graphs captured before it unusable."""
 
 
 class CudaGraphs:
-    """Captures the kernels that a function launches, without running them; calling it returns the replay function.
+    """Capture of functions as CUDA graphs: calling an instance captures a function's kernels without running them.
 
     All graphs share one memory pool. That is safe because only one graph runs at a time and each graph writes
     everything that it reads from the pool. References to tensors that are read after a replay are kept, so no other
@@ -41,7 +41,10 @@ class CudaGraphs:
         self._captured = False
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Capture a function and return its replay.
+        """Capture the kernels that a function launches; return the function that replays them.
+
+        Args:
+            body: Function to capture. It runs once on the host; its kernels run only in a replay.
 
         Raises:
             RuntimeError: The capture failed; this is the first error, not a follow-up of it.
@@ -107,7 +110,14 @@ _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization de
 
 @contextlib.contextmanager
 def host_waits(device: torch.device) -> Iterator[list[str]]:
-    """Context manager that lists where the host waited (file:line). The list is filled on exit, on CUDA only."""
+    """Context manager that detects where the host waits for the device, which a CUDA graph does not allow.
+
+    Args:
+        device: The training device.
+
+    Yields:
+        List of places, each ``FILE:LINE`` with the file's name only. It is filled on exit, and only for a CUDA device.
+    """
     found: list[str] = []
     if device.type != "cuda":
         yield found

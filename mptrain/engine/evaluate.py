@@ -1,4 +1,4 @@
-"""Evaluates a model on a split. Must not run inside a training step or consume the training's random numbers."""
+"""Evaluation of a model on a split. It must not run inside a training step or consume the training's random numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Result of an evaluation.
+    """Result of an evaluation of a model on a split.
 
     Attributes:
-        record: The metrics.
-        exhibits: The task's exhibits by name, on the host; empty unless requested.
+        record: Metrics of the split, as they are written to the run's files.
+        exhibits: Pictures, texts or sounds that the task shows, by name, on the host; empty unless requested.
     """
 
     record: EvalRecord
@@ -50,21 +50,21 @@ def evaluate(
     exhibit: bool = False,
     intervals: bool = False,
 ) -> EvalResult | None:
-    """Evaluate the current weights on all samples of a split.
+    """Evaluate a run's current weights on all samples of a split. All ranks must call this together.
 
     Sums are accumulated on the device and read at the end. With several ranks, each measures its part of every batch;
     the metrics cover all samples, each counted once.
 
     Args:
-        parts: The built run.
+        parts: The built run: model, data, task and settings.
         loader: Loader of the split, without shuffling.
-        split: ``val`` or ``test``.
-        step: Attempted steps, for the record.
-        epoch: Completed epochs, for the record.
-        stop: Called between batches; evaluation is aborted if it returns True.
-        average: Evaluate the average of the weights if there is one.
-        exhibit: Collect the task's exhibits.
-        intervals: Compute 95 % CIs of the metrics over the choice of samples.
+        split: Name of the split: ``val`` or ``test``.
+        step: Number of attempted training steps, for the record.
+        epoch: Number of completed epochs, for the record.
+        stop: Function called between batches; evaluation is aborted if it returns True.
+        average: Whether to evaluate the running average of the weights if there is one.
+        exhibit: Whether to collect the pictures, texts or sounds that the task shows of the first batch, on rank 0.
+        intervals: Whether to compute 95 % confidence intervals of the metrics over the choice of samples.
 
     Returns:
         The result, or None if evaluation was aborted.
@@ -122,7 +122,13 @@ def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
 
 
 def gather_model(parts: Parts) -> nn.Module:
-    """Return the model with all of its weights: itself, or a copy if weights are sharded. All ranks must call this."""
+    """Return a run's model with all of its weights: the model itself, or a gathered copy if its weights are sharded.
+
+    All ranks must call this. The copy has the dtypes of the forward pass.
+
+    Args:
+        parts: The built run.
+    """
     if parts.blank is None:
         return parts.model
     model = copy.deepcopy(parts.blank)
@@ -136,7 +142,7 @@ def gather_model(parts: Parts) -> nn.Module:
 
 
 def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
-    """Return an FP32 copy of a model that uses master weights where there are any.
+    """Return an FP32 copy of a model, with the values of its FP32 master weights where there are any.
 
     Args:
         model: The model in training dtypes.
@@ -147,13 +153,20 @@ def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Mod
 
 
 def without_storage(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device."""
+    """Return a copy of a model with its parameters on the meta device: with shapes and dtypes, but without memory."""
     blank = copy.deepcopy(model)
     return with_values(blank, {name: torch.empty_like(p, device="meta") for name, p in blank.named_parameters()})
 
 
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Replace a model's parameters by other tensors, by name, and return the model. Tied parameters stay tied."""
+    """Replace a model's parameters in place by other tensors, without copying them, and return the model.
+
+    Tied parameters stay tied.
+
+    Args:
+        model: The model.
+        values: New tensors by parameter name, one for every parameter; of tied parameters the first name's is used.
+    """
     made: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -170,7 +183,14 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy values into a model's parameters in place, by name, and return the model. FP16 parameters saturate."""
+    """Copy values into a model's parameters in place, by name, and return the model.
+
+    FP16 parameters saturate at the largest finite number instead of becoming inf.
+
+    Args:
+        model: The model.
+        values: Values by parameter name, of any dtype; parameters without one keep their values.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

@@ -1,4 +1,4 @@
-"""Writes a task's exhibits to the run directory: pictures as grids, texts as tables, sounds as WAV files."""
+"""Files of the pictures, texts and sounds that a task shows after a validation: image grids, tables and WAV files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL_SCALE = 32767
 
 
 def on_host(shown: Exhibit) -> Exhibit:
-    """Return a copy of an exhibit on the host, with numbers in float32."""
+    """Return a copy of a task's pictures or sounds in CPU memory as float32; texts are returned unchanged."""
     if isinstance(shown, Texts):
         return shown
     if isinstance(shown, Sounds):
@@ -30,19 +30,19 @@ def on_host(shown: Exhibit) -> Exhibit:
 
 
 def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> list[str]:
-    """Write the files of each exhibit, replacing those of the same step.
+    """Write the pictures, texts and sounds that a task shows to files, replacing those of the same step.
 
     Pictures become one grid, ``NAME-STEP.png``. Texts become ``NAME-STEP.tsv``, whose first line has the column names.
-    Each sound becomes ``NAME-N-STEP.wav``, 16 bits per sample. Captions are written to ``captions.json`` by ``NAME``
-    or ``NAME-N``.
+    Each sound becomes ``NAME-N-STEP.wav``, 16 bits per sample. Captions are written to ``captions.json`` by ``NAME`` or
+    ``NAME-N``.
 
     Args:
         folder: Target folder; created if there is something to write.
-        step: Attempted steps.
-        exhibits: Exhibits by name, on the host.
+        step: Number of attempted training steps, for the file names.
+        exhibits: Pictures, texts and sounds by name, on the host.
 
     Returns:
-        The file names, without ``captions.json``.
+        Names of the written files, without ``captions.json``.
 
     Raises:
         StorageError: A file cannot be written.

@@ -1,4 +1,4 @@
-"""Diagnoses a run that overflows in every step, and saves the batch of its last step.
+"""Diagnosis of a run whose gradients overflow in every step, and the files from which its last step can be replayed.
 
 It is called once, at the end of a run, so it may wait for the device.
 """
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Cause of the last overflow of a run that stopped because of consecutive overflows.
+    """Cause of the last overflow of a run that stopped because its gradients overflowed in too many consecutive steps.
 
     Attributes:
-        learner: Name of the learner that overflowed.
-        step: Attempted steps.
-        loss_scale: Loss scale of the step.
+        learner: Name of the learner (a model with its optimizer; a GAN has two) that overflowed.
+        step: Number of attempted steps, skipped ones included.
+        loss_scale: Loss scale of the last step.
         refused: Number of consecutive overflows.
-        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer holds inf or NaN that did not
-            at the start), ``forward`` (all of these are finite, but the loss is not) or ``backward`` (the loss is
-            finite, but gradients are not).
-        tensors: The first non-finite tensors, each with its kind: inputs, weights, or gradients by parameter name.
+        cause: Earliest part of the step that is not finite: ``input`` (the batch holds inf or NaN), ``weights`` (a
+            parameter or buffer holds inf or NaN that did not at the start), ``forward`` (all of these are finite, but
+            the loss is not) or ``backward`` (the loss is finite, but gradients are not).
+        tensors: Names of the first non-finite tensors, each with its kind (``inf`` or ``nan``): inputs, weights, or
+            gradients by parameter name.
         count: Number of non-finite tensors.
-        advice: Suggested fix.
+        advice: Suggested fix for the user.
     """
 
     learner: str
@@ -58,7 +59,7 @@ class Diagnosis:
     advice: str
 
     def describe(self) -> str:
-        """Return the diagnosis as one sentence for the user."""
+        """Return the diagnosis as one sentence for the user: number of overflows, last step, cause and tensors."""
         named = ", ".join(f"{name} ({kind})" for name, kind in self.tensors[:3]) or "no tensor"
         more = f" and {self.count - 3} more" if self.count > 3 else ""
         whose = f" of the {self.learner}" if self.learner != "main" else ""
@@ -136,16 +137,21 @@ def diagnose_overflows(
     random: Mapping[str, Any],
     folder: Path,
 ) -> Diagnosis:
-    """Diagnose on all ranks why a learner overflows in every step; rank 0 saves what is needed to replay its last step.
+    """Diagnose why a learner's gradients overflow in every step. All ranks must call this together.
+
+    Rank 0 saves the files ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed.
 
     Args:
-        parts: The built run.
-        log: Log of the learner.
-        progress: Progress right after that step.
+        parts: The built run; the gradients of the last step must still be there.
+        log: Log of the learner that overflows.
+        progress: Progress of the run right after that step.
         batch: Prepared batch of that step; this rank's part.
         given: The batch that was trained on; differs from ``batch`` if a fault was injected into it.
         random: Random state of rank 0 before that step.
         folder: Target folder; created if missing.
+
+    Returns:
+        The diagnosis of the rank with the earliest cause.
 
     Raises:
         StorageError: A file cannot be written.
@@ -174,17 +180,29 @@ def _scale_keys(scaler: Scaler) -> str:
 
 
 def is_finite(parts: Parts) -> bool:
-    """Return whether all weights and buffers are finite, so that the state is worth saving."""
+    """Return whether all weights and buffers of a run are finite, so that its state is worth saving.
+
+    Buffers that held inf from the start, such as attention masks, do not count.
+
+    Args:
+        parts: The built run.
+    """
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
 def require_success(
     progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, *, half: bool
 ) -> list[str]:
-    """Raise an error if a run trained nothing because of its numerics.
+    """Raise an error if a finished run trained nothing because of its numerics.
+
+    Args:
+        progress: Progress of the run, with the metrics of its last evaluations.
+        learner_logs: Log of each learner.
+        metric: Name of the task's main metric, or None.
+        half: Whether the run computes in half precision.
 
     Returns:
-        Warnings, one sentence each: a short run ended while its initial loss scale was still decreasing.
+        Warnings for the user, one sentence each: a short run ended while its initial loss scale was still decreasing.
 
     Raises:
         NumericsError: A learner applied no update, and not only because its initial loss scale was still decreasing; or

@@ -1,4 +1,4 @@
-"""Injects a wrong value into a run on purpose, to test how the run detects and handles it.
+"""Injection of a wrong value into a training run on purpose, to test how the run detects and handles it.
 
 The first element of a tensor is overwritten in one or more consecutive steps. Everything that follows is the run's
 normal behaviour: the verdict, the skipped step, the loss scale, the end of the run and the names on record.
@@ -43,7 +43,9 @@ _MOST_NAMES = 24
 
 
 class Injection:
-    """Injected fault of a run; without ``inject.step`` it does nothing.
+    """Fault that a run injects into one of its tensors on purpose, such as inf into a gradient.
+
+    Without ``inject.step`` there is none.
 
     Args:
         options: Value, tensor and steps of the fault.
@@ -52,7 +54,7 @@ class Injection:
         comm: Communicator whose ranks ``inject.rank`` may name.
 
     Raises:
-        ConfigError: The tensor does not exist.
+        ConfigError: The tensor does not exist, or ``inject.step`` or ``inject.tensor`` is given without the other.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Injection:
 
     @property
     def in_modules(self) -> bool:
-        """True if the fault needs each module of the model to run as a whole."""
+        """True if the fault is in an activation or its gradient; modules must then not be compiled into one graph."""
         return self._options.step is not None and self._kind.startswith("activation")
 
     def describe(self) -> tuple[str, ...]:
-        """Return one sentence that describes the fault, or an empty tuple if there is none."""
+        """Return one sentence for the user that describes the fault, or an empty tuple if there is none."""
         options = self._options
         if options.step is None:
             return ()
@@ -92,14 +94,14 @@ class Injection:
         return (f"a fault is injected on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:
-        """Check the fault against the first batch.
+        """Check the fault against the run's first batch.
 
         Args:
             batch: A prepared batch.
             planned: Number of steps that will be attempted.
 
         Returns:
-            A warning if no step will have the fault.
+            One warning for the user if no step will have the fault; else an empty list.
 
         Raises:
             ConfigError: The inputs are integers, such as tokens, which cannot hold inf.
@@ -109,22 +111,28 @@ class Injection:
         if self._kind == "input" and not batch.inputs.is_floating_point():
             raise ConfigError(
                 "inject.tensor=input: the inputs are integers (tokens)",
-                "write inject.tensor=activation:MODULE, where MODULE is the embedding",
+                "set inject.tensor=activation:MODULE, where MODULE is the embedding",
             )
         late = self._options.step > planned
         return [f"inject.step={self._options.step} is never reached: training ends at step {planned}"] if late else []
 
     def records(self, step: int) -> tuple[EventRecord, ...]:
-        """Return the record of an injected fault before a step, or an empty tuple if the step has none."""
+        """Return the event record of the fault in a training step, or an empty tuple if the step has none.
+
+        Args:
+            step: Number of the attempted step, from 1.
+        """
         if not self.is_at(step):
             return ()
         return (EventRecord("injected", step, {"tensor": self._options.tensor, "value": str(self._options.value)}),)
 
     def at(self, step: int, batch: Batch) -> AbstractContextManager[Batch]:
-        """Return a context manager that injects the fault into one step of all learners.
+        """Return a context manager that injects the fault into one training step of all learners.
+
+        Without a fault in this step or on this rank, it changes nothing.
 
         Args:
-            step: Attempted steps, including this one.
+            step: Number of attempted steps, including this one.
             batch: The prepared batch.
 
         Returns:
@@ -142,7 +150,11 @@ class Injection:
             yield batch
 
     def is_at(self, step: int) -> bool:
-        """Return whether a step has the fault."""
+        """Return whether a training step has the fault.
+
+        Args:
+            step: Number of the attempted step, from 1.
+        """
         first, count = self._options.step, self._options.count
         return first is not None and first <= step and (count is None or step < first + count)
 
@@ -222,7 +234,7 @@ class Injection:
             f"{f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
             f"{f'did you mean {self._kind}:{guess}? ' if guess else ''}there is {_listed(known)}"
             if what
-            else f"write {self._kind}",
+            else f"set {self._kind}",
         )
 
     def _known(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Digests of initial weights and data, which show that the arms of a comparison had the same start and the same data.
+"""Digests of initial weights and data, which show that the runs of a comparison had the same start and the same data.
 
 They are computed on the host, from values that exist anyway. Nothing here may change the run.
 """
@@ -24,10 +24,10 @@ VALUES = 256
 
 @dataclass(frozen=True)
 class StartFingerprints:
-    """State of a run before its first step.
+    """Digest of the initial weights and memory use of a run, taken before its first step.
 
     Attributes:
-        initial_weights: SHA-256 of the initial FP32 weights, drawn or loaded; empty for a resumed run.
+        initial_weights: SHA-256, in hexadecimal, of the initial FP32 weights, drawn or loaded; empty for a resumed run.
         memory: Bytes in use before the model was built (see `mptrain.engine.memory.memory_in_use`).
     """
 
@@ -36,10 +36,16 @@ class StartFingerprints:
 
 
 def sample_digests(batch: Batch) -> list[bytes]:
-    """Return the SHA-256 of every sample of a host batch, over the dtype and up to `VALUES` values of each tensor.
+    """Return the SHA-256 of every sample of a host batch, by which evaluations on the same data are recognised.
 
-    Trailing zeros of a sample are left out: they pad the shorter samples of a batch, and would make the digest of a
-    sample depend on the other samples in its batch.
+    It covers name, dtype and up to `VALUES` values of each tensor. Trailing zeros of a sample are left out: they pad
+    the shorter samples of a batch, and would make the digest of a sample depend on the other samples in its batch.
+
+    Args:
+        batch: Batch in CPU memory, as fetched.
+
+    Returns:
+        A digest of 32 bytes per sample, in order.
     """
     digests = [hashlib.sha256() for _ in range(batch.samples)]
     for name, tensor in batch.tensors().items():
@@ -54,17 +60,25 @@ def sample_digests(batch: Batch) -> list[bytes]:
 
 
 def digest_of_samples(digests: Iterable[bytes]) -> str:
-    """Return the SHA-256, in hexadecimal, of sample digests in order. It depends on samples, targets and order."""
+    """Return the SHA-256, in hexadecimal, of an evaluated split: of its samples and targets, in order.
+
+    Args:
+        digests: Results of `sample_digests` for all its batches, in order.
+    """
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
-    """Return the data of an epoch as JSON values: its number and digests of its sample order and first batch.
+    """Return digests of the order and first batch of a training epoch, for the run's records.
 
     Args:
         loader: Loader of the training split.
-        epoch: Epoch, from 0.
+        epoch: Number of the epoch, from 0.
         batch: First batch of the epoch, as fetched.
+
+    Returns:
+        JSON values: ``epoch``; ``order`` and ``first_batch``, SHA-256 in hexadecimal; and ``samples``, the size of the
+        batch.
     """
     return {
         "epoch": epoch,
@@ -75,18 +89,25 @@ def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Return the SHA-256, in hexadecimal, of names, dtypes, shapes and values of parameters and persistent buffers."""
+    """Return the SHA-256, in hexadecimal, of a model's parameters and persistent buffers.
+
+    It covers names, dtypes, shapes and values.
+    """
     named = (item for item in model.state_dict(keep_vars=True).items() if isinstance(item[1], torch.Tensor))
     return _digest(named)
 
 
 def digest_of_batch(batch: Batch) -> str:
-    """Return the SHA-256, in hexadecimal, of a host batch as fetched, including augmentation."""
+    """Return the SHA-256, in hexadecimal, of all tensors of a host batch as fetched, including augmentation."""
     return _digest(batch.tensors().items())
 
 
 def digest_of_order(order: Tensor) -> str:
-    """Return the SHA-256, in hexadecimal, of sample indices in order, an int64 tensor ``[N]``."""
+    """Return the SHA-256, in hexadecimal, of the order in which an epoch visits its samples.
+
+    Args:
+        order: int64 ``[N]``: indices of the samples.
+    """
     return _digest([("order", order)])
 
 

@@ -1,4 +1,4 @@
-"""Turns signals into a stop request that the loop obeys between two steps.
+"""Conversion of signals such as SIGTERM to a stop request, which the training loop obeys between two steps.
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
 process at once. An ignored signal stays ignored, as under nohup. Before and after the loop listens there is no step to
@@ -20,12 +20,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class EndRequested(KeyboardInterrupt):
-    """Exception for a signal other than Ctrl-C that ends the process immediately.
+    """Exception for a signal other than Ctrl-C that ends the process immediately, outside of training.
 
     As a subclass of KeyboardInterrupt it is not caught by ``except Exception``.
 
+    Args:
+        name: Name of the signal, such as ``SIGTERM``.
+
     Attributes:
-        name: Name of the signal.
+        name: As given.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,9 +38,9 @@ class EndRequested(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Context manager in which SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, like Ctrl-C.
+    """Context manager for code outside of training, in which SIGTERM, SIGUSR1 and SIGHUP end the process like Ctrl-C.
 
-    `SignalListener` replaces these handlers while a run trains.
+    The signals raise `EndRequested` in the main thread. `SignalListener` replaces these handlers while a run trains.
 
     Raises:
         Preempted: A signal arrived and the code inside did not handle it.
@@ -63,7 +66,10 @@ def ending_at_once() -> Iterator[None]:
 
 
 class SignalListener:
-    """Context manager that records signals; does nothing outside the main thread.
+    """Context manager that records signals during training, so that the run can be saved before it stops.
+
+    The first SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP is recorded; a further SIGINT raises KeyboardInterrupt. It
+    does nothing outside the main thread.
 
     Attributes:
         received: Name of the first signal that asked the run to stop, or None.
@@ -75,7 +81,7 @@ class SignalListener:
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 130 after Ctrl-C, 75 (saved, run again) after other signals."""
+        """Exit code of the process: 130 after Ctrl-C, 75 (saved, run again) after other signals."""
         return EXIT_INTERRUPTED if self.received == "SIGINT" else EXIT_PREEMPTED
 
     def __enter__(self) -> SignalListener:

@@ -1,6 +1,6 @@
 """The training loop: epochs, evaluations, checkpoints, and an orderly end in every case.
 
-It reads top to bottom. See `mptrain.engine.step` for one step, `mptrain.engine.telemetry` for records and display,
+See `mptrain.engine.step` for one step, `mptrain.engine.telemetry` for records and display,
 `mptrain.engine.checkpointing` for saving, and `mptrain.engine.termination` for early ends.
 """
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Trains a new or resumed run to its end.
+    """Training loop of one run, new or resumed: trains, evaluates and saves until the planned end.
 
     Args:
-        parts: The built run.
-        options: The user's options.
+        parts: The built run: model, data, learners and settings.
+        options: User's options of the run.
         storage: Storage for records and checkpoints.
-        displays: Additional sinks, for display only.
+        displays: Additional receivers of records, for display only.
 
     Attributes:
         parts: As given.
         options: As given.
         storage: As given.
-        progress: Progress of the run.
+        progress: Progress of the run: steps, epochs and totals.
         interrupts: Listener for signals.
         telemetry: Records, warnings and display of the run.
         checkpointing: Saves the run and restores it from a checkpoint.
@@ -78,12 +78,12 @@ class Loop:
 
     @property
     def planned(self) -> int:
-        """Number of steps that will be attempted."""
+        """Number of training steps that will be attempted, if the time limit allows."""
         return self.options.train.planned(self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches in one epoch."""
+        """Number of training batches in one epoch."""
         return self.parts.loaders["train"].steps_per_epoch
 
     @property
@@ -95,10 +95,10 @@ class Loop:
         return minutes is not None and self.progress.seconds >= 60 * minutes
 
     def run(self) -> dict[str, Any]:
-        """Train, evaluate, save.
+        """Train, evaluate and save until the run is finished.
 
         Returns:
-            The contents of the summary.
+            Contents of the run's ``summary.json``; see `mptrain.engine.summary.summarise`.
 
         Raises:
             NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
@@ -120,7 +120,7 @@ class Loop:
         return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
 
     def require_success(self) -> None:
-        """Raise an error if the run trained nothing because of its numerics.
+        """Raise an error if the finished run trained nothing because of its numerics; warn if it was too short to.
 
         Raises:
             NumericsError: A learner applied no update, or the last evaluation is not finite.
@@ -149,7 +149,7 @@ class Loop:
         self._evaluate_test()
 
     def train_epoch(self) -> None:
-        """Train on the remaining batches of the current epoch."""
+        """Train on the remaining batches of the current epoch, and save a checkpoint after each step that needs one."""
         parts, progress, telemetry, checkpointing = self.parts, self.progress, self.telemetry, self.checkpointing
         for upcoming, waited in self._rest_of_epoch():
             started = time.perf_counter()
@@ -198,7 +198,10 @@ class Loop:
             self._rehearsed = True
 
     def attempt(self, batch: Batch) -> None:
-        """Attempt one step of every learner on one prepared batch, and record it.
+        """Attempt one training step of every learner on one batch, and record it.
+
+        Args:
+            batch: This rank's part of the batch, prepared on the device.
 
         Raises:
             NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.

@@ -1,4 +1,4 @@
-"""Memory use of a run, and the C library's settings for it."""
+"""Memory use of a training run on its device, and the C library's settings for CPU tensors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def keep_freed_memory() -> None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes in use now: allocated on an accelerator, resident set of the process on a CPU."""
+    """Return the bytes that this process uses on a device now: allocated on an accelerator, resident set on a CPU."""
     return machine.resident_memory() if device.type == "cpu" else devices.memory_in_use(device)
 
 
 def memory_now(device: torch.device) -> int:
-    """Return the bytes to display during a run: the peak on an accelerator, the current use on a CPU."""
+    """Return the bytes to display during a run: the peak on an accelerator, the current resident set on a CPU."""
     return memory_in_use(device) if device.type == "cpu" else devices.memory_peak(device)
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset `memory_peak`, so that earlier use, such as importing torch, does not count."""
+    """Reset the peak that `memory_peak` returns, so that earlier use, such as importing torch, does not count."""
     if device.type == "cpu":
         machine.forget_peak()
     else:
@@ -50,5 +50,8 @@ def forget_peak(device: torch.device) -> None:
 
 
 def memory_peak(device: torch.device) -> int:
-    """Return the peak of bytes in use since `forget_peak`: allocated on an accelerator, resident set on a CPU."""
+    """Return the most bytes that this process has used on a device since `forget_peak`.
+
+    They are those allocated on an accelerator, or the resident set on a CPU.
+    """
     return machine.resident_peak() if device.type == "cpu" else devices.memory_peak(device)

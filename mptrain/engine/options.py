@@ -1,4 +1,4 @@
-"""Options of the run itself, apart from its parts: the keys ``train``, ``checkpoint``, ``log`` and ``inject``."""
+"""Options of a training run itself: the configuration's sections ``train``, ``checkpoint``, ``log`` and ``inject``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveF
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Length of the training and contents of one update.
+    """Options of the length of training and of one update (configuration section ``train``).
 
     Attributes:
-        epochs: Passes over the training data.
-        max_steps: Maximum number of attempted steps. With None, only ``epochs`` limits training.
-        batch_size: Samples per update, over all micro-batches and ranks.
-        accumulate: Micro-batches per update, over all ranks; each of N ranks runs 1/N of them, rounded up.
+        epochs: Number of passes over the training data.
+        max_steps: Maximum number of attempted steps, skipped ones included. With None, only ``epochs`` limits training.
+        batch_size: Number of samples per update, over all micro-batches and ranks.
+        accumulate: Number of micro-batches per update, over all ranks; each of N ranks runs 1/N of them, rounded up.
         clip_norm: Maximum global L2 norm of the unscaled gradients. None disables clipping.
-        channels_last: Use the channels-last memory format for images and convolution kernels.
-        max_consecutive_overflows: Number of consecutive overflows that end a run.
-        max_minutes: Maximum minutes of training steps, over all attempts. None means no limit.
-        ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place
-            (see `mptrain.optimizer.average`). None keeps no average.
-        one_batch: Train on the first batch only; it makes up each epoch.
-        compile: Compile the model with torch.compile.
-        engine: ``eager`` launches each operator of a step; ``graph`` captures the step in a CUDA graph.
+        channels_last: Whether to use the channels-last memory format for images and convolution kernels.
+        max_consecutive_overflows: Number of consecutive steps with non-finite gradients that ends a run.
+        max_minutes: Maximum minutes of training steps, over all attempts of the run. None means no limit.
+        ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place (see
+            `mptrain.optimizer.average`). None keeps no average.
+        one_batch: Whether to train on the first batch only; it makes up each epoch.
+        compile: Whether to compile the model with torch.compile.
+        engine: Launch of a step's kernels: ``eager`` launches each operator; ``graph`` captures the step in a CUDA
+            graph.
     """
 
     epochs: PositiveInt = 10
@@ -42,20 +43,24 @@ class TrainOptions:
     engine: Literal["eager", "graph"] = "eager"
 
     def planned(self, steps_per_epoch: int) -> int:
-        """Return the number of steps to attempt, if the time limit allows."""
+        """Return the number of training steps to attempt, if the time limit allows.
+
+        Args:
+            steps_per_epoch: Number of batches in one epoch.
+        """
         steps = self.epochs * steps_per_epoch
         return min(steps, self.max_steps or steps)
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Options of checkpoints: when to save them and how many to keep.
+    """Options of checkpoints: when to save them and how many to keep (configuration section ``checkpoint``).
 
     Attributes:
-        every_epochs: Epochs between checkpoints. With None, only at the end and on a signal.
-        every_steps: Attempted steps between checkpoints, in addition to ``every_epochs``. None adds none.
+        every_epochs: Number of epochs between checkpoints. With None, only at the end and on a signal.
+        every_steps: Number of attempted steps between checkpoints, in addition to ``every_epochs``. None adds none.
         keep: Number of newest checkpoints to keep, in addition to the best one.
-        async_save: Continue training while a copy of the state is written. With False, each save blocks.
+        async_save: Whether to continue training while a copy of the state is written. With False, each save blocks.
     """
 
     every_epochs: PositiveInt | None = 1
@@ -66,13 +71,14 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Options of records: how often the host reads and shows those on the device.
+    """Options of records: how often the host reads and shows the device's values (configuration section ``log``).
 
     Attributes:
-        ring: Number of steps kept on the device before the host reads them.
-        seconds: Maximum seconds between two reads of the ring and refreshes of the display.
+        ring: Number of steps whose loss, scale and norms are kept on the device before the host reads them.
+        seconds: Maximum seconds between two reads of these values and between refreshes of the display.
         lines: Seconds between two lines of output if there is no terminal.
-        stall_report_after: Seconds without progress after which all thread stacks are written. None disables this.
+        stall_report_after: Seconds without progress after which all thread stacks are written to a file. None disables
+            this.
     """
 
     ring: PositiveInt = 32
@@ -83,13 +89,16 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class InjectOptions:
-    """A fault to inject on purpose (`mptrain.engine.fault_injection`).
+    """Options of a fault to inject on purpose, to test overflow handling (configuration section ``inject``).
+
+    See `mptrain.engine.fault_injection`.
 
     Attributes:
-        step: First attempted step with the fault, from 1. None injects no fault.
+        step: Number of the first attempted step with the fault, from 1. None injects no fault.
         count: Number of consecutive steps with the fault. None means all from ``step`` on.
-        tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER``,
-            ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or ``weight:PARAMETER``.
+        tensor: Tensor to change: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``,
+            ``gradient:PARAMETER``, ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or
+            ``weight:PARAMETER``.
         value: New value of the tensor's first element: ``inf``, ``-inf``, ``nan`` or a number.
         rank: Rank that has the fault. None means all ranks.
     """

@@ -1,4 +1,4 @@
-"""The built run: its parts, its options and its progress."""
+"""A run built from its configuration: its model, data, learners and settings, and its progress."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a built run.
+    """Parts of a run that is built from its configuration and ready to train.
 
     Attributes:
-        model: The model, on its device and in its dtypes.
+        model: Model on its device and in its dtypes.
         kept: Modules that stay in FP32, by name.
         task: Losses and metrics.
         dataset: Source of the samples.
         policy: Dtypes of the precision mode.
         device: Training device.
-        learners: One learner per objective of the task.
-        plan: Settings that hold for every step.
+        learners: Learners, one per loss of the task; a GAN has two. Each has weights, an optimizer and a loss scaler.
+        plan: Settings that hold for every step, such as the number of micro-batches.
         memory_format: Memory format of images.
-        loaders: ``train``, and ``val`` and ``test`` if the data set has them.
+        loaders: Loaders of the batches by split: ``train``, and ``val`` and ``test`` if the data set has them.
         origin: Memory use before the model was built, and digest of the initial weights.
         probe: Observer of steps.
-        fault: Injected fault.
+        fault: Fault to inject on purpose, or none.
         notes: Remarks for the user about how the run was built, one sentence each.
         warnings: Deviations from what the user asked for, one sentence each.
         comm: Communicator of all ranks.
-        blank: The whole model on the meta device if its weights are sharded, else None.
+        blank: Whole model on the meta device if its weights are sharded, else None.
         infinite: Names of the buffers that held inf when the model was built, such as attention masks.
     """
 
@@ -74,11 +74,11 @@ class Parts:
     infinite: frozenset[str] = frozenset()
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a host batch on the device, in the input dtype of the model."""
+        """Copy a batch from the host to the device and prepare it for training, in the input dtype of the model."""
         return self._transfer(lambda: self._prepared(batch).cast(input_dtype(self.policy)))
 
     def prepare_float32(self, batch: Batch) -> Batch:
-        """Return a host batch on the device, in FP32."""
+        """Copy a batch from the host to the device and prepare it in FP32, whatever the input dtype of the model is."""
         return self._transfer(lambda: self._prepared(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -92,23 +92,26 @@ class Parts:
         return Transfer(self.device, self.comm)
 
     def must_be_finite(self) -> dict[str, Tensor]:
-        """Return full-precision parameters and floating-point buffers by name, except those in ``infinite``."""
+        """Return the tensors of a sound model by name: full-precision parameters and floating-point buffers.
+
+        Buffers in ``infinite`` are left out, because they held inf from the start.
+        """
         state = {**self.full_precision(), **dict(self.model.named_buffers())}
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return the trained parameters in full precision, by name: master weights where there are any."""
+        """Return the trained parameters by name, in full precision: FP32 master weights where there are any."""
         return {
             name: value for learner in self.learners for name, value in learner.weights.masters.full_precision().items()
         }
 
     def averages(self) -> dict[str, Tensor]:
-        """Return the averaged parameters by name."""
+        """Return the exponential moving averages of the trained parameters by name; empty if the run keeps none."""
         averages = [learner.average.values() for learner in self.learners if learner.average]
         return {name: value for values in averages for name, value in values.items()}
 
     def compile(self) -> None:
-        """Compile the modules that the learners train with torch.compile.
+        """Compile the modules that the run trains with torch.compile.
 
         Each batch shape gets its own kernels. Dynamic-shape kernels would be used only after a second shape was seen,
         so a resumed run would not be bitwise equal to an uninterrupted one. For the same reason the compiler must not
@@ -125,7 +128,12 @@ class Parts:
                 modules[name].compile(dynamic=False)
 
     def data_card(self) -> dict[str, Any]:
-        """Return a description of the data as JSON values, for people and programs that use the weights."""
+        """Return a description of the training data as JSON values, for people and programs that use the weights.
+
+        Returns:
+            ``name`` of the data set, its facts (such as the number of classes), and the fields of its own card, such as
+            ``labels``.
+        """
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
         # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
@@ -134,23 +142,26 @@ class Parts:
 
     @functools.cached_property
     def labels_digest(self) -> str:
-        """SHA-256 of the labels of the data, in hexadecimal; a data set without labels counts as an empty list."""
+        """SHA-256, in hexadecimal, of the data set's labels (classes or tokens).
+
+        A resumed run must have the same. A data set without labels counts as an empty list.
+        """
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:
-        """Return the buffers that belong to the run and not to the weights: the non-persistent buffers of the model."""
+        """Return the non-persistent buffers of the model by name, which belong to the run and not to its weights."""
         lasting = self.model.state_dict(keep_vars=True).keys()
         return {name: buffer for name, buffer in self.model.named_buffers() if name not in lasting}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The user's options for the run itself.
+    """User's options for a run itself, apart from the parts that it is built from.
 
     Attributes:
         train: Length of the training, samples per update, limits.
-        checkpoint: When to save.
-        log: How often to read and show records.
+        checkpoint: Times at which to save.
+        log: Times at which to read and show records.
     """
 
     train: TrainOptions
@@ -160,12 +171,12 @@ class Options:
 
 @dataclass
 class LearnerTotals:
-    """Totals over one learner's steps.
+    """Totals over the training steps of one learner (a model with its optimizer; a GAN has two).
 
     Attributes:
         epoch_loss: Sum of the finite losses of the current epoch.
         epoch_losses: Number of finite losses of the current epoch.
-        epoch_skipped: Skipped updates of the current epoch.
+        epoch_skipped: Number of skipped updates of the current epoch.
         scale_path: First, smallest, largest and latest loss scale; empty before the first step.
     """
 
@@ -177,26 +188,29 @@ class LearnerTotals:
 
 @dataclass
 class Progress:
-    """Progress of a run; saved with every checkpoint.
+    """Progress of a run: its position, last metrics and totals. It is saved with every checkpoint.
+
+    An attempt is the part of a run between its start, or a resume, and the next end. Loss terms are what the loss is
+    averaged over: samples or tokens (`mptrain.workloads.base.task.Task.term`).
 
     Attributes:
-        step: Attempted steps.
-        epoch: Completed epochs, including their evaluation.
-        batch: Consumed batches of the current epoch; equal to the epoch's length during its evaluation.
+        step: Number of attempted steps, skipped ones included.
+        epoch: Number of completed epochs, including their evaluation.
+        batch: Number of consumed batches of the current epoch; equal to the epoch's length during its evaluation.
         best: Best validation metric so far; None before the first evaluation or if the task has no metric.
         last: Metrics of the last evaluation, by split.
-        intervals: 95 % CIs of the last evaluation, by split and metric, if requested.
-        evaluated_at: Attempted steps at the last validation; -1 before the first.
+        intervals: 95 % confidence intervals of the last evaluation, by split and metric, if requested.
+        evaluated_at: Number of attempted steps at the last validation; -1 before the first.
         epoch_seconds: Wall time in training steps of the current epoch, over all attempts.
-        epoch_terms: Loss terms (`mptrain.workloads.base.task.Task.term`) of the current epoch.
+        epoch_terms: Number of loss terms of the current epoch.
         seconds: Wall time in training steps, over all attempts.
         waited: Part of ``seconds`` spent waiting for data.
         steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`).
-        steady_terms: Loss terms consumed in ``steady_seconds``.
-        steady_steps: Steps in ``steady_seconds``.
+        steady_terms: Number of loss terms consumed in ``steady_seconds``.
+        steady_steps: Number of steps in ``steady_seconds``.
         joules: Energy of the device in training steps, over all attempts; None before the first, NaN if not reported.
-        samples: Training samples consumed, over all attempts.
-        terms: Loss terms consumed, over all attempts.
+        samples: Number of training samples consumed, over all attempts.
+        terms: Number of loss terms consumed, over all attempts.
         learners: Totals of each learner, by name.
     """
 
@@ -220,22 +234,30 @@ class Progress:
     learners: dict[str, LearnerTotals] = field(default_factory=dict)
 
     def begin_epoch(self, completed: int) -> None:
-        """Start the next epoch after ``completed`` epochs."""
+        """Set the number of completed epochs and reset the totals of the current epoch.
+
+        Args:
+            completed: Number of completed epochs.
+        """
         self.epoch, self.batch = completed, 0
         self.epoch_seconds, self.epoch_terms = 0.0, 0
         for totals in self.learners.values():
             totals.epoch_loss, totals.epoch_losses, totals.epoch_skipped = 0.0, 0, 0
 
     def become(self, other: Progress) -> None:
-        """Copy all fields of another progress."""
+        """Overwrite all fields with those of another progress, such as one from a checkpoint."""
         vars(self).update(vars(other))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
+        """Return all fields as plain values by name, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any]) -> Progress:
-        """Create a progress from the result of `state_dict`."""
+        """Return the progress that a checkpoint has saved.
+
+        Args:
+            saved: Result of `state_dict`.
+        """
         learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
         return cls(**{**saved, "learners": learners})

@@ -1,4 +1,4 @@
-"""Rehearsal of a step without an update, which checks that the precision mode does what it promises.
+"""Rehearsal of a training step without an update, which checks that the precision mode does what it promises.
 
 Everything that the passes change is restored, so a rehearsed run trains exactly like one that was not rehearsed.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of a rehearsal.
+    """Result of a rehearsed training step: parameters without training, and the operators that ran with their dtypes.
 
     Attributes:
         untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
@@ -44,12 +44,14 @@ class Rehearsal:
 
 
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
-    """Rehearse a run before its first step, record its operators and warn of deviations from what the user asked for.
+    """Rehearse a run's first step without an update: record its operators, and warn of deviations from the options.
+
+    Afterwards the model is compiled, if that was requested.
 
     Args:
-        parts: The built run; compiled after the rehearsal if requested.
-        options: The user's options.
-        telemetry: Receives records and warnings.
+        parts: The built run, not compiled yet.
+        options: User's options of the run.
+        telemetry: Receiver of records and warnings.
         batch: A prepared batch.
         planned: Number of steps that will be attempted.
 
@@ -77,7 +79,13 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
 
 
 def kernel_fallbacks(parts: Parts) -> set[str]:
-    """Return the reasons why learners on a GPU cannot use mptrain's kernels although their update rule has them."""
+    """Return the reasons why mptrain's Triton kernels cannot be used on a run's GPU; empty on a CPU.
+
+    Only learners whose update rule has such kernels count.
+
+    Args:
+        parts: The built run.
+    """
     if parts.device.type == "cpu":
         return set()
     rules = [learner.weights.rule for learner in parts.learners]
@@ -85,11 +93,13 @@ def kernel_fallbacks(parts: Parts) -> set[str]:
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
-    """Run every learner's forward and backward pass on a batch and count the operators.
+    """Run every learner's forward and backward pass on a batch, without an update, and check the operators' dtypes.
+
+    Gradients, buffers and random states are restored.
 
     Args:
         parts: The built run; the model in training mode and not compiled yet.
-        batch: A prepared batch.
+        batch: A prepared batch; it is not changed.
 
     Raises:
         EnvironmentRefused: A parameter or a product does not have the dtype that the precision mode promises, or torch
@@ -142,7 +152,14 @@ def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
 
 
 def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
-    """Return the names of the ``frozen`` parameters and of those that belong to ``no_learner``."""
+    """Return the names of a run's parameters that no optimizer updates, by reason.
+
+    Args:
+        parts: The built run.
+
+    Returns:
+        ``frozen``, the parameters that require no gradient; and ``no_learner``, those that no loss of the task trains.
+    """
     parameters = dict(parts.model.named_parameters())
     owned = {name for learner in parts.learners for name in learner.weights.names}
     return {
@@ -199,10 +216,12 @@ _WARNED = (
 
 
 def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
-    """Return warnings, one sentence each. Frozen parameters cause none, because the user froze them.
+    """Return warnings for the user about parameters that are not trained, one sentence each.
+
+    Frozen parameters cause none, because the user froze them.
 
     Args:
-        found: `Rehearsal.untrained`.
+        found: Names of parameters and buffers by reason: `Rehearsal.untrained`.
     """
     sentences = []
     for kind, why in _WARNED:

@@ -1,4 +1,4 @@
-"""Records of recent steps on the device, copied to the host in blocks.
+"""Buffer of the values of recent training steps (loss, scale, norms) on the device, copied to the host in blocks.
 
 Recording a step keeps references to its device values and launches no kernel. A full ring becomes one block of float64
 (float32 on a device without FP64), which holds FP32 values exactly. The block is copied to the host asynchronously
@@ -23,16 +23,16 @@ _SCALARS = 5
 
 
 class Row(NamedTuple):
-    """Recorded values of one attempted step, on the host.
+    """Values of one attempted training step of one learner, on the host.
 
     Attributes:
         loss: Unscaled loss.
         loss_scale: Loss scale of the step.
         overflow: Whether a gradient was not finite.
-        grad_norm: Unscaled gradient norm before clipping.
+        grad_norm: L2 norm of all unscaled gradients before clipping.
         lr: Learning rate.
         next_scale: Loss scale of the next step.
-        norms: After an overflow, the norm of each parameter's scaled gradient, -1 for none; else empty.
+        norms: L2 norm of each parameter's scaled gradient after an overflow, -1 for none; empty without an overflow.
     """
 
     loss: float
@@ -45,11 +45,11 @@ class Row(NamedTuple):
 
 
 class Ring:
-    """Buffer for the step records of one learner.
+    """Buffer for the values of one learner's recent training steps, which reaches the host without stopping the device.
 
     Args:
-        capacity: Number of rows in a block.
-        parameters: Length P of `Verdict.norms`.
+        capacity: Number of steps that are copied to the host together, as one block.
+        parameters: Number P of trained parameters, the length of `Verdict.norms`.
         device: The training device.
         comm: Communicator whose collectives may block the device.
     """
@@ -67,27 +67,31 @@ class Ring:
 
     @property
     def unread(self) -> int:
-        """Number of rows that `take` has not returned yet."""
+        """Number of recorded steps that `take` has not returned yet."""
         return len(self._kept) + (self._in_flight[0] if self._in_flight else 0) + len(self._read)
 
     @property
     def arrived(self) -> bool:
-        """True if `take` can return rows without waiting."""
+        """True if `take` can return steps without waiting for the device."""
         return bool(self._read) or (self._in_flight is not None and self._in_flight[2].query())
 
     @property
     def full(self) -> bool:
-        """True if the next record starts a new block."""
+        """True if a block is complete, so that the next `record` first starts its copy."""
         return len(self._kept) == self._capacity
 
     def record(self, values: StepValues) -> None:
-        """Record a step without launching a kernel or waiting. A full ring is sent first."""
+        """Record a training step without launching a kernel or waiting. A full block is sent to the host first.
+
+        Args:
+            values: Device values of the step, which must not be changed in place afterwards.
+        """
         if len(self._kept) == self._capacity:
             self.send()
         self._kept.append(values)
 
     def send(self) -> None:
-        """Start copying the recorded rows to the host, and begin a new block.
+        """Start copying the recorded steps to the host, and begin a new block.
 
         Waits for the previous copy if it is still under way, so call this for a full ring or rarely.
         """
@@ -103,11 +107,11 @@ class Ring:
         self._in_flight = (rows, len(block), event_now(block.device))
 
     def take(self, *, wait: bool) -> list[Row]:
-        """Return the rows that have reached the host, in recording order.
+        """Return the steps that have reached the host since the last call, in recording order.
 
         Args:
-            wait: Send and wait for all rows; otherwise return those that have arrived. This is the only place where the
-                host waits for the device because of records.
+            wait: Whether to send and wait for all recorded steps; otherwise return those that have arrived. This is the
+                only place where the host waits for the device because of records.
         """
         if wait:
             self.send()
@@ -116,7 +120,7 @@ class Ring:
         return rows
 
     def give_back(self, rows: list[Row]) -> None:
-        """Put back rows from `take` that cannot be used yet."""
+        """Put back steps from `take` that cannot be used yet; the next call returns them first."""
         self._read = rows + self._read
 
     def _land(self, *, wait: bool) -> None:

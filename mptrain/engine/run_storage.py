@@ -1,4 +1,4 @@
-"""Storage of a run: records and checkpoints on rank 0; on other ranks only shards of tensors."""
+"""Storage of a training run's files: records and checkpoints on rank 0; on other ranks only shards of tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mptrain.runlog.sink import NoRecords
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage on rank 0.
+    """Storage of a run on rank 0, which writes its records and checkpoints.
 
     Attributes:
         paths: Paths of the run directory.
-        writer: Writes the records.
+        writer: Writer of the run's records.
         store: Store of the checkpoints.
         config_digest: Digest of the run's configuration, saved with each checkpoint.
     """
@@ -28,17 +28,22 @@ class Storage:
     config_digest: str
 
     def saver(self, *, async_save: bool) -> Saver:
-        """Return the saver of checkpoints, which also flushes the records that they refer to."""
+        """Return the saver of checkpoints, which also flushes the records that they refer to.
+
+        Args:
+            async_save: Whether to write checkpoints in a background thread while training continues.
+        """
         return Saver(self.store, self.writer, async_save=async_save)
 
 
 @dataclass(frozen=True)
 class NoStorage:
-    """Storage on ranks other than 0, which writes no records.
+    """Storage of a run on ranks other than 0, which writes no records.
 
     Attributes:
         paths: Paths of the run directory, for files of this rank.
-        writer: Discards records.
+        writer: Receiver that discards records.
+        config_digest: Empty, because this rank writes no checkpoint of its own.
     """
 
     paths: RunPaths
@@ -46,5 +51,5 @@ class NoStorage:
     config_digest: str = ""
 
     def saver(self, *, async_save: bool) -> NoSaver:
-        """Return a saver that writes no checkpoint of its own."""
+        """Return a saver that writes only this rank's shards of tensors; ``async_save`` has no effect."""
         return NoSaver(self.paths.checkpoints)

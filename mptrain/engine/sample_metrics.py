@@ -1,7 +1,7 @@
-"""Metrics of a split from per-sample sums and answers, with 95 % CIs over the choice of samples.
+"""Metrics of an evaluated split from each sample's sums and outputs, with 95 % confidence intervals.
 
-The intervals are about the data: a test set is a sample of all the texts or pictures that it represents. Variation
-between seeds is the subject of comparisons.
+The intervals are about the choice of samples: a test set is a sample of all the texts or pictures that it represents.
+Variation between seeds is the subject of comparisons.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ _SEED = 1979  # seed of the bootstrap, so that the same evaluation always has th
 
 
 class BatchMetrics(NamedTuple):
-    """Measurements of one batch, or of a rank's part of it.
+    """Measurements of one evaluated batch, or of a rank's part of it.
 
     Attributes:
-        sums: Sums that the task measured, by name.
-        counts: Number of terms of each sample.
-        answers: Answers of the model.
+        sums: Quantities to sum over the split, by name: each sample's value, or a scalar for the batch
+            (`Task.measure`).
+        counts: Number of loss terms (samples or tokens) of each sample.
+        answers: Outputs of the model for metrics that are not sums, one per sample or none (`Task.answers`).
         digests: Digests of the samples as fetched.
     """
 
@@ -54,7 +55,7 @@ class BatchMetrics(NamedTuple):
 
 
 class SampleMetrics:
-    """Accumulator of the sums and answers of a split. Sums stay on the device until they are read."""
+    """Accumulator of a split's measurements during an evaluation; tensors stay on the device until they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
@@ -66,11 +67,18 @@ class SampleMetrics:
     def add(
         self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
     ) -> None:
-        """Add a batch: the sums of the task, the answers of the model and the digests of the samples."""
+        """Add the measurements of an evaluated batch.
+
+        Args:
+            batch: The batch.
+            sums: Quantities to sum over the split, by name, from `Task.measure`.
+            answers: Outputs of the model for metrics that are not sums, from `Task.answers`.
+            digests: Digest of each sample.
+        """
         self._take(BatchMetrics(sums, batch.counts or [1] * batch.samples, answers, digests))
 
     def skip(self) -> None:
-        """Add a batch of which this rank has no part."""
+        """Add an empty entry for a batch of which this rank has no samples, so that all ranks have equally many."""
         self._take(BatchMetrics({}, (), (), ()))
 
     def _take(self, one: BatchMetrics) -> None:
@@ -82,7 +90,13 @@ class SampleMetrics:
         self._digests += one.digests
 
     def over(self, comm: Communicator) -> SampleMetrics:
-        """Gather all ranks' batches, each sample once and in the order of a single rank. Waits for the device."""
+        """Return the measurements of all ranks, each sample once and in the order of a single rank.
+
+        All ranks must call this. Waits for the device.
+
+        Args:
+            comm: Communicator of all ranks.
+        """
         if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
@@ -94,26 +108,31 @@ class SampleMetrics:
 
     @property
     def digest(self) -> str:
-        """Digest of all samples, in hexadecimal."""
+        """SHA-256 of all samples so far, in hexadecimal; equal digests mean that evaluations used the same data."""
         return digest_of_samples(self._digests)
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples so far."""
         return len(self._counts)
 
     def metrics(self, task: Task) -> dict[str, float]:
-        """Return the metrics of the split. Waits for the device."""
+        """Return the metrics of the split by name. Waits for the device.
+
+        Args:
+            task: Task that computes metrics from sums and outputs.
+        """
         totals = {name: values.sum().item() for name, values in self._on_host().items()}
         return self._judged(task, totals, sum(self._counts), self._answers)
 
     def intervals(self, task: Task, metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """Return 95 % CIs of metrics over the choice of samples.
+        """Return 95 % confidence intervals of the split's metrics over the choice of samples.
 
-        Proportions of samples get Wilson's score interval, which also holds near 0 and 1. All other metrics get 1.96
-        bootstrap standard errors to either side (Efron 1979). The number of resamples is `RESAMPLES` for sums and
-        `MOST_SCORES` for answers; it falls to `FEWEST_SCORES` for many answers, which gives a standard error to 14 %.
-        No interval extends beyond the values of the resamples, so that none leaves the range of the metric.
+        Proportions of samples, such as accuracy, get Wilson's score interval, which also holds near 0 and 1. All other
+        metrics get 1.96 bootstrap standard errors to either side (Efron 1979). The number of resamples is `RESAMPLES`
+        for metrics from sums and `MOST_SCORES` for metrics from the model's outputs; it falls to `FEWEST_SCORES` for
+        many outputs, which gives a standard error to 14 %. No interval extends beyond the values of the resamples, so
+        that none leaves the range of the metric.
 
         Resamples repeat samples, and this alone biases some scores: the Fréchet distance of 400 pictures by 128
         features had a bias of five times its standard error, and a bootstrap error three times too large. If the mean
@@ -122,10 +141,10 @@ class SampleMetrics:
 
         Args:
             task: Task that computes the metrics.
-            metrics: The measured metrics.
+            metrics: Metrics of the split by name, from `metrics`.
 
         Returns:
-            Intervals by metric, where one can be computed; empty for fewer than `FEWEST` samples.
+            Lower and upper bound by metric, where an interval can be computed; empty for fewer than `FEWEST` samples.
         """
         if self.samples < FEWEST:
             return {}

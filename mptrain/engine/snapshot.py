@@ -1,4 +1,4 @@
-"""Converts the whole state of a run to plain values and tensors, and restores it.
+"""Conversion of the whole state of a run to plain values and tensors for a checkpoint, and back.
 
 Weights are saved in full precision (master weights where there are any), whatever dtype the model computes in, so a
 checkpoint can be resumed or evaluated in another precision mode.
@@ -29,13 +29,17 @@ SCHEMA = 3
 def take_snapshot(
     parts: Parts, step_log: StepLog, progress: Progress, carried: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, Any]:
-    """Return the complete state from which a run can be resumed exactly. Call it after `StepLog.flush`.
+    """Return the complete state of a run, from which it can be resumed exactly. Call it after `StepLog.flush`.
 
     Args:
         parts: The built run.
         step_log: Log of its steps.
         progress: Progress of the run.
-        carried: Carried buffers merged over all ranks; None if this rank has all rows.
+        carried: Non-persistent buffers merged over all ranks, by name; None if this rank has all rows.
+
+    Returns:
+        Mapping of plain values and tensors. ``model`` has the full-precision weights by name, ``learners`` the states
+        of optimizers, scalers and averages, and ``progress`` the counts and metrics.
     """
     weights, tied = parts.full_precision(), tied_names(parts.model)
     model = {
@@ -60,17 +64,20 @@ def take_snapshot(
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the additional names of tied parameters, each with the first name of its parameter."""
+    """Return the additional names of a model's tied parameters, each with the first name of its parameter."""
     first: dict[int, str] = {}
     names = [(name, first.setdefault(id(p), name)) for name, p in model.named_parameters(remove_duplicate=False)]
     return {name: own for name, own in names if name != own}
 
 
 def require_same_schema(saved: Mapping[str, Any]) -> None:
-    """Check that a snapshot has the schema of this version.
+    """Check that the state in a checkpoint has the schema of this version of mptrain.
+
+    Args:
+        saved: State as read from a checkpoint, untrusted.
 
     Raises:
-        CheckpointError: Another version of mptrain wrote the snapshot, or it is damaged.
+        CheckpointError: Another version of mptrain wrote the state, or it is damaged.
     """
     if saved.get("schema") != SCHEMA:
         raise CheckpointError(
@@ -161,10 +168,14 @@ def _reading() -> Iterator[None]:
 
 
 def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Check that a snapshot fits the model and the task, before anything is changed.
+    """Check that the state in a checkpoint fits a run's model, task and batch size, before anything is changed.
+
+    Args:
+        parts: The built run.
+        saved: State as read from a checkpoint, untrusted.
 
     Raises:
-        CheckpointError: The snapshot does not fit, or has another schema.
+        CheckpointError: The state does not fit, or has another schema.
     """
     require_same_schema(saved)
     names = {learner.name for learner in parts.learners}
@@ -212,7 +223,13 @@ def _require_same_tensors(
 
 
 def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Check that the outputs of saved weights mean the labels of this data set.
+    """Check that a checkpoint's weights were trained on the same labels (classes or tokens) as the run's data set has.
+
+    Otherwise the model's outputs would mean other labels.
+
+    Args:
+        parts: The built run.
+        saved: State in a checkpoint.
 
     Raises:
         CheckpointError: Classes or tokens differ from those in training.
@@ -225,7 +242,13 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
 
 
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Restore model, master and averaged weights from a snapshot. Missing averages start from the weights.
+    """Restore weights, persistent buffers, master weights and averages from a checkpoint, without other state.
+
+    If the checkpoint has no averages, they start from the weights.
+
+    Args:
+        parts: The built run; changed in place.
+        saved: State in a checkpoint.
 
     Raises:
         CheckpointError: The weights do not fit the model.
@@ -265,13 +288,18 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
-    """Restore a run from a snapshot.
+    """Restore a run to the state in a checkpoint: weights, buffers, optimizers, scalers, logs and random states.
+
+    Args:
+        parts: The built run; changed in place.
+        step_log: Log of its steps; changed in place.
+        saved: State as read from a checkpoint, untrusted.
 
     Returns:
-        The progress, and one sentence for each item that could not be restored.
+        Progress of the run, and one sentence for the user about each item that could not be restored or has changed.
 
     Raises:
-        CheckpointError: The snapshot does not fit the model or the task.
+        CheckpointError: The state does not fit the model or the task.
     """
     with _reading():
         require_fit(parts, saved)

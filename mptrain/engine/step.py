@@ -1,7 +1,8 @@
-"""One training step, its learner, and its settings. Only this module defines the order of operations in a step.
+"""One training step in mixed precision, its settings, and its learner (a loss with its weights, optimizer and scaler).
 
-Everything stays on the device. The overflow flag, the skip decision, the next scale, the next learning rate and the
-record are device values; the host issues the same operations whatever their values are.
+Only this module defines the order of operations in a step. Everything stays on the device. The overflow flag, the skip
+decision, the next scale, the next learning rate and the record are device values; the host issues the same operations
+whatever their values are.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class StepValues(NamedTuple):
-    """Device values of one attempted step, for the record; none of these tensors is changed in place afterwards.
+    """Values of one attempted training step for the record, as device tensors; none is changed in place afterwards.
 
     Attributes:
         loss: Unscaled loss, a float32 scalar.
         scale: Loss scale of this step, float32, shape (1,).
-        grad_norm: Norm of the unscaled gradients, shape (1,), in the dtype of the verdict.
-        norms: Norm of each parameter's gradient (`Verdict.norms`), shape (P,), in the dtype of the verdict.
+        grad_norm: L2 norm of all unscaled gradients, shape (1,), in the dtype of the verdict.
+        norms: L2 norm of each parameter's scaled gradient (`Verdict.norms`), shape (P,), in the dtype of the verdict.
         lr: Learning rate, float32, shape (1,).
         next_scale: Loss scale of the next step, float32, shape (1,).
     """
@@ -57,14 +58,15 @@ class StepValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings that hold for every step of a run.
+    """Settings that hold for every training step of a run.
 
     Attributes:
-        accumulate: Micro-batches per update on each rank.
+        accumulate: Number of micro-batches per update on each rank.
         products: Choice of kernels for half-precision products; provides the context of forward and backward.
-        autocast: Re-entrant context of a forward pass and its loss.
-        guard: Restores buffers after a skipped step.
-        asked: ``train.accumulate``: micro-batches per update over all ranks.
+        autocast: Context of a forward pass and its loss, which can be entered repeatedly; autocast if the precision
+            mode uses it.
+        guard: Guard that restores module buffers after a skipped step.
+        asked: Number of micro-batches per update over all ranks, from ``train.accumulate``.
     """
 
     accumulate: int
@@ -75,15 +77,17 @@ class Plan:
 
 
 class Learner:
-    """An objective with its weights, scaler and schedule.
+    """Part of a run that trains for one loss: the loss with its weights, optimizer, loss scaler and learning rates.
+
+    Most runs have one learner; a GAN has two.
 
     Args:
-        objective: Objective to minimise.
-        weights: Weights to train.
+        objective: Loss to minimise, with the names of the modules that it trains.
+        weights: Weights to train, with their optimizer.
         scaler: Loss scaling rule.
         rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
         device: Training device.
-        average: Running average of the weights, or None.
+        average: Exponential moving average of the weights, or None.
         others: Parameters that the learner does not train but its loss may depend on.
         strategy: Parallel strategy that computes its gradients; None on one rank.
 
@@ -91,7 +95,7 @@ class Learner:
         objective: As given.
         weights: As given.
         scaler: As given.
-        scale_state: State of the scaler, device tensors of shape (1,).
+        scale_state: State of the scaler, device tensors of shape (1,) by name, one of them ``scale``.
         rates: As given.
         updates: Number of applied updates, int64, shape (1,).
         average: As given.
@@ -127,16 +131,16 @@ class Learner:
 
     @property
     def name(self) -> str:
-        """The learner's name in records."""
+        """Name of the learner in records; ``main`` if there is only one."""
         return self.objective.learner
 
     @property
     def scale(self) -> Tensor:
-        """Current loss scale, float32 of shape (1,)."""
+        """Current loss scale, float32 of shape (1,), on the device."""
         return self.scale_state["scale"]
 
     def only_trainable(self) -> AbstractContextManager[None]:
-        """Return a context manager in which only the learner's own parameters get gradients."""
+        """Return a context manager in which only the learner's own parameters require gradients."""
         return self._without_others() if self._others else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -150,7 +154,11 @@ class Learner:
                 parameter.requires_grad_(True)
 
     def loss(self, model: nn.Module, micro: Batch) -> Tensor:
-        """Return the mean loss over a micro-batch's terms, a float32 scalar.
+        """Return the unscaled loss of a micro-batch: the mean over its terms (samples or tokens), a float32 scalar.
+
+        Args:
+            model: Module that the objective calls.
+            micro: Micro-batch on the device.
 
         Raises:
             ConfigError: The task returned something else. An FP16 loss times a scale of 2^16, for example, is inf.
@@ -164,44 +172,71 @@ class Learner:
         return loss
 
     def rate(self) -> Tensor:
-        """Return the learning rate of the next update, float32 of shape (1,), without a host read."""
+        """Return the learning rate of the next update, float32 of shape (1,), without synchronising with the host."""
         return self.rates.index_select(0, self.updates)
 
     def judge(self, loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
-        """Return the verdict on the accumulated gradients. All ranks must call this, and all get the same verdict.
+        """Check the accumulated gradients of a step for overflow, over all ranks.
+
+        All ranks must call this, and all get the same verdict.
 
         Args:
             loss: This rank's share of the loss, a float32 scalar; becomes the total in place.
-            offenders_only: See `Weights.judge`.
+            offenders_only: Whether norms of single gradients are needed only on overflow; see `Weights.judge`.
+
+        Returns:
+            The verdict: overflow, whether to skip the update, and gradient norms, as device tensors.
         """
         across, offenders_only = self.strategy.reductions(loss), offenders_only and not self._reads_norms
         return self._judge(self.scale, across=across, offenders_only=offenders_only)
 
     def advance(self, verdict: Verdict) -> None:
-        """Count the update if it was applied, then update average and scale. Call it after `Weights.update`."""
+        """Finish a training step after `Weights.update`: count the update, move the average, set the next loss scale.
+
+        Args:
+            verdict: Result of the overflow check; the update counts only if it was applied.
+        """
         self.updates = self.updates + verdict.applied
         for follower in self._followers:
             follower.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def moving(self) -> dict[str, Tensor]:
-        """Return the tensors that each step replaces: ``updates``, and the scaler's state as ``scaler.NAME``."""
+        """Return the tensors that each training step replaces by new ones, by name.
+
+        They are the number of applied updates, ``updates``, and the scaler's state as ``scaler.NAME``.
+        """
         return {"updates": self.updates, **{f"scaler.{name}": value for name, value in self.scale_state.items()}}
 
     def move_into(self, fixed: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of `moving` into ``fixed``, by name, and use those from now on."""
+        """Copy update count and scaler state into fixed tensors, and use those from now on.
+
+        A CUDA graph needs them at the same addresses in every step.
+
+        Args:
+            fixed: Tensors with the names and shapes of `moving`.
+        """
         for name, value in self.moving().items():
             if fixed[name] is not value:
                 fixed[name].copy_(value)
         self.go_on_with(fixed)
 
     def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
-        """Use the tensors in ``fixed``, and their values, as update count and scaler state from now on."""
+        """Use given tensors, with their values, as update count and scaler state from now on.
+
+        Args:
+            fixed: Tensors with the names and shapes of `moving`.
+        """
         self.updates = fixed["updates"]
         self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimizer state, scaler state, number of updates and averaged weights; not the weights themselves."""
+        """Return the learner's state for a checkpoint, without the weights themselves.
+
+        Returns:
+            ``optimizer``, ``scaler`` (device tensors by name), ``updates`` (int64, shape (1,)) and ``average``
+            (averaged weights by name; empty without an average).
+        """
         return {
             "optimizer": self.weights.updater.state_dict(),
             "scaler": dict(self.scale_state),
@@ -210,10 +245,14 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore a state from `state_dict`, except averages, which are loaded with the weights.
+        """Restore optimizer, scaler and update count from a checkpoint; averages are loaded with the weights.
+
+        Args:
+            saved: Result of `state_dict`.
 
         Returns:
-            One sentence for each item that could not be restored: state of another optimizer or scaler, or no average.
+            One sentence for the user about each item that could not be restored: state of another optimizer or scaler,
+            or no average.
         """
         notes = self.weights.updater.load_state_dict(saved["optimizer"])
         device = self.updates.device
@@ -226,12 +265,14 @@ class Learner:
 
 
 def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, watch: Watch | None = None) -> StepValues:
-    """Attempt one update of one learner. Weights, buffers and the update count change only if the step is not skipped.
+    """Attempt one update of one learner: forward, backward, overflow check, update and next loss scale.
+
+    Weights, buffers and the update count change only if the step is not skipped.
 
     Args:
         learner: Learner to train; its weights, scale and update count change in place.
         model: Module that the objective calls, in training mode.
-        batch: All samples of the update, on the device.
+        batch: All samples of the update on this rank, on the device.
         plan: Settings that hold for every step.
         watch: Observer of the step, which changes nothing; None for none.
 
@@ -262,8 +303,9 @@ def backward(loss: Tensor, factor: Tensor) -> None:
     """Compute the gradients of ``loss * factor``, bitwise equal to ``(loss * factor).backward()``, without the product.
 
     Args:
-        loss: float32 scalar.
-        factor: Initial gradient of the backward pass, float32 scalar.
+        loss: float32 scalar, the unscaled loss.
+        factor: Initial gradient of the backward pass, float32 scalar: the loss scale times the weight of the
+            micro-batch.
     """
     # Not torch.autograd.backward: given an initial gradient, it imports torch's compiler to compare shapes. This is the
     # call that it makes afterwards, with retain_graph=False and create_graph=False.
@@ -271,7 +313,13 @@ def backward(loss: Tensor, factor: Tensor) -> None:
 
 
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:
-    """Run forward and backward passes over the micro-batches of an update.
+    """Run forward and backward passes over the micro-batches of an update, so that scaled gradients accumulate.
+
+    Args:
+        learner: Learner whose loss is minimised and whose gradients accumulate.
+        model: Module that the objective calls.
+        batch: All samples of the update on this rank, on the device.
+        plan: Settings that hold for every step.
 
     Returns:
         The unscaled loss of the batch, a float32 scalar; with several ranks, this rank's share of it.

@@ -1,6 +1,6 @@
-"""Host side of the records: converts rows from the device to step, overflow and scale records.
+"""Log of training steps on the host, which converts their values from the device to step, overflow and scale records.
 
-It assigns rows to steps, counts applied updates, and detects a run that only overflows.
+It assigns values to steps, counts applied updates, and detects a run that only overflows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ if TYPE_CHECKING:
 
 
 class LearnerLog:
-    """Log of one learner's steps.
+    """Log of the training steps of one learner (a model with its optimizer; a GAN has two).
+
+    Args:
+        learner: The learner.
+        ring: Buffer through which the values of its steps reach the host.
+        buffers: Number of module buffers that a skipped step restores, for the records.
 
     Attributes:
-        updates: Number of updates applied in the rows read so far.
+        name: Name of the learner.
+        ring: As given.
+        updates: Number of updates applied in the steps read so far.
         history: Overflow history, which assigns phases to overflows.
-        refused: Number of skipped steps in the rows read so far.
-        last: The newest step record.
+        refused: Number of skipped updates in the steps read so far.
+        last: Newest step record; None before the first.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
@@ -44,7 +51,17 @@ class LearnerLog:
         self._buffers = buffers
 
     def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
-        """Write the records of one row."""
+        """Write the records of one training step.
+
+        They are a step record, an overflow record if gradients overflowed, and a scale record if the loss scale
+        changed.
+
+        Args:
+            step: Number of the attempted step, from 1.
+            epoch: Number of completed epochs before the step.
+            row: Values of the step.
+            sink: Receiver of the records.
+        """
         skipped = row.overflow and self._refuses
         self.updates += not skipped
         self.refused += skipped
@@ -79,7 +96,7 @@ class LearnerLog:
         return "measured" if self._measures and not row.overflow else "overflow"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values."""
+        """Return update counts, overflow history and newest record as plain values, for a checkpoint."""
         return {
             "updates": self.updates,
             "refused": self.refused,
@@ -88,7 +105,11 @@ class LearnerLog:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore a state from `state_dict`."""
+        """Restore the state that a checkpoint has saved; the floor of the loss scale stays that of the present scaler.
+
+        Args:
+            saved: Result of `state_dict`.
+        """
         self.updates = saved["updates"]
         self.refused = saved["refused"]
         self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
@@ -96,12 +117,15 @@ class LearnerLog:
 
 
 class StepLog:
-    """Reads the rings of all learners periodically, in step order.
+    """Log of all training steps of a run, which reads the values of all learners from the device periodically.
 
     Args:
         learner_logs: One log per learner, in the order of their steps.
-        sink: Receives the records.
-        options: How often to read.
+        sink: Receiver of the records.
+        options: Times at which to read.
+
+    Attributes:
+        learner_logs: As given.
     """
 
     def __init__(self, learner_logs: list[LearnerLog], sink: Sink, options: LogOptions) -> None:
@@ -112,7 +136,12 @@ class StepLog:
         self._looked = time.monotonic()
 
     def note(self, step: int, epoch: int) -> None:
-        """Assign the rows just recorded to a step and an epoch; read the rings if it is time."""
+        """Assign the values just recorded to a training step, and read values from the device if it is time.
+
+        Args:
+            step: Number of the attempted step, from 1.
+            epoch: Number of completed epochs before the step.
+        """
         self._pending.append((step, epoch))
         now = time.monotonic()
         # Not by the number of pending steps: it includes rows under way, and sending again would wait for them.
@@ -122,7 +151,10 @@ class StepLog:
             self._digest(wait=False)
 
     def request_rows(self) -> None:
-        """Start copying the recorded rows, and write those that have arrived (on a CPU, all). Call it rarely."""
+        """Start copying recorded values to the host, and write the records of those that have arrived (on a CPU, all).
+
+        It may wait for the previous copy, so call it rarely.
+        """
         self._looked = time.monotonic()
         for log in self.learner_logs:
             log.ring.send()
@@ -130,17 +162,20 @@ class StepLog:
             self._digest(wait=False)
 
     def flush(self) -> None:
-        """Wait for the device and write all records."""
+        """Wait for the device and write the records of all steps so far."""
         self._digest(wait=True)
 
     def may_reach_limit(self, limit: int) -> bool:
-        """Return whether the next step may be the last of ``limit`` consecutive overflows, as far as rows are read."""
+        """Return whether the next step may be the last of ``limit`` consecutive overflows.
+
+        Steps whose values are still on the device count as overflows.
+        """
         return self._possibly_in_a_row() + 1 >= limit
 
     def over_overflow_limit(self, limit: int) -> LearnerLog | None:
-        """Return a learner whose last ``limit`` steps all overflowed, or None.
+        """Return the log of a learner whose last ``limit`` steps all overflowed, or None.
 
-        It waits for the device only if the unread rows may complete such a sequence. A healthy run therefore never
+        It waits for the device only if the unread steps may complete such a sequence. A healthy run therefore never
         waits as long as ``limit`` exceeds the capacity of the rings.
         """
         if self._possibly_in_a_row() < limit:

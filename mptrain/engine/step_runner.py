@@ -1,4 +1,4 @@
-"""Runs the steps of all learners on a batch, eagerly or as one CUDA graph.
+"""Runner of training steps: all learners' steps on a batch, eagerly or as one CUDA graph.
 
 If the kernels of a model are shorter than the time to launch them, the device always waits for the host. A graph
 launches all of them at once. The capture covers `mptrain.engine.step` unchanged: forward and backward passes, verdict,
@@ -46,17 +46,27 @@ LOOKED_AT = 64
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return the capture of steps on a device, or None if the device has no graphs."""
+    """Return a function that captures training steps as CUDA graphs, or None if the device has no graphs.
+
+    Args:
+        device: The training device.
+
+    Returns:
+        Function that takes the body of a step and returns a function that replays its kernels.
+    """
     return CudaGraphs(device) if capabilities(device).graphs else None
 
 
 class StepRunner:
-    """Runs steps of every learner, one batch after another.
+    """Runner of training steps: runs every learner's step on one batch after another, and records its values.
+
+    Each batch shape is captured as a CUDA graph after a few eager steps, if ``capture`` is given and the step allows
+    it.
 
     Args:
         parts: The built run.
-        rings: Ring of each learner, in the order of the learners.
-        capture: Captures a step; None runs every step eagerly.
+        rings: Buffer for the step values of each learner, in the order of the learners.
+        capture: Function that captures a step (see `capture_on`); None runs every step eagerly.
 
     Attributes:
         notes: Warnings for the user, one sentence each; the caller removes them once shown.
@@ -76,10 +86,10 @@ class StepRunner:
             self._give_up(why)
 
     def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:
-        """Run one step of every learner.
+        """Run one training step of every learner on a batch, and record its values.
 
         Args:
-            batch: The prepared batch.
+            batch: This rank's part of the batch, prepared on the device.
             watches: Observer of each learner's step, or None.
             as_usual: Whether the step has no injected fault, so that it may be captured or replayed.
         """

@@ -1,4 +1,4 @@
-"""Summary of a finished run."""
+"""Summary of a finished run: final metrics, counts, throughput, memory and energy."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: Sequence[LearnerLog]) -> dict[str, Any]:
-    """Return the contents of ``summary.json``.
+    """Return the contents of a finished run's ``summary.json``.
 
     Args:
         parts: The built run.
-        options: The user's options.
+        options: User's options of the run.
         progress: Progress of the run.
-        learner_logs: Logs of its learners.
+        learner_logs: Log of each learner.
 
     Returns:
         Plain values. ``metric`` is from the last evaluation on test data, or on validation data if there are no test
-        data; ``intervals`` has the 95 % CIs of all metrics of that evaluation. Ratios are fractions, not per cent.
-        Units are bytes, seconds, joules and loss terms per second; ``steady`` figures leave out the warm-up of each
-        attempt.
+        data; ``intervals`` has the 95 % confidence intervals of all metrics of that evaluation. Ratios are fractions,
+        not per cent. Units are bytes, seconds, joules and loss terms (samples or tokens) per second; ``steady`` figures
+        leave out the warm-up of each attempt (the part of a run between its start, or a resume, and the next end).
     """
     record = "test" if "test" in progress.last else "val"
     return {
@@ -85,7 +85,7 @@ ALIGNMENT = 8
 
 
 def facts(parts: Parts) -> dict[str, Any]:
-    """Return the ``facts`` of ``summary.json``.
+    """Return facts about a run's model and device that explain its speed, for ``summary.json``.
 
     Returns:
         ``parameters`` (their number), ``unaligned`` (see `unaligned_share`), ``convolutions`` (whether there are any),
@@ -102,7 +102,7 @@ def facts(parts: Parts) -> dict[str, Any]:
 
 
 def unaligned_share(model: nn.Module) -> float:
-    """Return the fraction, 0 to 1, of elements of all matrices and kernels in tensors misaligned for tensor cores.
+    """Return the fraction, 0 to 1, of a model's matrix and kernel elements in tensors misaligned for tensor cores.
 
     A tensor is misaligned if its first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
     """

@@ -1,6 +1,6 @@
-"""Telemetry of a run: records, warnings, progress display and heartbeats for the watchdog.
+"""Telemetry of a training run: records, warnings, progress display and progress reports to the watchdog.
 
-It must not influence training. `mptrain.engine.step_log` converts rows from the device to records.
+It must not influence training. `mptrain.engine.step_log` converts values from the device to records.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Sends the records of a run to files and displays.
+    """Sender of a training run's records and warnings to files and displays, with its clock and watchdog.
 
     Args:
         parts: The built run.
-        options: The user's options.
+        options: User's options of the run.
         storage: Storage for the records.
         progress: Progress of the run; step totals and times are added in place.
         planned: Number of steps that will be attempted.
-        displays: Additional sinks, for display only.
+        displays: Additional receivers of records, for display only.
 
     Attributes:
-        sink: Receives records.
-        rings: Hold the rows of each learner's steps on the device.
-        step_log: Converts the rows to records.
-        clock: Measures the time of training steps.
-        watchdog: Detects that the run is stalled. A context manager, entered around the run.
+        sink: Receiver of records, which passes them to files and displays.
+        rings: Buffer of each learner's step values on the device.
+        step_log: Log that converts these values to records.
+        clock: Clock of the training steps.
+        watchdog: Detector of stalls. A context manager, entered around the run.
     """
 
     def __init__(
@@ -73,48 +73,64 @@ class Telemetry:
 
     @property
     def step(self) -> int:
-        """Number of attempted steps."""
+        """Number of attempted training steps, skipped ones included."""
         return self._progress.step
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record an event after the current step."""
+        """Record an event of the run after the current step.
+
+        Args:
+            kind: Kind of the event, such as ``checkpoint``; see `EventRecord`.
+            **fields: Details as JSON values.
+        """
         self.sink.take(EventRecord(kind, self._progress.step, fields))
 
     def warn(self, message: str) -> None:
-        """Record a warning, which displays show."""
+        """Record a warning for the user, which displays show.
+
+        Args:
+            message: One sentence.
+        """
         self.event("warning", message=message)
 
     def expect(self, *records: Record) -> None:
-        """Hold back records of the next step until it has run, so that a repeated step is recorded once."""
+        """Hold back records of the next step until it has run.
+
+        A step that is interrupted and repeated after a resume is thus recorded once.
+        """
         self._coming += records
 
     def record_expected(self) -> None:
-        """Write the records that `expect` holds back."""
+        """Write the records that `expect` has held back."""
         while self._coming:
             self.sink.take(self._coming.pop(0))
 
     def heartbeat(self) -> None:
-        """Report progress to the watchdog; record a stall if it detected one."""
+        """Tell the watchdog that the run makes progress; record an event if it had detected a stall."""
         self.watchdog.heartbeat()
         if self.watchdog.stalls > self._reported_stalls:
             self._reported_stalls = self.watchdog.stalls
             self.event("stalled", seconds=self._options.log.stall_report_after, file=self._stalls.name)
 
     def sync(self) -> None:
-        """Wait for the device, and count the wait as training time."""
+        """Wait for the device to finish its steps, write their records, and count the wait as training time."""
         started = time.perf_counter()
         self.step_log.flush()
         self.clock.add(time.perf_counter() - started)
         self.show_progress()
 
     def show_progress(self) -> None:
-        """Show the training progress if it is time."""
+        """Show the progress of training if ``log.seconds`` have passed since it was last shown."""
         if self.clock.elapsed >= self._options.log.seconds:
             self.step_log.request_rows()
             self.show("training")
 
     def show(self, doing: str) -> None:
-        """Show the progress of the run and its current activity."""
+        """Show the progress of the run: steps, throughput, memory, estimated time and current activity.
+
+        Args:
+            doing: Current activity: ``training``, ``evaluating`` or ``saving``.
+        """
         self._storage.writer.flush()  # files then have all that is shown, even if the run is killed
         self.clock.read()
         progress, minutes = self._progress, self._options.train.max_minutes
@@ -138,7 +154,10 @@ class Telemetry:
         )
 
     def report_faulty_samples(self) -> None:
-        """Record and warn of samples left out since the last call, and warn once of each kind of unusual files."""
+        """Record and warn of data samples left out since the last call, and warn once of each kind of unusual files.
+
+        All ranks must call this together, because samples of all ranks are reported.
+        """
         own = {
             split: (faults.found, {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked})
             for split, faults in ((split, loader.split.faults) for split, loader in self._parts.loaders.items())
@@ -160,17 +179,20 @@ class Telemetry:
 
 
 class EpochTotals:
-    """Sink that adds step records to the totals in a `Progress`.
+    """Receiver of records that adds each step record to the totals of the current epoch in a `Progress`.
 
     Args:
-        progress: Updated in place.
+        progress: Progress of the run; updated in place.
+
+    Attributes:
+        progress: As given.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     def take(self, record: Record) -> None:
-        """Add a step record; ignore other records."""
+        """Add a step record's loss, skipped update and loss scale to its learner's totals; ignore other records."""
         if not isinstance(record, StepRecord):
             return
         totals = self.progress.learners[record.learner]
@@ -183,4 +205,4 @@ class EpochTotals:
         totals.scale_path = (first, min(low, scale), max(high, scale), scale)
 
     def close(self) -> None:
-        """Do nothing: no record is held back."""
+        """Do nothing, because no record is held back."""

@@ -1,4 +1,4 @@
-"""Ends a run early, after a signal, a lost rank or too many overflows, and saves all that can be saved."""
+"""Early end of a run after a signal, a lost rank or too many overflows, saving all that can be saved."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class Termination:
-    """Ends a run early in an orderly way.
+    """Early end of a run: saves what can be saved and raises an error that says how to continue.
 
     Args:
         parts: The built run.
         paths: Paths of the run directory.
         progress: Progress of the run.
         planned: Number of planned steps.
-        telemetry: Receives records.
-        checkpointing: Saves the run.
+        telemetry: Receiver of records.
+        checkpointing: Saving of the run.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Termination:
         """Save the run after a signal, then raise an error that says how to resume.
 
         Args:
-            name: Name of the signal.
+            name: Name of the signal, such as ``SIGTERM``.
             exit_code: Exit code of the process.
 
         Raises:
@@ -67,7 +67,7 @@ class Termination:
         )
 
     def by_lost_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
-        """Save the state if this rank has all of it, then raise an error that says how to resume.
+        """Save the run after another rank was lost, if this rank has the whole state; then raise an error.
 
         Within a step, every exchange between ranks precedes all changes, so only buffers may have changed.
 
@@ -77,7 +77,7 @@ class Termination:
 
         Raises:
             MptrainError: The error that the lost rank reported.
-            Preempted: The lost rank reported no error.
+            Preempted: The lost rank reported no error; says how to resume.
         """
         comm, saver = self._parts.comm, self._checkpointing.saver
         why = comm.why()
@@ -100,7 +100,7 @@ class Termination:
         ) from error
 
     def by_overflows(self, log: LearnerLog, batch: Batch, given: Batch, random: Mapping[str, Any]) -> NoReturn:
-        """Diagnose a run that only overflows, and save its last batch, and its weights if they are finite.
+        """Diagnose a run whose gradients overflow in every step, save its last batch, and its weights if finite.
 
         Args:
             log: Log of the learner that overflowed.
@@ -109,7 +109,7 @@ class Termination:
             random: Random state before that step.
 
         Raises:
-            NumericsError: Always.
+            NumericsError: Always; says the cause and suggests a fix.
         """
         failure: Path = self._paths.failure
         diagnosis = diagnose_overflows(self._parts, log, self._progress, batch, given, random, failure)

@@ -1,4 +1,4 @@
-"""Copies batches to a device on a stream of their own, in parallel to training."""
+"""Copies of training batches to the device on a stream of their own, in parallel to the training steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AHEAD = 4
 
 
 class Transfer:
-    """Copies and prepares batches on a separate stream, so that neither host nor training waits for the transfer.
+    """Transfer of training batches to the device on a separate stream, so that neither host nor training waits for it.
 
     The host prepares the next batch while the device is still busy with the current step. On a separate stream, the
     copy does not queue behind that step.
@@ -36,7 +36,13 @@ class Transfer:
         self._before: deque[torch.Event] = deque()
 
     def __call__(self, make: Callable[[], Batch]) -> Batch:
-        """Call ``make`` on the transfer stream, and return its batch, safe to use on the current stream."""
+        """Make a batch on the transfer stream and return it, safe to use on the current stream.
+
+        If too many batches are ahead of training, it first waits until the device has used one.
+
+        Args:
+            make: Function that copies the batch to the device and prepares it.
+        """
         if self._stream is None:
             return make()
         current = current_stream(self._device)

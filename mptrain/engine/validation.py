@@ -1,4 +1,4 @@
-"""Evaluates a run at the end of epochs, and records metrics, the epoch's row and the task's exhibits."""
+"""Evaluation of a run at the end of each epoch and of training, with its records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Validation:
-    """Evaluates a run and records the results.
+    """Evaluation of a training run on validation and test data, which records metrics and best result.
 
     Args:
         parts: The built run.
-        samples: Folder for the task's exhibits.
+        samples: Folder for the pictures, texts and sounds that the task shows.
         progress: Progress of the run; metrics are stored in place.
-        telemetry: Receives records.
+        telemetry: Receiver of records.
     """
 
     def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry) -> None:
@@ -31,11 +31,13 @@ class Validation:
         self._progress, self._telemetry = progress, telemetry
 
     def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
-        """Validate, and write the epoch's row.
+        """Evaluate on the validation data at the end of an epoch, and record the epoch.
+
+        The record is a row of ``epochs.csv`` for each learner. Without validation data, only the record is written.
 
         Args:
             completed: Number of completed epochs.
-            stop: Called between batches; validation is aborted if it returns True.
+            stop: Function called between batches; validation is aborted if it returns True.
 
         Returns:
             Whether validation completed; if not, nothing is recorded.
@@ -66,7 +68,19 @@ class Validation:
         return True
 
     def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate on a split; return False if evaluation was aborted."""
+        """Evaluate the run on a split and record the metrics.
+
+        On validation data it also writes what the task shows, and keeps the best metric. On test data it also computes
+        confidence intervals.
+
+        Args:
+            split: Name of the split: ``val`` or ``test``.
+            epoch: Number of completed epochs, for the record.
+            stop: Function called between batches; evaluation is aborted if it returns True.
+
+        Returns:
+            Whether evaluation completed; if not, nothing is recorded.
+        """
         parts, progress, telemetry = self._parts, self._progress, self._telemetry
         telemetry.show("evaluating")
         outcome = evaluate(

@@ -1,4 +1,4 @@
-"""Detects that a run is stalled, and writes the stacks of all its threads to a file.
+"""Detection of stalled runs, with the stacks of all their threads written to a file.
 
 A lost network drive, a lock, or a device or process that does not answer raises no exception. A background thread
 checks periodically for progress. It works as long as the hanging call has released Python's global interpreter lock,
@@ -25,11 +25,11 @@ LOOKS = 10
 
 
 class Watchdog:
-    """Context manager that watches a run for stalls.
+    """Context manager with a thread that detects a run without progress, and then writes all thread stacks to a file.
 
     Args:
         path: File for the stacks; created at the first stall.
-        seconds: Seconds without progress after which the run counts as stalled; None disables the watchdog.
+        seconds: Seconds without a `heartbeat` after which the run counts as stalled; None disables the watchdog.
 
     Attributes:
         stalls: Number of stalls so far.
@@ -44,7 +44,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def heartbeat(self) -> None:
-        """Report progress."""
+        """Tell the watchdog that the run makes progress."""
         self._beats += 1
 
     def __enter__(self) -> Watchdog:

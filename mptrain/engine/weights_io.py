@@ -1,4 +1,4 @@
-"""Reads and writes weights outside of runs, as plain state dicts."""
+"""Reading and writing of model weights outside of runs, as plain state dicts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tensor]:
-    """Return the weights of a run from the state in its checkpoint.
+    """Return a model's state dict from the state in a run's checkpoint.
 
     Args:
-        state: Result of `mptrain.engine.snapshot.take_snapshot`.
-        average: Use the average of each weight that has one.
+        state: State in the checkpoint: result of `mptrain.engine.snapshot.take_snapshot`.
+        average: Whether to use the exponential moving average of each weight that has one.
 
     Returns:
         A state dict with every parameter in full precision (master weights where there are any) and every persistent
@@ -39,14 +39,18 @@ def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tenso
 
 
 def has_averages(state: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint's state has averages of the weights."""
+    """Return whether the state in a checkpoint has exponential moving averages of the weights."""
     return any(learner["average"] for learner in state["learners"].values())
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights, contiguous, with floating-point tensors in one dtype; FP16 saturates at 65504.
+    """Return a copy of a state dict in CPU memory, contiguous, with floating-point tensors in one dtype.
 
-    Each tensor has memory of its own, except tied ones, which stay tied.
+    FP16 saturates at 65504. Each tensor has memory of its own, except tied ones, which stay tied.
+
+    Args:
+        weights: Tensors by name.
+        dtype: Dtype of the floating-point tensors in the result.
     """
     made: dict[tuple[Any, ...], Tensor] = {}
     result = {}
@@ -60,7 +64,13 @@ def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a file, also from inside a larger mapping or with the name prefix of a wrapper.
+    """Read a state dict from a file that another program may have written.
+
+    The state dict may be inside a larger mapping (under ``state_dict``, ``model_state_dict`` or ``model``), and its
+    names may have the prefix of a wrapper (``module.`` or ``_orig_mod.``), which is removed.
+
+    Args:
+        path: File of plain tensors, as from `torch.save`.
 
     Raises:
         CheckpointError: The file does not exist or has no state dict.
@@ -95,11 +105,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Report on loading weights into a model.
+    """Report on loading a state dict into a model.
 
     Attributes:
         taken: Names of the loaded tensors.
-        fresh: Names of the tensors that keep their initial values, each with the reason.
+        fresh: Names of the model's tensors that keep their initial values, each with the reason.
         unused: Names of weights that the model does not have.
     """
 
@@ -108,7 +118,11 @@ class LoadReport:
     unused: tuple[str, ...]
 
     def describe(self, source: str) -> str:
-        """Return the report as one sentence for the user."""
+        """Return the report as one sentence for the user: numbers of loaded tensors, and names of the others.
+
+        Args:
+            source: Name of the file or run that the weights come from.
+        """
         sentence = f"{len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors loaded from {source}"
         if self.fresh:
             sentence += f"; not loaded: {_listed([f'{name} ({why})' for name, why in self.fresh])}"
@@ -118,9 +132,14 @@ class LoadReport:
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
-    """Copy the weights that fit into a model, by name.
+    """Copy the weights that fit into a model, by name and shape; others are left out, as for transfer learning.
 
     Tensors of another shape, such as a head for other classes, keep their initial values.
+
+    Args:
+        model: The model; changed in place.
+        weights: State dict to load.
+        source: Name of the file or run that the weights come from, for the error.
 
     Raises:
         CheckpointError: No parameter fits.

@@ -1,4 +1,4 @@
-"""Check of all files of a data set before training."""
+"""Check of all files of a data set before training, for ``mptrain doctor``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FILES = 20_000
 
 @dataclass(frozen=True)
 class DataReport:
-    """Result of checking the samples of a data set.
+    """Result of reading the samples of a data set before training.
 
     Attributes:
-        stopping: Files or samples that would stop training, with the problem of each.
-        skipped: Files or samples that training would skip, with the problem of each.
-        remarks: Files that training would use in modified form, with the modification of each.
+        stopping: Problem of each file or sample that would stop training, by file name or sample index.
+        skipped: Problem of each file or sample that training would skip, by file name or sample index.
+        remarks: Modification of each file that training would use in modified form, by file name.
         read: Number of files read.
         files: Number of files in the data set.
     """
@@ -35,11 +35,14 @@ class DataReport:
 
 
 def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
-    """Load the data set and read the files that training would read.
+    """Load the data set of a configuration and read the files that training would read, without training.
+
+    Unusable samples are collected instead of raised. From a split with more than `FILES` files, evenly spaced ones are
+    read.
 
     Args:
         config: A checked configuration.
-        tell: Called with progress messages.
+        tell: Function that is called with progress messages.
 
     Raises:
         DataError: The data is missing.

@@ -1,6 +1,7 @@
-"""``mptrain diagnose``: examines a step of a run, or of a configuration that was never run, and tries remedies.
+"""Functions of ``mptrain diagnose``, which examines one training step and tries remedies for its failure.
 
-In the run directory it writes only to the folder ``diagnosis``.
+The step belongs to a run, or to a configuration that was never run. In the run directory only the folder ``diagnosis``
+is written.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _OF_RANKS = "several ranks draw other random numbers and round sums differently"
 
 @dataclass(frozen=True)
 class DiagnosisResult:
-    """Result of ``mptrain diagnose``.
+    """Result of ``mptrain diagnose``: the diagnosis of one training step, and its page.
 
     Attributes:
-        found: The examination of the step.
-        page: Path of the written page; None without a run.
+        found: The diagnosis: causes of failure, statistics of modules, and remedies tried.
+        page: Path of the written HTML page; None without a run.
     """
 
     found: Examination
@@ -58,14 +59,15 @@ class DiagnosisResult:
 def diagnose_run(
     run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
 ) -> DiagnosisResult:
-    """Diagnose the step that ended a run, its next step if none did, or a given step.
+    """Diagnose one training step of a run: a given one, else the one that ended the run, else its next one.
 
     Args:
         run: The run directory, or ``last``.
-        overrides: Changes to the run's configuration.
+        overrides: Changes to the run's configuration, such as ``precision=bf16``.
         step: Number of the step; skipped steps count. The steps from the nearest checkpoint before it, or from the
-            start, up to it are trained in memory.
-        learner: Name of the learner to examine; None chooses the one that failed.
+            start, up to it are trained in memory. None chooses the step that ended the run, or its next step.
+        learner: Name of the learner (a model with its optimizer; a GAN has two) to examine; None chooses the one that
+            failed.
 
     Raises:
         MptrainError: The data, the device or a required checkpoint is missing.
@@ -91,12 +93,12 @@ def diagnose_run(
 
 
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:
-    """Diagnose a step of a configuration without a run.
+    """Diagnose a training step of a configuration without a run, and write nothing.
 
     Args:
         config: A checked configuration.
-        step: Number of the step. The steps before it are trained in memory.
-        learner: As in `diagnose_run`.
+        step: Number of the step, from 1. The steps before it are trained in memory.
+        learner: Name of the learner (a model with its optimizer) to examine; None chooses one that fails, or the first.
 
     Raises:
         MptrainError: The data or the device is missing, or training ends before that step.
@@ -107,7 +109,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
 
 
 def _begins(parts: Parts) -> dict[str, _Beginning]:
-    """Return the class and the first scale of the scaler of each learner."""
+    """Return, by learner name, the class of its scaler (loss scaling rule) and the scale with which that starts."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
@@ -144,15 +146,15 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
 
 @dataclass(frozen=True)
 class FailedStep:
-    """Step that ended a run.
+    """Training step that ended a run after too many skipped steps, as saved in the run's folder ``failure``.
 
     Attributes:
         step: Number of the step.
-        learner: Name of the learner whose steps were skipped.
-        loss_scale: Loss scale of that learner.
-        cause: See `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
-        batch: The prepared batch, on the CPU.
-        random: The random state before the step; None if it was not saved.
+        learner: Name of the learner (a model with its optimizer) whose updates were skipped.
+        loss_scale: Loss scale of that learner in the step.
+        cause: Recorded cause, as in `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
+        batch: The prepared batch of the step, on the CPU.
+        random: State of all random generators before the step; None if it was not saved.
         ranks: Number of ranks, each of which had a part of the batch.
     """
 

@@ -1,6 +1,6 @@
-"""Step under diagnosis, which can be repeated with other overrides or at another loss scale.
+"""Training step under diagnosis, which can be repeated with other overrides or at another loss scale.
 
-`mptrain.inspection.remedies` chooses what to try.
+`mptrain.inspection.remedies` chooses the repetitions to try.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ from mptrain.probe.observer import Observation, Operation
 
 
 def with_overrides(config: Config, *words: str) -> Config:
-    """Return a configuration with overrides applied. Code that the configuration allows stays allowed.
+    """Return a copy of a configuration with overrides applied.
+
+    Args:
+        config: The configuration. Code and downloads that it allows stay allowed.
+        words: Overrides as on the command line, such as ``precision=fp32``.
 
     Raises:
-        ConfigError: The overrides are invalid for it.
+        ConfigError: The overrides are invalid for the configuration.
     """
     return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
 
 @dataclass(frozen=True)
 class DiagnosisCase:
-    """Step under diagnosis.
+    """Training step of one learner (a model with its optimizer) under diagnosis, with its observation.
 
     Attributes:
-        config: The configuration of the step.
-        parts: Built from ``config``, with the saved state restored.
-        saved_step: The state before the step.
-        seen: The observation of the step.
+        config: Configuration with which the step is computed.
+        parts: Model, optimizers and data built from ``config``, with the saved state restored.
+        saved_step: State of the run before the step, with its batch and loss scales.
+        seen: Observation of the step's operators, gradients and loss.
         ended: Whether the step ended its run, after too many skipped steps in a row.
-        ceiling: Lowest loss scale at which the run overflowed on record; infinite if it did not.
+        ceiling: Lowest loss scale at which the run's records show an overflow of gradients only; infinite if none does.
         faulted: Whether a fault is injected. Such a step cannot be compared with the same step in FP32.
-        original: The case that this one repeats with other overrides or at another scale; None for an original.
+        original: Case that this one repeats with other overrides or at another scale; None for an original.
     """
 
     config: Config
@@ -58,12 +62,12 @@ class DiagnosisCase:
     original: DiagnosisCase | None = None
 
     def with_overrides(self, *words: str, scale: float | None = None) -> DiagnosisCase:
-        """Repeat the step with overrides.
+        """Repeat the step with overrides, and return the new case.
 
         Args:
             words: Overrides as on the command line. Another precision brings its own scaler, which starts at its first
                 scale.
-            scale: The loss scale of all learners; None keeps the scales, or uses the first scales of a new precision.
+            scale: Loss scale of all learners; None keeps the scales, or uses the first scales of a new precision.
 
         Raises:
             EnvironmentRefused: The device does not support the configuration.
@@ -79,7 +83,7 @@ class DiagnosisCase:
         return self._another(config, parts, scales)
 
     def at_scale(self, scale: float) -> DiagnosisCase:
-        """Repeat the step at another loss scale of the learner under diagnosis."""
+        """Repeat the step at another loss scale of the learner under diagnosis, and return the new case."""
         # Parts that were built in between may have changed this process-wide setting.
         set_matmul_precision(self.config.precision)
         return self._another(self.config, self.parts, {**self.saved_step.scales, self.seen.learner: scale})
@@ -97,12 +101,12 @@ class DiagnosisCase:
 
     @property
     def learner(self) -> Learner:
-        """The learner under diagnosis."""
+        """The learner (a model with its optimizer) under diagnosis."""
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
     @functools.cached_property
     def causes(self) -> tuple[Finding, ...]:
-        """All causes that do not follow from another cause; empty if the step is correct.
+        """All causes of the step's failure that do not follow from another cause; empty if the step is correct.
 
         A step in half precision is correct if it is finite and agrees with the same step in FP32.
         """
@@ -114,17 +118,23 @@ class DiagnosisCase:
 
     @property
     def cause(self) -> Finding:
-        """The first cause, or a finding of kind ``none`` if there is no cause."""
+        """First cause of the step's failure, or a finding of kind ``none`` if there is no cause."""
         return next(iter(self.causes), no_fault(self.seen, self.accuracy))
 
     @property
     def is_sound(self) -> bool:
-        """True if the step is finite and has no cause of failure."""
+        """True if the loss and all gradients of the step are finite and no cause of failure is found.
+
+        In half precision, outputs or gradients that differ from FP32 by more than rounding explains are such a cause.
+        """
         return self.seen.finite and not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks on a sound step: infinities of the forward pass without effect, and inexact gradients."""
+        """Remarks for the user on a sound step, one sentence each; empty for any other step.
+
+        They name infinities of the forward pass without effect, and inexact gradients.
+        """
         if not self.seen.finite or not self.is_sound:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
@@ -142,10 +152,11 @@ class DiagnosisCase:
 
     @functools.cached_property
     def accuracy(self) -> StepAccuracy | None:
-        """The errors of the step against FP64; None without a reference.
+        """Errors of the step's module outputs and gradients in half precision against FP64; None if not measured.
 
-        There is no reference if its loss or the FP32 loss is not finite, if FP32 is not supported, and for all learners
-        but the first.
+        They are measured only in half precision and for the first learner (a model with its optimizer). They are not if
+        the loss of the step, the batch or the weights are not finite, an operator raises an error, a fault is injected,
+        the step has infinities in FP32 too, or FP32 is not supported.
         """
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
@@ -165,7 +176,7 @@ class DiagnosisCase:
 
     @functools.cached_property
     def exact(self) -> Observation | None:
-        """The same step in FP32 without a loss scale; None if FP32 is not supported."""
+        """Observation of the same step in FP32 without a loss scale; None if FP32 is not supported."""
         if self.original is not None:
             return self.original.exact
         if not self.config.precision.half:
@@ -177,17 +188,17 @@ class DiagnosisCase:
 
     @property
     def fp32_fails(self) -> bool:
-        """True if the step is not finite in FP32 either."""
+        """True if the loss or a gradient of the step is not finite in FP32 either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
 
     @functools.cached_property
     def lost(self) -> list[Operation]:
-        """Operators of the forward pass that lose values to underflow, compared with FP32, the worst first."""
+        """Forward operator calls whose FP16 results lose values to underflow, compared with FP32, the worst first."""
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
 
     @property
     def underflow_matters(self) -> bool:
-        """True if values lost to underflow are likely to matter.
+        """True if values that the forward pass loses to underflow are likely to affect training.
 
         If outputs agree with FP64 despite the loss, for example because a bias of 1e-6 follows, only losses of
         exponentials and probabilities matter, because these become smaller while a network learns.
@@ -199,15 +210,20 @@ class DiagnosisCase:
 
 
 def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
-    """Return the observation of one learner."""
+    """Return the observation of one learner among those of all learners in a step.
+
+    Args:
+        seen: Observations of the step, one for each learner.
+        learner: Name of the learner.
+    """
     return next(one for one in seen if one.learner == learner)
 
 
 def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
-    """Return an observation without the buffers that are non-finite by construction, such as a mask of -inf.
+    """Return an observation without the buffers that are non-finite in a newly built model, such as a mask of -inf.
 
     Args:
-        seen: The observation.
+        seen: The observation, whose ``weights`` lists parameters and buffers that are not finite.
         config: The configuration of the step.
     """
     if not seen.weights:

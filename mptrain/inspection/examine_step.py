@@ -1,6 +1,6 @@
-"""Examination of one step: its learner, its causes of failure, its agreement with the record, and the remedies tried.
+"""Examination of one training step: causes of failure, agreement with the run's records, and remedies tried.
 
-`mptrain.inspection.diagnosis` locates the step.
+`mptrain.inspection.diagnosis` locates the step in a run or a configuration.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Records of a run about a step, by learner.
+    """Records of a run about one of its steps, by name of the learner (a model with its optimizer).
 
     Attributes:
         losses: Loss of the step.
-        overflows: Name and kind (``inf`` or ``nan``) of the tensors that overflowed.
-        ceilings: Lowest loss scale of any step at which only gradients overflowed.
+        overflows: Name of each tensor whose gradient overflowed, with its kind (``inf`` or ``nan``).
+        ceilings: Lowest loss scale of any step of the run at which only gradients overflowed.
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -43,15 +43,15 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class LocatedStep:
-    """Step to examine, and its origin.
+    """Training step to examine, with its origin.
 
     Attributes:
-        parts: The built model, optimizers and data.
-        saved_step: The state before the step.
-        learner: The learner that ended the run; None if none did.
-        remarks: Sentences on the origin of the step.
-        record: Records of the run about the step.
-        because: Reason for a loss that differs from the recorded one.
+        parts: Built model, optimizers and data.
+        saved_step: State of the run before the step.
+        learner: Name of the learner (a model with its optimizer) that ended the run; None if none did.
+        remarks: Sentences for the user on the origin of the step.
+        record: Records of the run about the step; empty without a run.
+        because: Possible reason for a loss that differs from the recorded one, as a phrase for the user.
         trained: Number of steps that were trained in memory before it.
     """
 
@@ -65,10 +65,12 @@ class LocatedStep:
 
 
 def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
-    """Examine a step and try remedies on it.
+    """Repeat a training step under observation, find the causes of its failure, and try remedies on it.
+
+    A step with an injected fault is examined without the fault too, to tell whether the fault is the cause.
 
     Args:
-        subject: The run, or the overrides of the configuration.
+        subject: Name of the run, or the overrides of the configuration, for display.
         config: The configuration of ``place.parts``.
         place: The step.
         learner: Name of the learner to examine; None chooses the one that failed.
@@ -105,10 +107,10 @@ def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCas
 def _examination(
     subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
 ) -> Examination:
-    """Return the examination of a step.
+    """Return the examination of a step, with remedies tried unless they are given.
 
     Args:
-        subject: As in `examine`.
+        subject: Name of the run, or the overrides of the configuration, for display.
         case: The step.
         remarks: Sentences on the origin of the step.
         tried: Remedies to report. If given, no remedy is tried, because repeating the step would inject the fault
@@ -174,7 +176,7 @@ def _without_fault(config: Config, place: LocatedStep, learner: str) -> Diagnosi
 
 
 def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
-    """Compare the loss with the recorded one."""
+    """Return a sentence that compares the loss with the recorded one; empty without a record."""
     before = place.record.losses.get(seen.learner)
     if before is None:
         return ()
@@ -184,7 +186,7 @@ def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
 
 
 def _overflow_on_record(record: RecordedStep, seen: Observation) -> tuple[str, ...]:
-    """Compare the parameters with non-finite gradients with the recorded ones."""
+    """Return a sentence comparing the parameters whose gradients overflow with the recorded ones; empty if none."""
     if seen.learner not in record.losses or seen.refusal is not None:
         return ()
     before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)

@@ -1,4 +1,4 @@
-"""Causes of a failed step and their modules, derived from its observation. Reads observations and runs nothing.
+"""Causes of a failed training step and their modules, derived from an observation of it. Runs nothing.
 
 A step fails at an operator that returns inf or NaN for finite inputs; later operators only pass the values on. A step
 may have several such operators that do not feed one another.
@@ -26,17 +26,17 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Problem of a step, or of training a network in a precision.
+    """Problem of a training step, or of training a network in a precision, as shown to the user.
 
     Attributes:
-        kind: For a step see `mptrain.runlog.diagnosis_file.CauseKind`, otherwise see
+        kind: Kind of problem: of a step see `mptrain.runlog.diagnosis_file.CauseKind`, otherwise see
             `mptrain.inspection.scale_check_findings.findings`.
         where: Names of the affected modules, parameters or buffers in order; empty if there are none.
         what: Description of the problem in one sentence, with its measured value.
         hint: Advice; empty if remedies are tried instead.
         keep: Modules to keep in FP32 to fix the problem; empty if that does not fix it.
-        operator: The operator in which the problem arises; empty if unknown.
-        phase: The pass in which the problem arises; empty if it arises in none.
+        operator: Name of the operator in which the problem arises; empty if unknown.
+        phase: Pass in which the problem arises, ``forward`` or ``backward``; empty if it arises in none.
     """
 
     kind: str
@@ -49,21 +49,21 @@ class Finding:
 
     @property
     def module(self) -> str | None:
-        """The first affected module; None if there is none."""
+        """First affected module, parameter or buffer in ``where``; None if there is none."""
         return self.where[0] if self.where else None
 
 
 def first_cause(seen: Observation) -> Finding:
-    """Return the first cause of `find_causes`, or a finding of kind ``none`` if the step is correct."""
+    """Return the first cause of a step's failure, or a finding of kind ``none`` if there is none; see `find_causes`."""
     return next(iter(find_causes(seen)), no_fault(seen))
 
 
 def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
-    """Return the finding of kind ``none`` for a correct step.
+    """Return the finding of kind ``none``, which tells the user that a training step is correct.
 
     Args:
-        seen: The step.
-        accuracy: Its comparison with FP64, if there is one.
+        seen: Observation of the step.
+        accuracy: Comparison of the step with FP64, if there is one.
     """
     at = f"at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 else "without a loss scale"
     finite = f"step {seen.step:,} is finite, forward and backward, {at}"
@@ -76,13 +76,15 @@ def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding
 
 
 def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
-    """Return all causes of failure of a step, in the order of the passes, without consequences of other causes.
+    """Return all causes of a training step's failure, in the order of the passes, without consequences of other causes.
 
-    A failure in the backward pass of a module that already fails in the forward pass is a consequence.
+    A failure in the backward pass of a module that already fails in the forward pass is a consequence. If the batch or
+    the weights are not finite, no other cause is reported.
 
     Args:
-        seen: The step.
-        exact: The same step in FP32. If that step is finite, operators that return inf or NaN there too are
+        seen: Observation of the step.
+        exact: Observation of the same step in FP32. If that step is finite, operators that return inf or NaN there too
+            are
             taken as intended and ignored.
     """
     found: list[Finding] = []
@@ -105,16 +107,16 @@ def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Fi
 def compare_with_fp32(
     seen: Observation, causes: tuple[Finding, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
 ) -> tuple[Finding, ...]:
-    """Return the causes of failure of a step with a finite loss, after comparison with FP64.
+    """Return the causes of failure of a step with a finite loss, revised by a comparison of its values with FP64.
 
     Infinities of the forward pass are no cause if all outputs are correct and all gradients finite. A wrong output is a
     cause unless an earlier module is. Wrong gradients of a finite step are a cause as well.
 
     Args:
-        seen: The step.
+        seen: Observation of the step.
         causes: Causes from `find_causes`.
-        accuracy: The comparison with FP64.
-        lost: Operators of the forward pass that lose values to underflow, the worst first.
+        accuracy: Errors of module outputs and gradients against FP64.
+        lost: Operator calls of the forward pass that lose values to underflow, the worst first.
     """
     forward = [one for one in causes if one.phase == "forward"]
     others = [one for one in causes if one.phase != "forward"]
@@ -148,12 +150,21 @@ def compare_with_fp32(
 
 
 def first_break(seen: Observation, phase: str) -> Operation | None:
-    """Return the first operator of a pass that returns inf or NaN for finite inputs."""
+    """Return the first operator call of a pass that returns inf or NaN for finite inputs; None if there is none.
+
+    Args:
+        seen: Observation of a training step.
+        phase: ``forward`` or ``backward``.
+    """
     return next((operation for operation in seen.of(phase) if operation.breaks), None)
 
 
 def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]:
-    """Yield operators with keys that identify the same operator in another precision."""
+    """Yield operator calls with keys that identify the same call in another precision.
+
+    Yields:
+        The key (module, operator, pass, and index among the calls with the same three) and the call.
+    """
     met: Counter[tuple[str, str, str]] = Counter()
     for operation in operations:
         name = (operation.module, operation.operator, operation.phase)
@@ -162,27 +173,32 @@ def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]
 
 
 def label(name: str) -> str:
-    """Return the display name of a module."""
+    """Return the display name of a module: its qualified name, or ``the model itself`` for the empty name."""
     return name or "the model itself"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, joined by commas, and the number of the others."""
+    """Return up to three names joined by commas, followed by the number of the others: ``a, b, c and 2 more``."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def describe_module(seen: Observation, module: str) -> str:
-    """Return the name and class of a module for display."""
+    """Return the name and class of a module for display, such as ``layers.0 (Linear)``, or ``the loss``.
+
+    Args:
+        seen: Observation of a training step, which knows the classes.
+        module: Qualified name of the module, or `mptrain.probe.module_trail.LOSS` for operators outside all modules.
+    """
     return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
 
 
 def operator_name(operation: Operation) -> str:
-    """Return the display name of an operator."""
+    """Return the display name of an operator call: ``a cast`` for a dtype conversion, otherwise its name in torch."""
     return "a cast" if operation.operator == "_to_copy" else operation.operator
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage with three digits."""
+    """Format a share in [0, 1] as a percentage with three digits, such as ``12.5 %``."""
     return f"{100 * share:.3g} %"
 
 
@@ -296,7 +312,15 @@ def _off(seen: Observation, module: str, accuracy: StepAccuracy) -> str:
 
 
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
-    """Return a sentence on gradients with larger errors than rounding explains that are still good enough to train."""
+    """Return a sentence on gradients that are less exact than rounding explains but still good enough to train.
+
+    Args:
+        seen: Observation of a training step.
+        accuracy: Errors of the step against FP64.
+
+    Returns:
+        A list of one sentence; empty if there are no such gradients, or if some are too wrong to train.
+    """
     gradients = accuracy.inexact_gradients
     return (
         [_inexact(seen, gradients, accuracy).what] if seen.finite and gradients and not accuracy.wrong_gradients else []

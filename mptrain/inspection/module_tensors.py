@@ -1,4 +1,4 @@
-"""Recording, comparison and replacement of module outputs, and recording of the gradients of inputs and outputs.
+"""Recording, comparison and replacement of module outputs in a pass, and recording of gradients at module boundaries.
 
 All hooks are removed from the model afterwards.
 """
@@ -27,10 +27,10 @@ Change = Callable[[str, Tensor], Tensor]
 
 
 def record_outputs(found: Outputs) -> Change:
-    """Return a function that records outputs and returns them unchanged.
+    """Return a function for `hook_outputs` that records module outputs and leaves them unchanged.
 
     Args:
-        found: Mapping to which copies of the outputs are added.
+        found: Mapping from module name to outputs, call by call, to which detached copies are added.
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
@@ -41,12 +41,15 @@ def record_outputs(found: Outputs) -> Change:
 
 
 class OutputReplacement:
-    """Replacement of module outputs by recorded ones, with the gradients of the original outputs.
+    """Function for `hook_outputs` that replaces module outputs by recorded ones of another precision.
 
-    Each module then gets the recorded inputs, and its output differs from the recorded one only by its own error.
+    The gradient of a replaced output flows to the original output. Each module thus gets the recorded inputs, its
+    output differs from the recorded one only by its own error, and the backward pass belongs to the recorded forward
+    pass.
 
     Args:
-        said: The recorded outputs. An output without a recorded one of the same shape is not replaced.
+        said: Recorded outputs of each module, call by call. An output without a recorded one of the same shape is not
+            replaced.
     """
 
     def __init__(self, said: Outputs) -> None:
@@ -54,7 +57,15 @@ class OutputReplacement:
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """Return the replacement of an output."""
+        """Return the replacement of a module output.
+
+        Args:
+            name: Qualified name of the module; its recorded outputs are used in the order of the calls.
+            value: Output of the module.
+
+        Returns:
+            Tensor with the recorded values, and the dtype, shape and gradient of ``value``.
+        """
         other = self._rest[name].pop() if self._rest.get(name) else value
         if other.shape != value.shape:
             return value
@@ -66,19 +77,28 @@ class OutputReplacement:
         return torch.where(finite, value + (other - value).detach(), other)
 
     def own_error(self, name: str) -> float:
-        """Return the relative L2 error of a module's replaced outputs over all calls; inf if one is not finite."""
+        """Return the relative L2 error that a module itself adds to its recorded outputs, over all calls.
+
+        Args:
+            name: Qualified name of the module.
+
+        Returns:
+            Norm of the difference between recorded and original outputs, divided by the norm of the original ones; inf
+            if
+            a recorded value is not finite where the original is.
+        """
         off, size = self._own.get(name, (0.0, 0.0))
         return off / size if size else off
 
 
 def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies a function to every floating-point module output.
+    """Return a context manager that applies a function to every floating-point module output of a model.
 
     An output that a module returns unchanged from a submodule is changed only once, as the output of the submodule.
 
     Args:
         model: The model. Its hooks are removed on exit.
-        change: The function.
+        change: Function from the qualified name of a module and an output tensor to the tensor that replaces it.
     """
     latest: list[tuple[Tensor, int]] = []  # outputs of the module that ended last, with their versions
 
@@ -103,7 +123,7 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
 
 
 def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the relative L2 error of a module's outputs; inf if an output is not finite.
+    """Return the relative L2 error of a module's outputs against reference outputs; inf if an output is not finite.
 
     Infinities that the reference has too are ignored.
 
@@ -126,12 +146,12 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def norm(tensor: Tensor) -> float:
-    """Return the L2 norm, accumulated in FP64."""
+    """Return the L2 norm of a tensor of any dtype and shape, accumulated in FP64."""
     return float(torch.linalg.vector_norm(beside_fp64(tensor), dtype=torch.float64))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the L2 distance; inf if one of the tensors is not finite."""
+    """Return the L2 norm of the difference of two tensors, accumulated in FP64; inf if one of them is not finite."""
     found = norm(one - other)
     return found if found == found else math.inf
 
@@ -144,14 +164,16 @@ class _Place(NamedTuple):
 
 
 class GradientPath:
-    """Recorder of the gradients of all inputs and outputs of all modules in one pass.
+    """Recorder of the gradients of the inputs and outputs of all modules in one backward pass.
 
     Args:
-        scale: The loss scale of the pass.
+        scale: Loss scale of the pass.
 
     Attributes:
-        scale: The loss scale of the pass.
-        kept: The scaled gradients by module, call, side and index.
+        scale: Loss scale of the pass.
+        kept: Scaled gradients by module name, number of the module's call, side (``input`` or ``output``), and index of
+            the
+            tensor on that side.
     """
 
     def __init__(self, scale: float) -> None:
@@ -160,7 +182,11 @@ class GradientPath:
 
     @contextlib.contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
-        """Record gradients inside the context without changing them."""
+        """Record gradients of passes inside the context, without changing them.
+
+        Args:
+            model: The model, whose hooks are removed on exit.
+        """
         calls = Counter[str]()
 
         def keep(place: _Place, gradient: Tensor) -> None:
@@ -191,9 +217,10 @@ class GradientPath:
 def breaks_proportion(
     one: GradientPath, other: GradientPath, wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Return the innermost modules that receive gradients proportional to the loss and return others that are not.
+    """Return the innermost modules whose backward pass makes gradients disproportionate to the loss scale.
 
-    Such a module is the origin of the error.
+    Such a module receives gradients proportional to the loss and returns others that are not, so it is the origin of
+    the error.
 
     Args:
         one: Gradients of a pass at the reference scale.

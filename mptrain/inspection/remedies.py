@@ -1,10 +1,12 @@
-"""Search for remedies of a failed step. Each candidate is tried on that step, the least intrusive first.
+"""Search for remedies of a failed training step. Each candidate is tried on that step, the least intrusive first.
 
-backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
-forward     modules kept in FP32; then bfloat16; then FP32
-loss        bfloat16; then FP32
-input       the same step without the samples that are not finite
-none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
+The first column is the kind of the cause (`mptrain.runlog.diagnosis_file.CauseKind`), the second its candidates:
+
+    backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
+    forward     modules kept in FP32; then bfloat16; then FP32
+    loss        bfloat16; then FP32
+    input       the same step without the samples that are not finite
+    none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
 A candidate fixes the step only if the repeated step is sound (`DiagnosisCase.is_sound`): it is finite, and its module
 outputs and gradients agree with the same step in FP32. Modules kept in FP32 may also need another loss scale, which is
@@ -49,7 +51,7 @@ LARGE = FLOAT16.max
 
 
 def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
-    """Return the module in which a step fails; None if the step is sound.
+    """Return the module in which a step fails, empty for the model itself; None if the step is sound.
 
     Args:
         case: The step.
@@ -61,12 +63,15 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
 
 
 def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
-    """Return the remedies tried, in order, up to the first that fixes the step; empty if nothing needs a fix."""
+    """Return the remedies tried on a step, in order, up to the first that fixes it; empty if nothing needs a fix.
+
+    Each remedy says whether the repeated step succeeded with it.
+    """
     return tuple(_until_it_helps(*_candidates(case)))
 
 
 def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
-    """Return the kinds of remedies to try on a step, in order.
+    """Return the remedies to try on a step as iterables, one for each kind of remedy, in order.
 
     If a sound step has gradients close to the lower end of FP16, another scale is tried only if the scale is constant
     or the gradients are inexact.
@@ -106,9 +111,13 @@ def _another_scale(case: DiagnosisCase) -> Remedy | None:
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
-    """Count the exponents of the FP16 gradients as FP32 computes them.
+    """Return exponent counts of the gradients that a step stores in FP16, as FP32 computes them.
 
-    The counts cover the FP32 results of those backward operators whose results are FP16 in ``seen``.
+    Args:
+        seen: Observation of the step in half precision.
+        exact: Observation of the same step in FP32. Counted are the results of those backward operators whose results
+            are
+            FP16 in ``seen``.
     """
     half = {
         (operation.module, operation.operator, at)
@@ -207,7 +216,17 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
 def _try_remedy(
     case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
-    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale."""
+    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale.
+
+    Args:
+        case: The step.
+        words: The overrides.
+        text: Description of the remedy.
+        underflow: Whether values lost to underflow count as a failure.
+
+    Returns:
+        The remedy with its outcome, and the repeated step; None for the latter if the overrides cannot be used.
+    """
     try:
         changed = case.with_overrides(*words)
     except (EnvironmentRefused, ConfigError) as error:
@@ -240,13 +259,14 @@ def _chosen(batch: Batch, places: list[int]) -> Batch:
 
 @dataclass(frozen=True)
 class KeptModules:
-    """Entries to add to ``precision.keep_fp32``, extended while failing modules are found.
+    """Modules to keep in FP32 to fix a step: entries to add to the option ``precision.keep_fp32``.
 
-    Failing modules of the same class are merged into one entry.
+    The entries are extended while failing modules are found. Failing modules of the same class are merged into one
+    entry.
 
     Attributes:
         model: The model.
-        before: Modules that the configuration already keeps in FP32.
+        before: Qualified names of the modules that the configuration already keeps in FP32.
         entries: Qualified names, patterns of names, and class names.
     """
 
@@ -256,11 +276,11 @@ class KeptModules:
 
     @functools.cached_property
     def classes(self) -> dict[str, str]:
-        """Class name of each module, by qualified name."""
+        """Class name of each module of the model, by qualified name."""
         return {name: type(module).__name__ for name, module in self.model.named_modules()}
 
     def with_module(self, module: str) -> KeptModules | None:
-        """Return the entries extended by one more module.
+        """Return the entries extended by one more module to keep in FP32.
 
         If the module is kept already, its parent is added instead: a kept module returns its output in the dtype of its
         input, so the output must fit that dtype, while values inside a kept module need not.
@@ -269,7 +289,7 @@ class KeptModules:
         torch.nn, otherwise a pattern of the module names, because a torch.nn class says little about a module's role.
 
         Args:
-            module: Module in which values are wrong now.
+            module: Qualified name of the module in which values are wrong now.
 
         Returns:
             The extended entries; None if only the whole model is left, or if nothing changes.
@@ -288,7 +308,7 @@ class KeptModules:
         return None if entries == self.entries else replace(self, entries=entries)
 
     def _selected(self, entry: str) -> set[str]:
-        """Return the modules that an entry matches."""
+        """Return the qualified names of the modules that an entry matches."""
         return set(kept_modules(self.model, (entry,)))
 
     def _together(self, module: str, others: set[str]) -> str | None:

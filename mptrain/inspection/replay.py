@@ -1,12 +1,12 @@
-"""Replay of a loss scaling rule over the recorded steps of a run, without training.
+"""Replay of a loss scaling rule over the recorded steps of a run, without training, for ``mptrain replay``.
 
 The gradients are those of the run. If a rule skipped other updates, the weights and all later gradients would differ.
 Results are therefore reliable for rules that skip few updates and stay near the scales of the run. The run's own rule
 reproduces the recorded scales exactly.
 
 A rule computes with tensors, about twenty operators per step. Its next state depends only on the present state and the
-verdict, and most rules revisit the same states: a scale, and a count of clean steps below the growth interval.
-`RuleStates` therefore caches transitions, and calls the rule only for new ones.
+verdict (the result of the overflow check), and most rules revisit the same states: a scale, and a count of clean steps
+below the growth interval. `RuleStates` therefore caches transitions, and calls the rule only for new ones.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
 
 
 def replay_run(run: str, overrides: Sequence[str]) -> Replay:
-    """Replay a rule over the recorded steps of a run.
+    """Return the loss scales that a loss scaling rule would have used in the recorded steps of a run.
 
     Args:
         run: The run directory, or ``last``.
-        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``. Without any, the run's own rule is replayed.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``, for one learner (a model with its optimizer) with the
+            prefix
+            ``learners.NAME.``. Without any, the run's own rule is replayed.
+
+    Returns:
+        Recorded and replayed scales, overflows and skipped updates of each learner, with notes on their reliability.
 
     Raises:
-        UsageError: An override is not about the scaler.
+        UsageError: An override is not about the scaler, or about a learner that the run does not have.
         DataError: The run has no recorded steps, or the rule needs measurements that were not recorded.
         MptrainError: The run does not exist, its records are damaged, or the rule is invalid.
     """
@@ -59,7 +64,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     overrides = [word for word in overrides if word not in trusted]
     for word in overrides:
         if not _SCALER_WORD.match(word):
-            raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
+            raise UsageError(f"'{word}' is not about the scaler", "set scaler=NAME or scaler.KEY=VALUE")
     directory = find_run(run)
     text = directory.read_config()
     own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
@@ -136,11 +141,11 @@ _MOST: Final = 2**16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleState:
-    """State of a scaling rule.
+    """State of a loss scaling rule between two steps.
 
     Attributes:
-        tensors: State tensors of the rule.
-        scale: Loss scale of the state.
+        tensors: State tensors of the rule by name, each of shape (1,) on the CPU.
+        scale: Loss scale of the next step in this state.
     """
 
     tensors: ScalerState
@@ -148,10 +153,13 @@ class RuleState:
 
 
 class RuleStates:
-    """Cache of the states and transitions of one rule.
+    """Cache of the states and transitions of one loss scaling rule, for replays.
 
     Args:
         scaler: The rule, run on the CPU.
+
+    Attributes:
+        first: State before the first step.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -161,13 +169,13 @@ class RuleStates:
         self.first = self._state(scaler.initial(_CPU))
 
     def after(self, state: RuleState, overflow: bool, grad_norm: float, measured: float) -> RuleState:
-        """Return the state after a step, exactly as the rule computes it.
+        """Return the state of the rule after a training step, exactly as the rule computes it.
 
         Args:
             state: State before the step.
-            overflow: Whether the step overflowed.
-            grad_norm: Norm of the unscaled gradients, if the step did not overflow.
-            measured: The rule's measurement of the gradients; `math.nan` if it measures nothing.
+            overflow: Whether a gradient of the step overflowed.
+            grad_norm: L2 norm of the unscaled gradients, if the step did not overflow.
+            measured: The measurement of the gradients that the rule requests; `math.nan` if it requests none.
         """
         found = self._following.get((state, overflow, measured))
         if found is None:
@@ -186,7 +194,10 @@ class RuleStates:
 
 
 class _Verdict(Verdict):
-    """Verdict that records whether a rule read the norms, which differ at every step and cannot be cached."""
+    """Result of an overflow check that records whether a rule read the norms, which differ at every step.
+
+    A transition that depends on norms cannot be cached.
+    """
 
     norm_was_read = False
 
@@ -205,7 +216,7 @@ class _Verdict(Verdict):
 
 
 def _verdict(overflow: bool, grad_norm: float, scale: float, measured: float) -> _Verdict:
-    """Return the verdict of a step. The norms hold only the global norm, because no other norm is recorded."""
+    """Return the overflow check's result for a replayed step; it has only the global norm, as recorded."""
     return _Verdict(
         *_JUDGED[overflow], grad_norm=_one(grad_norm), norms=_one(grad_norm * scale), measured=_one(measured)
     )
@@ -223,7 +234,7 @@ _JUDGED: Final = {
 
 
 class _Walk:
-    """Replay of the rule of one learner."""
+    """Replay of the loss scaling rule of one learner (a model with its optimizer)."""
 
     def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
         self._name = name
@@ -238,7 +249,7 @@ class _Walk:
         self._same = 0
 
     def take(self, record: StepRecord) -> None:
-        """Replay the next recorded step."""
+        """Replay the next recorded step of the learner."""
         scale = self._state.scale
         overflow, basis = self._trace.would_overflow(record, scale)
         measured = math.nan
@@ -261,7 +272,7 @@ class _Walk:
         self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
 
     def done(self) -> ReplayedLearner:
-        """Return the result of the replay."""
+        """Return the recorded and the replayed scales of the learner."""
         counts = self._counts
         return ReplayedLearner(
             name=self._name,

@@ -1,4 +1,4 @@
-"""Check of whether a model trains correctly in a precision, for ``mptrain doctor``. Trains and writes nothing."""
+"""Check of whether a model's first training step is correct in a precision, for ``mptrain doctor``. Writes nothing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=Fa
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """Result of a scale check.
+    """Result of `check_scaling`: errors of outputs and gradients in half precision, and usable loss scales.
 
     Attributes:
-        evidence: Evidence for the findings.
-        findings: Findings, causes first; empty if there is no problem.
+        evidence: Measurements and observations from which the findings are derived.
+        findings: Problems found, causes first; empty if there is none.
         modules: Gradient errors by module in call order; empty if the passes failed.
-        reference: Dtype of the reference gradients: ``float64`` or ``float32``.
+        reference: Dtype of the reference gradients: ``float64`` or ``float32``; empty if the passes failed.
         samples: Number of samples in the batch.
         notes: Differences from training, one sentence each.
     """
@@ -54,9 +54,11 @@ class ScalingReport:
 def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
 
+    The scales are the powers of two from 2^0 to 2^24. No weight is updated.
+
     Args:
         config: A checked configuration whose precision computes in FP16 or BF16.
-        tell: Called with progress messages.
+        tell: Function that is called with progress messages.
 
     Raises:
         ConfigError: The precision is not half precision, or the configuration is inconsistent.
@@ -129,7 +131,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
 
 
 def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
-    """Return a note on the output closest to the largest number of the format, which later steps may exceed."""
+    """Return a note on the output closest to the format's largest number, which later steps may exceed; or nothing."""
     inside = [
         (errors.largest, name)
         for name, errors in reference.outputs.items()

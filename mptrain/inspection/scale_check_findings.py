@@ -1,4 +1,4 @@
-"""Findings of ``mptrain doctor``, derived from evidence about a network in half precision.
+"""Findings (problems for the user) of ``mptrain doctor``, derived from evidence about a network in half precision.
 
 Causes come first. Consequences of a cause are omitted: other findings about the same module, and gradients that are
 wrong or not finite at any scale because of it. Independent problems of other modules are reported.
@@ -39,11 +39,14 @@ _OPERATOR = (
 
 
 def findings(evidence: ScalingEvidence) -> list[Finding]:
-    """Return all findings, causes first.
+    """Return all problems of training a network in a half-precision mode, causes first.
 
     Their kinds are ``constant``, ``value``, ``norm``, ``narrow``, ``cast``, ``output``, ``no_gradient``,
     ``proportion``, ``fp32``; for gradients ``overflow``, ``error``, ``drift``, ``range``; and ``scale``. If the step is
     not finite in FP32, there are no findings on gradients and scales.
+
+    Args:
+        evidence: Measurements and observations of the network's first step.
     """
     causes = [*_constants(evidence), *_stored(evidence), *_narrow(evidence), *_casts(evidence)]
     if not evidence.fp32_finite:
@@ -58,7 +61,12 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
 
 
 def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
-    """Return the reason why usable loss scales cannot be determined; empty if they can."""
+    """Return the reason why the range of usable loss scales cannot be determined, as a phrase; empty if it can.
+
+    Args:
+        evidence: Measurements and observations of the network's first step.
+        found: The findings derived from it.
+    """
     kinds = {finding.kind for finding in found}
     if not evidence.fp32_finite:
         return "FP32 is not finite either, so loss scales are not evaluated"
@@ -74,7 +82,13 @@ def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
 
 
 def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
-    """Return the modules whose own arithmetic makes their output wrong by more than rounding explains."""
+    """Return the names of the modules whose own arithmetic makes their output wrong by more than rounding explains.
+
+    Modules whose output is already wrong in FP32, or wrong only because of their inputs, are left out.
+
+    Args:
+        evidence: Measurements and observations of the network's first training step.
+    """
     tolerance = EPSILONS * evidence.form.epsilon
     return [
         name
@@ -86,10 +100,13 @@ def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
 
 
 def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] | None:
-    """Return the exponent of a loss scale, and the modules with wrong gradients at that scale.
+    """Return the exponent of a loss scale, and the names of the modules with wrong gradients at that scale.
+
+    Args:
+        modules: Gradient errors by module at all scales tried.
 
     Returns:
-        None if one scale is usable for all modules.
+        None if one scale is usable for all modules, or if no module can be judged.
     """
     judged = [module for module in modules if module.judged]
     if wrong := [module for module in judged if module.wrong or not module.finite]:
@@ -102,7 +119,10 @@ def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] |
 
 
 def _with_words(found: Sequence[Finding], evidence: ScalingEvidence) -> list[Finding]:
-    """Add the override that keeps the modules of all findings in FP32, or another precision if that is no remedy."""
+    """Return findings whose hints name the override that keeps the affected modules in FP32.
+
+    If that is no remedy, they name another precision.
+    """
     kept = dict.fromkeys(name for finding in found for name in finding.keep)
     outermost = [name for name in kept if not any(is_inside(name, outer) for outer in kept)]
     words = f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
@@ -115,7 +135,7 @@ def _with_words(found: Sequence[Finding], evidence: ScalingEvidence) -> list[Fin
 
 
 def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules to keep in FP32 to make outputs correct.
+    """Return the names of the modules to keep in FP32 to make outputs correct.
 
     The parent replaces a module whose output does not fit the format, or that is kept in FP32 already.
     """

@@ -1,4 +1,4 @@
-"""Gradients of one step in FP64, in FP32, and in a precision mode at many loss scales.
+"""Gradients of one training step in FP64, in FP32, and in a precision mode at many loss scales.
 
 The passes are those of the engine, so the measurements apply to training. No weight is updated, and all state that the
 passes change is restored. Dropout is off, because its random numbers may depend on the dtype; all other random numbers
@@ -56,11 +56,11 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference gradients of one step without half precision, at the FP32 weights.
+    """Reference gradients and outputs of one training step without half precision, at the FP32 weights.
 
     Attributes:
         dtype: ``float64``, or ``float32`` if the model or its task does not run in FP64.
-        exact: Gradients for the outputs of the half-precision forward pass, float64.
+        exact: Gradients, float64 by parameter name, of an exact backward pass of the half-precision forward pass.
         distances: Gradient errors of each parameter, without those in half precision (``errors`` and ``shifts``).
         breaks: Modules whose backward pass breaks proportionality to the loss in FP32.
         outputs: Output errors of each module.
@@ -80,14 +80,15 @@ class Reference:
 def compute_reference(
     parts: Parts, batch: Batch, form: Format, said: Outputs, weights: Mapping[str, Tensor] | None = None
 ) -> Reference:
-    """Compute the reference gradients and outputs without half precision.
+    """Compute gradients and outputs of one step without half precision, to compare a half-precision step with.
 
     Args:
         parts: The run in ``precision=fp32``. Its model is left in another dtype and cannot be used afterwards.
         batch: The prepared batch.
         form: The half-precision format, for the expected rounding errors.
-        said: The module outputs in half precision.
-        weights: The half-precision parameters of those outputs, if any. Their rounding belongs to the forward pass.
+        said: Outputs of each module in half precision, call by call.
+        weights: Half-precision parameters by name that produced those outputs, if any. Their rounding belongs to the
+            forward pass.
 
     Raises:
         ConfigError: The task's loss is not a float32 scalar.
@@ -148,12 +149,12 @@ def compute_reference(
 
 
 def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
-    """Compare the gradients of a precision mode with the reference at each scale.
+    """Measure the gradient errors of a half-precision step against the reference, at each of many loss scales.
 
     Args:
-        parts: The run in its own precision. The scale of its learners is changed.
+        parts: The run in its own precision. The scale of its learners (models with their optimizers) is changed.
         batch: The prepared batch.
-        reference: The reference.
+        reference: Reference gradients of the same step.
         exponents: Exponents of the scales, which are powers of two.
 
     Returns:
@@ -180,7 +181,9 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
 
 
 def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
-    """Return the unscaled gradients of one step of every learner, float64 by parameter.
+    """Return the unscaled gradients of one training step of all learners, float64 by parameter name.
+
+    A learner is a model with its optimizer; a GAN has two. No weight is updated.
 
     Args:
         parts: The run, with the model in training mode. Only the scale of its learners is changed.
@@ -215,7 +218,7 @@ def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
 
 
 def is_finite(parts: Parts, batch: Batch) -> bool:
-    """Return whether all gradients of a step are finite.
+    """Return whether all gradients of a training step without a loss scale are finite.
 
     Args:
         parts: The run, with the model in training mode.
@@ -225,7 +228,7 @@ def is_finite(parts: Parts, batch: Batch) -> bool:
 
 
 def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
-    """Return the operators of a step that return inf or NaN for finite inputs, in order.
+    """Return the operator calls of a step without a loss scale that return inf or NaN for finite inputs, in order.
 
     Args:
         parts: The run.
@@ -250,7 +253,10 @@ def find_breaks(
         batch: The prepared batch.
         scales: Two loss scales, of which the first is the reference.
         wrong: Names of the modules whose own parameters' gradients differ between the scales.
-        tolerance: Largest relative difference that counts as equal.
+        tolerance: Largest relative L2 difference that counts as equal.
+
+    Returns:
+        Qualified names, as in `breaks_proportion`.
     """
     one, other = (GradientPath(scale) for scale in scales)
     for path in (one, other):
@@ -274,14 +280,14 @@ def compare_backward(
         half: The run in its own precision and its prepared batch. The model is in training mode, without dropout.
         wide: Function that returns a newly built run in ``precision=fp32`` and its batch; called after the
             half-precision passes.
-        said: The module outputs in half precision.
+        said: Outputs of each module in half precision, call by call.
         scale: The loss scale.
         wrong: Names of the modules whose own parameters' gradients are wrong.
         form: The half-precision format.
-        weights: As in `compute_reference`.
+        weights: Half-precision parameters by name that produced ``said``, if any.
 
     Returns:
-        Those modules, and the correct unscaled gradients.
+        Qualified names of those modules, and the correct unscaled gradients at all module boundaries.
     """
     found, right = GradientPath(scale), GradientPath(1.0)
     with found.followed(half[0].model):
@@ -295,7 +301,16 @@ def compare_backward(
 
 
 def holding_gradients(right: GradientPath, module: str, scale: float, form: Format) -> str:
-    """Return the module, or its nearest parent, whose input gradients fit the half-precision format at a loss scale."""
+    """Return the module, or its nearest parent, whose input gradients fit the half-precision format at a loss scale.
+
+    Gradients fit if rounding them to the format loses at most the share `LOST` of their norm.
+
+    Args:
+        right: Correct unscaled gradients at all module boundaries.
+        module: Qualified name of the module.
+        scale: The loss scale.
+        form: The half-precision format.
+    """
     half = DTYPES[form.name]  # type: ignore[index]
     while module and not all(
         distance((gradient * scale).to(half).double() / scale, gradient) <= LOST * norm(gradient)
@@ -308,7 +323,7 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
 
 @contextlib.contextmanager
 def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace the values of some parameters of a model, and restore them on exit."""
+    """Replace the values of some parameters of a model inside the context, and restore them on exit."""
     changed = {name: value for name, value in model.named_parameters() if name in others}
     before = {name: value.detach().clone() for name, value in changed.items()}
     try:

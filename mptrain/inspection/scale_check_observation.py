@@ -1,7 +1,7 @@
-"""Observation of one rehearsed step in half precision, without gradient errors.
+"""Observation of one rehearsed training step (without an update) in half precision, for ``mptrain doctor``.
 
 It covers constants that the format cannot hold, sums and exponentials in half precision, casts, norm layers, small
-epsilons, and module outputs.
+epsilons, and module outputs. Gradient errors are measured elsewhere (`mptrain.inspection.scale_check_gradients`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _WIDE_IN_AUTOCAST = frozenset(
 
 
 class Constant(NamedTuple):
-    """Number that a half-precision format cannot hold.
+    """Number in a model's code that its half-precision format cannot hold.
 
     Attributes:
         module: Qualified name of the module, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
-        operator: Operator with the number as operand.
+        operator: Name of the operator with the number as operand.
         value: The number.
         becomes: Its value in the format: ``zero`` or ``infinite``.
     """
@@ -72,15 +72,17 @@ class Constant(NamedTuple):
 
 
 class HalfArithmetic(ModuleObserver):
-    """Dispatch mode that records suspicious half-precision arithmetic of a forward pass.
+    """Dispatch mode that records suspicious half-precision arithmetic of a model.
 
     Args:
         trail: Tracker of the current module. The caller follows it on the observed model.
 
     Attributes:
-        constants: Occurrences of constants that the format cannot hold.
-        casts: Number of casts to each half-precision dtype, forward and backward, by module.
-        narrow: Number of half-precision calls of operators that autocast runs in FP32, by module and operator.
+        constants: Occurrences in the forward pass of constants that the format cannot hold.
+        casts: Number of casts to each half-precision dtype, forward and backward, by module and dtype.
+        narrow: Number of half-precision calls in the forward pass of operators that torch's autocast runs in FP32 on
+            CUDA,
+            by module and operator.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -140,14 +142,14 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class StepInspection:
-    """Observation of a step in the precision of the run, without gradient errors.
+    """Result of observing a training step in the precision of the run, without gradient errors.
 
     Attributes:
         evidence: Constants, half-precision arithmetic, casts, norms, parameters without gradient, scales and epsilons.
-        order: Modules in the order of their first call.
+        order: Qualified names of the modules in the order of their first call.
         values: Largest magnitude of each parameter and buffer.
         outputs: Outputs of each module, call by call.
-        weights: Half-precision parameters.
+        weights: Half-precision parameters by name.
     """
 
     evidence: ScalingEvidence
@@ -158,7 +160,9 @@ class StepInspection:
 
 
 def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
-    """Rehearse one step under observation. This must be the first pass of the parts.
+    """Rehearse one training step, without an update, under observation; must be the first pass of the parts.
+
+    Dropout of the model is turned off.
 
     Args:
         parts: The run in its own precision.
@@ -166,8 +170,8 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         form: The half-precision format of the run.
 
     Raises:
-        EnvironmentRefused: As in `rehearse`, unless the format cannot hold a constant.
-        ConfigError: As in `rehearse`.
+        EnvironmentRefused: As in `mptrain.engine.rehearsal.rehearse`, unless the format cannot hold a constant.
+        ConfigError: As in `mptrain.engine.rehearsal.rehearse`.
     """
     parts.model.train()
     policy = parts.policy
@@ -202,12 +206,12 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
 
 
 def half_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the half-precision parameters of a model by name."""
+    """Return the half-precision parameters of a model by name, detached."""
     return {name: value.detach() for name, value in model.named_parameters() if value.dtype.itemsize == 2}
 
 
 def largest_values(model: nn.Module) -> dict[str, float]:
-    """Return the largest magnitude of each parameter and floating-point buffer; inf if it is not finite."""
+    """Return the largest magnitude of each parameter and floating-point buffer, by name; inf if it is not finite."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         name: beside_fp64(tensor.detach()).double().abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
@@ -217,10 +221,10 @@ def largest_values(model: nn.Module) -> dict[str, float]:
 
 
 def disable_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Permanently turn off the dropout of all modules.
+    """Permanently turn off the dropout of all modules of a model: dropout, recurrent and attention layers of torch.
 
     Returns:
-        A note if there was any dropout.
+        A note for the user if there was any dropout, else nothing.
     """
     dropouts, found = Dropout, 0
     for module in model.modules():
@@ -232,7 +236,7 @@ def disable_dropout(model: nn.Module) -> tuple[str, ...]:
 
 
 def _half_norms(parts: Parts) -> tuple[str, ...]:
-    """Return the normalisation layers that a mode with half-precision parameters does not keep in FP32."""
+    """Return the names of the normalisation layers that a mode with half-precision parameters does not keep in FP32."""
     if parts.policy.parameters == "float32":
         return ()
     kept = {id(inside) for module in parts.kept.values() for inside in module.modules()}

@@ -1,4 +1,4 @@
-"""Errors of gradients at many loss scales, and the usable range of scales of each module.
+"""Errors of a training step's gradients at many loss scales, and the usable range of scales of each module.
 
 For each parameter, the unscaled gradient g(S) / S at a scale S is compared with references, in L2 norms:
 
@@ -67,7 +67,7 @@ NOTHING = 2.0**-30
 
 @dataclass(frozen=True)
 class GradientErrors:
-    """Gradient errors of one parameter, or of all parameters of a module, as L2 norms.
+    """Gradient errors of one parameter, or of all parameters of a module, in half precision, as L2 norms.
 
     Attributes:
         name: Name of the parameter or module.
@@ -77,9 +77,10 @@ class GradientErrors:
         expected: Distance of the exact gradient of the half-precision forward pass from the gradient in FP64.
         fp32_shift: Largest distance of an unscaled FP32 gradient from that at scale 1; 0 if gradients are proportional
             to the scale, inf if one is not finite.
-        errors: Distance from the exact gradient of the half-precision forward pass, by the exponent of the scale; inf
-            if the gradient is not finite.
-        shifts: Distance from the gradient at the highest finite scale, by the exponent of the scale.
+        errors: Distance of the unscaled gradient from the exact gradient of the half-precision forward pass, by the
+            base-2
+            exponent of the loss scale; inf if the gradient is not finite.
+        shifts: Distance from the gradient at the highest finite scale, by the base-2 exponent of the loss scale.
     """
 
     name: str
@@ -94,9 +95,9 @@ class GradientErrors:
 
 @dataclass(frozen=True)
 class ModuleScaling(GradientErrors):
-    """Gradient errors of a module's own parameters together, relative to their norm in FP64.
+    """Gradient errors of a module's own parameters together, relative to their norm in FP64, and what they mean.
 
-    The name is qualified, and empty for the model itself. ``reference`` is the absolute norm.
+    ``name`` is the qualified name of the module, empty for the model itself. ``reference`` is the absolute norm.
 
     Attributes:
         tolerance: Relative error that is always acceptable.
@@ -109,7 +110,7 @@ class ModuleScaling(GradientErrors):
 
     @property
     def allowed(self) -> float:
-        """Largest acceptable relative error.
+        """Largest acceptable relative error of the gradient in half precision.
 
         The larger of `tolerance`, which rounding explains, and `TIMES_EXPECTED` times the expected distance; only the
         second is limited to `MOST_EXPECTED`.
@@ -127,17 +128,17 @@ class ModuleScaling(GradientErrors):
 
     @property
     def best(self) -> float:
-        """Smallest relative error of all scales."""
+        """Smallest relative error of the gradient at any of the loss scales tried; inf if it is finite at none."""
         return min(self.errors.values())
 
     @property
     def finite(self) -> list[int]:
-        """Exponents of the scales at which the gradients are finite."""
+        """Base-2 exponents of the loss scales tried at which the gradients are finite."""
         return [exponent for exponent, error in self.errors.items() if math.isfinite(error)]
 
     @property
     def good(self) -> list[int]:
-        """Exponents of the scales at which the gradients are finite and underflow loses an acceptable share."""
+        """Base-2 exponents of the loss scales at which gradients are finite and lose little enough to underflow."""
         lost = self.errors if self.underflows else self.shifts  # with underflow everywhere no scale is a reference
         return [exponent for exponent in self.finite if lost[exponent] <= self.allowed_loss]
 
@@ -157,37 +158,40 @@ class ModuleScaling(GradientErrors):
 
     @property
     def ill_conditioned(self) -> bool:
-        """True if the gradient is already wrong in FP32."""
+        """True if the gradient is already wrong in FP32, so that half precision is not the cause."""
         return not self.nothing and self.fp32 > ILL_CONDITIONED
 
     @property
     def in_proportion(self) -> bool:
-        """True if the FP32 gradient is proportional to the loss scale."""
+        """True if the FP32 gradient is proportional to the loss scale, or zero up to rounding."""
         return self.nothing or self.fp32_shift <= self.tolerance
 
     @property
     def judged(self) -> bool:
-        """True if an error in half precision is meaningful."""
+        """True if an error in half precision is meaningful: the gradient is not zero, and correct in FP32."""
         return not self.nothing and not self.ill_conditioned and self.in_proportion
 
     @property
     def wrong(self) -> bool:
-        """True if the error is larger than rounding explains at every scale, so that no scale can fix it."""
+        """True if the error is larger than rounding explains at every scale, so that no loss scale can fix it."""
         return self.judged and bool(self.finite) and self.best > self.tolerance and not self.underflows
 
     @property
     def drifts(self) -> bool:
-        """True if the gradient is correct at some scale and wrong at the highest finite one: not proportional."""
+        """True if the gradient is correct at some loss scale and wrong, but finite, at the highest finite one.
+
+        The gradient is then not proportional to the loss scale.
+        """
         top = self.errors[max(self.finite)] if self.finite else math.inf
         return self.judged and math.isfinite(top) and self.best <= self.tolerance and top > 2 * self.tolerance
 
 
 @dataclass(frozen=True)
 class UsableScales:
-    """Usable loss scales of a network.
+    """Loss scales at which a network's gradients are correct in half precision, among those tried.
 
     Attributes:
-        tried: Exponents of the scales tried, ascending.
+        tried: Base-2 exponents of the scales tried, ascending.
         good: Exponents at which the gradients of every judged module are correct.
         overflows: Lowest exponent from which on a gradient is not finite; None if all are finite.
     """
@@ -198,11 +202,17 @@ class UsableScales:
 
     @property
     def best(self) -> int | None:
-        """Middle of the usable range, as far as possible from both ends; None if no scale is usable."""
+        """Base-2 exponent of the scale in the middle of the usable ones, far from both ends; None if none is usable."""
         return self.good[(len(self.good) - 1) // 2] if self.good else None
 
     def suits(self, scale: float) -> bool | None:
-        """Return whether a scale is usable; None if it is outside the tried range and therefore unknown."""
+        """Return whether a loss scale is usable; None if it is outside the tried range and therefore unknown.
+
+        Between two tried scales, a scale is usable if both are.
+
+        Args:
+            scale: The loss scale itself, not its exponent.
+        """
         exponent = math.log2(scale)
         if self.overflows is not None and exponent >= self.overflows:
             return False
@@ -219,9 +229,9 @@ def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequenc
     """Combine the gradient errors of each module's own parameters, in the order in which the modules are called.
 
     Args:
-        parameters: Errors of the parameters, with qualified names.
+        parameters: Errors of the parameters, with qualified names, all at the same scales.
         form: The half-precision format.
-        order: Names of modules in call order; modules that are not listed come last.
+        order: Qualified names of modules in call order; modules that are not listed come last.
     """
     groups: dict[str, list[GradientErrors]] = {}
     for one in parameters:
@@ -254,7 +264,11 @@ def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequenc
 
 
 def scales_of(modules: Sequence[ModuleScaling]) -> UsableScales:
-    """Return the scales that are usable for all modules."""
+    """Return the loss scales that are usable for all modules of a network.
+
+    Args:
+        modules: Gradient errors of at least one module, all at the same scales.
+    """
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
     good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
@@ -265,7 +279,7 @@ def scales_of(modules: Sequence[ModuleScaling]) -> UsableScales:
 
 @dataclass(frozen=True)
 class OutputErrors:
-    """Relative L2 errors of the output of a module against FP64, over all its calls.
+    """Relative L2 errors of a module's output in one forward pass against FP64, over all its calls.
 
     Attributes:
         half: Error in half precision.
@@ -283,7 +297,7 @@ class OutputErrors:
     largest: float = 0.0
 
     def allowed(self, tolerance: float) -> float:
-        """Return the largest acceptable relative error in half precision.
+        """Return the largest acceptable relative error of the output in half precision.
 
         Args:
             tolerance: The relative error that is acceptable for any output.
@@ -293,7 +307,9 @@ class OutputErrors:
 
 @dataclass(frozen=True)
 class ScalingEvidence:
-    """Evidence from which findings are derived.
+    """Measurements and observations of a network's first training step, for the findings of ``mptrain doctor``.
+
+    Modules are given by qualified name, tensors by the name of the parameter or buffer.
 
     Attributes:
         compute: Half-precision dtype of matrix products.
@@ -306,14 +322,14 @@ class ScalingEvidence:
         no_gradient: Parameters without a gradient.
         outputs: Errors of module outputs by name, in the order in which the first calls end.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
-        keep_backward: Modules to keep in FP32 to correct the gradients that those pass on.
-        scales: Configured scale of each learner, and whether it is constant.
+        keep_backward: Modules to keep in FP32 to correct the gradients that the modules of ``breaks`` pass on.
+        scales: Configured loss scale of each learner (a model with its optimizer), and whether it is constant.
         epsilons: Name of the epsilon attribute that rounds to zero in the format, by module.
         refused: Error message of torch if the passes failed; otherwise empty.
         fp32_finite: Whether the step is finite in FP32.
-        breaks_fp32: Operators that return inf or NaN for finite inputs in FP32, in order.
-        breaks_half: Operators of the half-precision forward pass that do so, recorded if an output is wrong.
-        keep_fp32: Entries of ``precision.keep_fp32``.
+        breaks_fp32: Operator calls that return inf or NaN for finite inputs in FP32, in order.
+        breaks_half: Operator calls of the half-precision forward pass that do so, recorded if an output is wrong.
+        keep_fp32: Entries of the option ``precision.keep_fp32``.
         autocast: Whether the precision mode uses autocast.
     """
 
@@ -339,5 +355,5 @@ class ScalingEvidence:
 
     @property
     def form(self) -> Format:
-        """The half-precision format."""
+        """The half-precision format of matrix products, with its largest and smallest numbers."""
         return FORMATS[self.compute]

@@ -1,6 +1,7 @@
-"""Remedies that change the loss scale: the scale, its overrides, and whether the scaler reaches it without them.
+"""Remedies of a failed training step that change the loss scale: the scale, and the overrides that set it.
 
-Overrides are suggested only after a check that a run with them starts at that scale.
+The remedy needs no overrides if the scaler (loss scaling rule) reaches the scale without them. Overrides are suggested
+only after a check that a run with them starts at that scale.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _MORE_STEPS = "mptrain recommend evaluates more steps than this one"
 
 
 def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """Return a lower loss scale for gradients that overflow.
+    """Return a lower loss scale, tried on the step, for gradients that overflow.
 
     Args:
         case: The step.
         gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
 
     Returns:
-        The remedy, or None if no lower scale is possible.
+        The remedy, with the outcome of the repeated step; None if no lower scale is possible.
     """
     edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
@@ -56,19 +57,19 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
 
 
 def _edge(gradients: ExponentCounts) -> int:
-    """Return the exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
+    """Return the base-2 exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
     return math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
 
 
 def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
-    """Return the exponent of the highest scale below the present one at which the step is finite.
+    """Return the base-2 exponent of the highest loss scale below the present one at which the step is finite.
 
     `_edge` is too low if the largest gradient is computed in FP32 in this step too, or is discarded. Higher scales are
     therefore tried.
 
     Args:
         case: The step, which is not finite.
-        gradients: As in `lower_scale`.
+        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
     """
     finite, infinite = _edge(gradients), math.ceil(math.log2(case.seen.loss_scale))
     if finite + 1 >= infinite or not case.at_scale(2.0 ** max(finite + 1, 0)).seen.finite:
@@ -86,14 +87,14 @@ def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
 def _lowered(
     case: DiagnosisCase, words: tuple[str, ...], text: str, scale: float, gradients: ExponentCounts, room: int = 0
 ) -> Remedy:
-    """Try a lower scale.
+    """Repeat a step at a lower loss scale, and return the remedy with its outcome.
 
     Args:
         case: The step.
         words: Overrides for the scale; empty if none are needed.
         text: Description of the remedy.
         scale: The scale.
-        gradients: As in `lower_scale`.
+        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
         room: Doublings from the scale to the highest scale at which the step is finite.
     """
     candidate, shown = case.at_scale(scale), scale_in_words(scale)
@@ -115,22 +116,27 @@ def _lowered(
 
 
 def _unless_refused(remedy: Remedy, refusal: str | None) -> Remedy:
-    """Return a remedy, marked as untested if no run with its overrides starts at its scale."""
+    """Return a remedy, marked as untested if no run with its overrides starts at its scale.
+
+    Args:
+        remedy: The remedy.
+        refusal: Reason why no such run starts there; None if one does.
+    """
     outcome = f"finite on this batch, but no run starts at that scale: {refusal}"
     return remedy if refusal is None else replace(remedy, helped=None, outcome=outcome)
 
 
 def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """Return a higher loss scale for gradients that underflow.
+    """Return a higher loss scale, tried on the step, for gradients that underflow.
 
     The scaler's first scale is tried first, or a lower one if that overflows.
 
     Args:
         case: The step.
-        gradients: As in `lower_scale`.
+        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
 
     Returns:
-        The remedy, or None if no higher scale is possible.
+        The remedy, with the outcome of the repeated step; None if no higher scale is possible.
     """
     first = float(case.learner.scaler.initial(case.parts.device)["scale"])
     if first > case.seen.loss_scale:
@@ -144,12 +150,12 @@ def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | Non
 
 
 def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
-    """Return a higher loss scale for gradients that are small for FP16.
+    """Return a higher loss scale, tried on the step, for gradients that are small for FP16.
 
     Args:
         case: The step.
-        share: Share of gradients below 2^-14. A remedy must bring it below half of this.
-        room: Factor by which the scale can be multiplied.
+        share: Share of nonzero FP16 gradients below 2^-14. A remedy must bring it below half of this.
+        room: Factor by which the scale can be multiplied before the largest gradient overflows.
     """
     for margin in range(MARGIN, -1, -1):
         scale = case.seen.loss_scale * room / 2.0**margin
@@ -187,7 +193,15 @@ def _below(room: int) -> str:
 
 
 def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
-    """Return the overrides with which a run starts at a scale with the present scaler, including its limits."""
+    """Return the command-line overrides with which a run starts at a loss scale, such as ``scaler.init_scale=1024``.
+
+    The present scaler is kept if it has a scale to set, and its limits are moved if the scale is beyond them. Otherwise
+    a static scaler replaces it.
+
+    Args:
+        case: The step, which determines the scaler and its learner (a model with its optimizer).
+        scale: The loss scale.
+    """
     rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
     if hasattr(rule, "scale"):
         return (f"{prefix}.scale={value}",)
@@ -207,7 +221,10 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
 
 
 def _prefix(case: DiagnosisCase) -> str:
-    """Return the key prefix of the learner's scaler: with several learners, only this one's scaler is changed."""
+    """Return the key prefix of the learner's scaler in overrides: ``scaler`` or ``learners.NAME.scaler``.
+
+    With several learners, only the scaler of the learner under diagnosis is changed.
+    """
     name = case.seen.learner
     own = name in case.config.learners or len(case.parts.learners) > 1
     return f"learners.{name}.scaler" if own else "scaler"
@@ -229,7 +246,7 @@ def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str |
 
 
 def _by_itself(case: DiagnosisCase, goal: float) -> float | None:
-    """Return the scale at which the present scaler stops overflowing, if it reaches it before the run ends.
+    """Return the loss scale at which the present scaler stops overflowing, if it reaches it before the run ends.
 
     Later batches may need a lower scale. The scaler must therefore be able to fall by `MARGIN` further doublings, or to
     its floor, before ``train.max_consecutive_overflows`` ends the run.

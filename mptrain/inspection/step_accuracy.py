@@ -1,4 +1,4 @@
-"""Errors of one step in half precision against FP64: of module outputs, and of gradients at one loss scale.
+"""Errors of one training step in half precision against FP64: of module outputs, and of gradients at one loss scale.
 
 Acceptable errors follow from the format, as in ``mptrain doctor``; `mptrain.inspection.scale_check_ranges` describes
 the measurements. An output may be off by `EPSILONS` times the format's epsilon, or by `TIMES_ROUNDED` times the error
@@ -36,12 +36,12 @@ MUCH = 0.5
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """Errors of one learner's step in half precision against FP64.
+    """Errors of one training step of a learner (a model with its optimizer) in half precision against FP64.
 
     Attributes:
         form: The half-precision format.
-        outputs: Relative output errors of each module without children, in call order.
-        modules: Gradient errors by module in call order, at one scale.
+        outputs: Relative output errors of each module, in the order in which the first calls end.
+        modules: Gradient errors by module at one loss scale, in the same order; modules without own outputs come last.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
     """
 
@@ -52,19 +52,25 @@ class StepAccuracy:
 
     @property
     def ill_conditioned(self) -> str | None:
-        """First module whose output is wrong in FP32 too, or else whose gradients are; None if there is none."""
+        """Name of the first module whose output is wrong in FP32 too, else whose gradients are; None if there is none.
+
+        Half precision is not the cause of such errors.
+        """
         outputs = (name for name, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
     @property
     def disproportionate(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradients are not proportional to the loss scale even in FP32, in backward order."""
+        """Gradient errors of the modules whose gradients are not proportional to the loss scale even in FP32.
+
+        The modules come in the order of the backward pass.
+        """
         return tuple(module for module in self.modules[::-1] if not module.in_proportion)
 
     @property
     def wrong_output(self) -> str | None:
-        """First module whose output error is larger than rounding explains; later modules use that output.
+        """Name of the first module whose output error is larger than rounding explains; later modules use that output.
 
         None if there is none, or if an earlier module is already wrong in FP32.
         """
@@ -78,46 +84,61 @@ class StepAccuracy:
         return None
 
     def allowed(self, name: str) -> float:
-        """Return the largest acceptable relative error of a module's output."""
+        """Return the largest acceptable relative error of a module's output in half precision.
+
+        Args:
+            name: Qualified name of the module, a key of ``outputs``.
+        """
         return self.outputs[name].allowed(EPSILONS * self.form.epsilon)
 
     def lost_output(self, modules: Collection[str]) -> str | None:
-        """Return the first module, from the first of ``modules`` on, that has lost most of its output.
+        """Return the first module, from the first of ``modules`` on, that has lost most of its output to underflow.
 
         Rounding explains such an error: it rounds to zero the values that are too small for the format.
 
         Args:
-            modules: Modules that lose values to underflow.
+            modules: Names of the modules that lose values to underflow.
+
+        Returns:
+            The module's qualified name; None if there is none.
         """
         names = list(self.outputs)
         first = min((names.index(name) for name in modules if name in names), default=0)
         return next((name for name in names[first:] if self.outputs[name].half > MUCH), None) if modules else None
 
     def ruined_output(self, modules: Collection[str]) -> str | None:
-        """Return `lost_output` if gradients confirm it. A closed gate also loses most of its values, without harm."""
+        """Return `lost_output` if wrong gradients confirm that the loss matters; otherwise None.
+
+        A closed gate also loses most of its values, without harm.
+
+        Args:
+            modules: Names of the modules that lose values to underflow.
+        """
         shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
         return self.lost_output(modules) if shown else None
 
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradient errors are too large for training, in backward order."""
+        """Gradient errors of the modules whose errors are too large for training, in the order of the backward pass."""
         return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
-        """Modules whose gradient errors are larger than rounding explains, in backward order."""
+        """Gradient errors of the modules whose errors exceed rounding, in the order of the backward pass."""
         return tuple(one for one in self.modules[::-1] if one.judged and not one.best <= one.allowed)
 
 
 def measure_accuracy(
     half: Callable[[], Parts], wide: Callable[[], Parts], saved_step: SavedStep, learner: str, scale: float
 ) -> StepAccuracy:
-    """Measure the errors of one learner's step.
+    """Measure the errors of module outputs and gradients in one learner's step in half precision against FP64.
+
+    A learner is a model with its optimizer; a GAN has two.
 
     Args:
         half: Function that builds the run in half precision and restores the saved state.
-        wide: The same in ``precision=fp32``.
-        saved_step: The step.
+        wide: Function that does the same in ``precision=fp32``.
+        saved_step: State before the step, with its batch.
         learner: Name of the learner.
         scale: Loss scale of the learner.
     """
@@ -144,7 +165,7 @@ def measure_accuracy(
 
 
 def _alone(parts: Parts, learner: str) -> Parts:
-    """Return the parts with only one learner, in training mode and without dropout."""
+    """Return the parts of a run with only one learner, in training mode and without dropout."""
     parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
     set_matmul_precision(parts.policy)
     parts.model.train()

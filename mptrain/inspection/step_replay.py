@@ -1,8 +1,9 @@
-"""Repetition of a saved step, forward and backward, under the observer.
+"""Repetition of a saved training step, forward and backward, under the observer, for ``mptrain diagnose``.
 
-With several learners each is observed as in training, after the updates of the learners before it. Afterwards weights,
-buffers, optimizers and scales are restored; nothing is written. To reach a given step, training can run up to it in
-memory. This is unrelated to ``mptrain replay``, which replays a scaler over recorded steps.
+With several learners (models with their optimizers, as in a GAN) each is observed as in training, after the updates of
+the learners before it. Afterwards weights, buffers, optimizers and scales are restored; nothing is written. To reach a
+given step, training can run up to it in memory. This is unrelated to ``mptrain replay``, which replays a scaler over
+recorded steps.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from mptrain.workloads.base.batch import Batch
 
 @dataclass(frozen=True)
 class SavedStep:
-    """State before a step.
+    """State of a run before a training step, with the step's batch, from which the step can be repeated.
 
     Attributes:
         step: Number of the step, from 1; skipped steps count.
-        state: Snapshot of the weights, in the format of checkpoints.
+        state: Snapshot of weights, optimizers and other state of the run, in the format of checkpoints.
         batch: The prepared batch, in FP32 if that is available.
         wide: Whether ``batch`` has the dtype of the data set, before the cast to the input dtype of the model.
-        scales: Loss scale of each learner.
-        random: The random state.
+        scales: Loss scale of each learner (a model with its optimizer), by name.
+        random: State of all random generators.
         done: Whether ``state`` was saved after the step and includes the updates of the learners in that step.
     """
 
@@ -59,12 +60,12 @@ class SavedStep:
 
 
 def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
-    """Train up to a step, and return the state before it.
+    """Train in memory up to a step, and return the state before that step.
 
     Args:
-        parts: Newly built parts. They are trained in place.
+        parts: Newly built parts of a run. They are trained in place.
         options: Options of the run.
-        state: A snapshot from before that step; None starts from the parts as built.
+        state: Snapshot from before that step; None starts from the parts as built.
         step: Number of the step, from 1.
 
     Returns:
@@ -97,7 +98,12 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
 
 
 def restore_step(parts: Parts, saved_step: SavedStep) -> None:
-    """Restore weights, optimizers and carried state in newly built parts, possibly of another precision."""
+    """Load the weights, optimizers and non-persistent buffers of a saved step into newly built parts of a run.
+
+    Args:
+        parts: The parts, possibly in another precision than the saved step.
+        saved_step: State of the run before the step.
+    """
     load_weights(parts, saved_step.state)
     for learner in parts.learners:
         learner.load_state_dict(saved_step.state["learners"][learner.name])
@@ -106,11 +112,14 @@ def restore_step(parts: Parts, saved_step: SavedStep) -> None:
 
 
 def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:
-    """Repeat the forward and backward passes of a step under the observer.
+    """Repeat the forward and backward passes of a training step under the observer.
+
+    With several learners (models with their optimizers), each sees the updates of the learners before it, unless the
+    saved state includes them already.
 
     Args:
-        parts: Parts with the saved state restored. They are left unchanged.
-        saved_step: The step.
+        parts: Parts of the run with the saved state restored. They are left unchanged.
+        saved_step: State before the step, with its batch and loss scales.
 
     Returns:
         The observation of each learner, in order.

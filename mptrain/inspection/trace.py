@@ -1,10 +1,10 @@
-"""Prediction from the records of a run of whether its steps overflow at loss scales that the run did not use.
+"""Prediction from a run's records of whether its steps overflow at loss scales that the run did not use.
 
-An FP16 step that is clean at one scale is clean at every lower one. A step that overflows does so at every higher one,
-and at every scale if its loss is not finite. All other cases need histograms: they record the largest gradient of a
-step, and hence the scale at which it exceeds FP16. For a step without a histogram it is estimated from the nearest
-histograms and from the gradient norm (`mptrain.numerics.exponents`). Without histograms, the outcomes of neighbouring
-steps at other scales are used. From a run in a wider format, outcomes in FP16 are always estimates.
+An FP16 step that is clean (without overflow) at one scale is clean at every lower one. A step that overflows does so at
+every higher one, and at every scale if its loss is not finite. All other cases need histograms: they record the largest
+gradient of a step, and hence the scale at which it exceeds FP16. For a step without a histogram it is estimated from
+the nearest histograms and from the gradient norm (`mptrain.numerics.exponents`). Without histograms, the outcomes of
+neighbouring steps at other scales are used. From a run in a wider format, outcomes in FP16 are always estimates.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Basis = Literal["known", "estimated", "unknown"]
 
 @dataclass(frozen=True)
 class CleanStep:
-    """Gradients of one clean step with a histogram.
+    """Gradient histograms of one training step without overflow, which tell its outcome at other loss scales.
 
     Attributes:
         step: Number of the step.
         loss_scale: Loss scale of the gradients.
-        extreme: Largest of the gradients that can overflow in FP16.
+        extreme: Magnitude of the largest of the gradients that can overflow in FP16, without the loss scale.
         weights: Exponent counts of the scaled gradient of each parameter.
     """
 
@@ -52,9 +52,14 @@ class CleanStep:
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
-        """Return whether a gradient would overflow FP16 at that scale, and the basis of the answer.
+        """Return whether a gradient of the step would overflow FP16 at another loss scale, and the basis of the answer.
 
-        The answer is an estimate if it depends on an FP32 tensor that may have passed through FP16.
+        Args:
+            scale: The loss scale.
+
+        Returns:
+            The answer, and ``known`` or, if the answer depends on an FP32 tensor that may have passed through FP16,
+            ``estimated``.
         """
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
@@ -62,11 +67,16 @@ class CleanStep:
         return certain or all_in_all, "known" if certain or not all_in_all else "estimated"
 
     def largest(self, scale: float) -> float:
-        """Return the largest |g| of the parameters' gradients at that scale."""
+        """Return the largest magnitude of the scaled parameter gradients in this step at loss scale ``scale``."""
         return self._largest if scale == self.loss_scale else self._largest / self.loss_scale * scale
 
     def share_above(self, edge: float, scale: float) -> float:
-        """Return the share of the parameters' gradients above an edge at that scale, from counts per power of two."""
+        """Return the share of the parameters' scaled gradients above a magnitude, as it would be at a loss scale.
+
+        Args:
+            edge: The magnitude. Histograms have one count per power of two, so the share is interpolated between them.
+            scale: The loss scale.
+        """
         edge = edge * self.loss_scale / scale
         if edge not in self._shares:
             above = math.fsum(_count_above(counts, edge) for counts in self.weights)
@@ -87,10 +97,15 @@ class CleanStep:
 
 
 class Trace:
-    """Records of the steps of one learner. Histograms are added first, then the steps in order.
+    """Records of all steps of one learner (a model with its optimizer), which predict overflows at other loss scales.
+
+    Add histograms first, then the steps in order.
 
     Args:
-        half: Whether the run computed in FP16, so that its own verdicts are those of FP16.
+        half: Whether the run computed in FP16, so that its own overflow checks are those of FP16.
+
+    Attributes:
+        looked_at: Number of steps with histograms, usable or not.
     """
 
     def __init__(self, half: bool = True) -> None:
@@ -102,7 +117,7 @@ class Trace:
         self._overflowed = _Nearest()
 
     def add(self, record: StepRecord) -> None:
-        """Add the record of a step."""
+        """Add the record of a training step: its loss scale, gradient norm and overflow."""
         if not record.overflow:
             look: CleanStep | None = self._looks.at(record.step)
             if look and (found := sample_at(record.step, look.extreme.value, record.grad_norm)):
@@ -112,14 +127,23 @@ class Trace:
             self._overflowed.add(record.step, record.loss_scale)
 
     def add_histograms(self, record: HistogramRecord) -> None:
-        """Add the histograms of a step. Histograms with inf or NaN do not show the largest gradient and are ignored."""
+        """Add the gradient histograms of a step. Those of a step with inf or NaN are counted but not used."""
         self.looked_at += 1
         look = _clean_step(record)
         if look is not None:
             self._looks.add(record.step, look)
 
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Return whether a step would have overflowed at a scale, and the basis of the answer."""
+        """Return whether a recorded step would have overflowed at a loss scale, and the basis of the answer.
+
+        Args:
+            record: Record of the step.
+            scale: The loss scale.
+
+        Returns:
+            The answer, and its basis: ``known`` from the step's own records, ``estimated`` from nearby steps or another
+            format, or ``unknown``. An unknown answer is the recorded outcome.
+        """
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
         if not self._half:
@@ -141,7 +165,7 @@ class Trace:
         return record.overflow, "unknown"
 
     def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Estimate whether a step of a run in a wider format would overflow in FP16."""
+        """Estimate whether a step of a run in a wider format than FP16 would overflow in FP16 at a loss scale."""
         if record.overflow and 0 < record.loss_scale <= scale:
             return True, "estimated"
         look: CleanStep | None = self._looks.at(record.step)
@@ -149,13 +173,23 @@ class Trace:
         return (record.overflow, "unknown") if largest is None else (largest * scale >= INFINITE_FROM, "estimated")
 
     def _between(self, record: StepRecord) -> float | None:
-        """Return the largest unscaled gradient of a step without a histogram; None if no step has one."""
+        """Return the largest unscaled gradient of a step without a histogram; None if no step has a histogram."""
         if not record.grad_norm:
             return 0.0
         return largest_at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """Return a measurement of a clean step from the nearest histogram, and its basis; None if there is none."""
+        """Return the measurement of gradients that a scaler requests, as it would be at a loss scale, from histograms.
+
+        Args:
+            measure: The measurement, such as the largest magnitude.
+            step: Number of a step without overflow. The histograms of the nearest step that has some are used.
+            scale: The loss scale.
+
+        Returns:
+            The measurement, and its basis, ``known`` or ``estimated``; None without histograms, or if they cannot tell
+            it.
+        """
         look: CleanStep | None = self._looks.to(step)
         if look is None:
             return None
@@ -167,12 +201,12 @@ class Trace:
         return None
 
     def tells_gradients(self) -> bool:
-        """Return whether a step that did not overflow has histograms."""
+        """Return whether any step without overflow has usable gradient histograms."""
         return self._looks.to(1) is not None
 
 
 class _Nearest:
-    """Values by step, with lookup of the nearest step."""
+    """Values by step number, with lookup of the nearest step."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []
@@ -196,11 +230,14 @@ class _Nearest:
 
 
 def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord]]:
-    """Read the records of a run once, and return a trace for each learner and the step records.
+    """Read the step records and histograms of a run once, and return a `Trace` for each learner and the step records.
 
     Args:
         run: The run.
         half: Whether it computed in FP16.
+
+    Returns:
+        Traces by name of the learner (a model with its optimizer), and the step records of all learners in order.
 
     Raises:
         StorageError: A record is damaged.

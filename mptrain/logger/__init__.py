@@ -1,4 +1,4 @@
-"""Experiment trackers: dataclasses of options that open a sink in a separate process.
+"""Experiment trackers (TensorBoard, W&B, MLflow): dataclasses of options, and the process that a tracker runs in.
 
 This package must not import torch, nor a tracker's package before a run uses it.
 """

@@ -1,4 +1,4 @@
-"""Protocols of trackers, and the facts about a run that they receive.
+"""Protocols of experiment trackers such as TensorBoard, and the facts about a training run that they receive.
 
 A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or delay
 training.
@@ -20,12 +20,12 @@ from mptrain.records import Record
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Facts about a run that a tracker receives before the first record.
+    """Facts about a training run that an experiment tracker receives before the first record.
 
     Attributes:
         name: Display name: the run's directory relative to the root of all runs.
         folder: The run directory; a tracker keeps its own files in a subfolder named after it.
-        samples: Folder of the files that a ``samples`` event lists.
+        samples: Folder of the files (images, sounds, tables) that a ``samples`` event lists.
         config: Resolved configuration in plain containers.
         from_step: Number of attempted steps from which the run resumes; 0 for a new run.
     """
@@ -38,17 +38,26 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receiver of the records of one attempt at a run; it has its own process and may block or raise."""
+    """Receiver of a training run's records that forwards them to an experiment tracker such as TensorBoard.
+
+    It serves one attempt at a run (from a start or resume to its end), runs in a process of its own, and may block or
+    raise.
+    """
 
     def take(self, record: Record) -> None:
-        """Send or buffer one record. The last is a ``summary`` event with the final numbers if the run is complete."""
+        """Send or buffer one record of the run.
+
+        Args:
+            record: A step, overflow, evaluation or other record. The last one is a ``summary`` event with the final
+                numbers if the run is complete.
+        """
 
     def close(self) -> None:
-        """Send all buffered records; called once."""
+        """Send all buffered records; called once, at the end of the run."""
 
 
 class Logger(Protocol):
-    """Options of a tracker such as TensorBoard: a frozen dataclass that can be pickled.
+    """Options of an experiment tracker such as TensorBoard, which open it: a frozen dataclass that can be pickled.
 
     Attributes:
         close_seconds: Maximum time in seconds that the end of a run waits for the tracker.
@@ -56,35 +65,41 @@ class Logger(Protocol):
 
     @property
     def close_seconds(self) -> float:
-        """See the class."""
+        """Maximum time in seconds that the end of a run waits for the tracker."""
 
     def require(self) -> None:
-        """Check that the tracker can be used, without importing its package.
+        """Check that the tracker's package is installed, without importing it.
 
         Raises:
             ConfigError: A package is missing; the hint says how to install it.
         """
 
     def open(self, run: TrackedRun) -> Tracker:
-        """Return the tracker of a run; called in the tracker's process, and may raise anything."""
+        """Start tracking a run, and return the receiver of its records.
+
+        Called in the tracker's own process; any exception ends only that process.
+
+        Args:
+            run: Name, folders and configuration of the run.
+        """
 
 
 @dataclass(frozen=True)
 class NoLogger:
-    """No tracker: the run directory holds everything."""
+    """Option ``logger=none``: no experiment tracker; all records are in the run directory only."""
 
     def require(self) -> None:
-        """Do nothing, because nothing is required."""
+        """Do nothing, because no package is required."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerOptions:
-    """Options that all trackers of mptrain share.
+    """Options that all experiment trackers of mptrain share.
 
-    A tracker's class name in lower case is also the name of its package, its module and its extra of mptrain.
+    The lower-case name of a subclass is also the name of the tracker's package, its module and its extra of mptrain.
 
     Attributes:
-        every_steps: Log the curves of every n-th step only; steps with an overflow are always logged.
+        every_steps: Interval in training steps between points of the curves; steps with an overflow are always logged.
         close_seconds: Maximum time in seconds that the end of a run waits for unsent records.
     """
 
@@ -95,7 +110,7 @@ class TrackerOptions:
         """Check that the tracker's package is installed, without importing it.
 
         Raises:
-            ConfigError: The package is missing.
+            ConfigError: The package is missing; the hint says how to install it.
         """
         package = type(self).__name__.lower()
         if importlib.util.find_spec(package) is None:
@@ -106,11 +121,13 @@ class TrackerOptions:
 
 
 def load_or_create_id(file: Path, make: Callable[[], str]) -> str:
-    """Return the tracker's id of the run from a file; if there is no file, create an id and write it there.
+    """Return the ID under which an experiment tracker knows a run, so that all attempts at the run share it.
+
+    The ID is read from a file. If there is no file, an ID is created and written there.
 
     Args:
         file: File in the tracker's folder of the run directory.
-        make: Function that creates an id.
+        make: Function that creates an ID.
 
     Raises:
         ValueError: The file is a symbolic link.

@@ -25,24 +25,30 @@ _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
 
 @dataclass(frozen=True)
 class MLflow(TrackerOptions):
-    """Options of the MLflow tracker; all attempts at a run share one MLflow run.
+    """Options of the MLflow tracker; all attempts at a training run share one MLflow run.
 
     Attributes:
         tracking_uri: Server (``http://host:5000``) or database (``sqlite:///mlflow.db``); None uses
             ``MLFLOW_TRACKING_URI`` or MLflow's default.
         experiment: Name of the MLflow experiment; created if it does not exist.
-        every_steps: Send the curves of every n-th step only; steps with an overflow are always sent.
+        every_steps: Interval in training steps between points of the curves; steps with an overflow are always sent.
     """
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
 
     def open(self, run: TrackedRun) -> _Run:
-        """Return the tracker of the MLflow run whose id is in ``RUN/mlflow/run_id``; a new run creates the file."""
+        """Open the MLflow run that tracks a training run, and return the receiver of its records.
+
+        The MLflow run's ID is in ``RUN/mlflow/run_id``; a new run creates the file. The configuration is logged as
+        parameters.
+        """
         return _Run(self, run)
 
 
 class _Run:
+    """Receiver of a run's records that sends them to MLflow as metrics; samples become artifacts."""
+
     def __init__(self, options: MLflow, run: TrackedRun) -> None:
         from mlflow import MlflowClient, entities
 
@@ -59,7 +65,7 @@ class _Run:
         self._log_parameters(run.config)
 
     def take(self, record: Record) -> None:
-        """Collect the values that the record adds to curves, and send them if a request is due."""
+        """Collect the values that the record adds to curves, and send all collected ones if a request is due."""
         self._collect(points(record, self._every_steps), record.step)
         match record:
             case EventRecord(kind="summary"):
@@ -74,7 +80,7 @@ class _Run:
             self._send()
 
     def close(self) -> None:
-        """Send the remaining values and the final status of the run."""
+        """Send the remaining values to MLflow, and mark its run as finished, killed or failed."""
         self._send()
         self._client.set_terminated(self._id, self._status)
 

@@ -1,4 +1,4 @@
-"""Conversion of records for trackers: curves over attempted steps, flat names of nested values, tables of texts."""
+"""Conversion of run records for experiment trackers: points of curves, flat names of nested values, tables of texts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ ONLY = "main"
 
 
 def points(record: Record, every_steps: int = 1) -> dict[str, float]:
-    """Return the values that a record adds to curves at its step, by the name of the curve.
-
-    Names are ``train/loss``, ``train/NAME/loss`` with several learners, ``val/top1``, ``epoch/train_loss``,
-    ``system/memory_bytes``; ``overflow/PHASE`` is the number of parameters whose gradients are not finite.
+    """Return the values that a record of a run adds to the curves of an experiment tracker at its step.
 
     Args:
-        record: Record of any kind.
+        record: Record of any kind; kinds without curves give an empty result.
         every_steps: Steps whose number is not a multiple of this add no values, unless they overflowed.
+
+    Returns:
+        Values by name of the curve: ``train/loss`` (``train/NAME/loss`` with several learners), ``val/top1``,
+        ``epoch/train_loss``, ``system/memory_bytes``. ``overflow/PHASE`` is the number of parameters whose gradients
+        are not finite.
     """
     match record:
         case StepRecord():
@@ -48,7 +50,10 @@ def points(record: Record, every_steps: int = 1) -> dict[str, float]:
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested mappings to dotted names; numbers, booleans and strings are kept, other values become JSON."""
+    """Flatten nested mappings to one with dotted names: ``{"train": {"epochs": 3}}`` to ``{"train.epochs": 3}``.
+
+    Numbers, booleans and strings are kept; other values, such as lists and None, become JSON text.
+    """
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict) and value:
@@ -59,7 +64,7 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten nested mappings to dotted names, keeping only numbers."""
+    """Flatten nested mappings to dotted names (see `flat`), keeping only numbers, as floats; booleans are left out."""
     return {
         name: float(value)
         for name, value in flat(tree).items()
@@ -77,10 +82,10 @@ def _named(section: str, learner: str, values: Mapping[str, float]) -> dict[str,
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """Read the rows of a TSV file; the first row contains the column names.
+    """Read the rows of a TSV file of samples; the first row contains the column names.
 
     An unreadable table must not stop the tracker. If the file has no rows, or a text longer than the limit of Python's
-    csv reader (131,072 characters), the result is a single row with a message. Invalid UTF-8 is replaced.
+    csv reader (131,072 characters), the result is a column name and one row with a message. Invalid UTF-8 is replaced.
     """
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -91,7 +96,7 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def markdown_table(path: Path) -> str:
-    """Convert a TSV file to a Markdown table, escaping characters that are special in Markdown."""
+    """Convert a TSV file of samples to a Markdown table, escaping characters that are special in Markdown."""
     columns, *rows = [[_cell(text) for text in row] for row in read_table(path)]
     return "\n".join(_row(cells) for cells in (columns, ["---"] * len(columns), *rows))
 

@@ -22,19 +22,27 @@ _FLUSH = 5
 
 @dataclass(frozen=True)
 class TensorBoard(TrackerOptions):
-    """Options of the TensorBoard tracker; view its files in ``RUN/tensorboard`` with ``tensorboard --logdir outputs``.
+    """Options of the TensorBoard tracker, which writes event files into ``RUN/tensorboard``.
+
+    View the files of all runs with ``tensorboard --logdir outputs``.
 
     Attributes:
-        every_steps: Write the curves of every n-th step only; steps with an overflow are always written.
+        every_steps: Interval in training steps between points of the curves; steps with an overflow are always written.
     """
 
     def open(self, run: TrackedRun) -> _EventFile:
-        """Create an event file; TensorBoard shows the files of all attempts as one run."""
+        """Create a TensorBoard event file for a run, and return the receiver of its records.
+
+        TensorBoard shows the event files of all attempts at a run as one run.
+        """
         return _EventFile(run, self.every_steps)
 
 
 class _EventFile:
-    """Tracker that writes scalars, descriptions of overflows, samples, and the configuration as hyper-parameters."""
+    """Writer of a run's records to a TensorBoard event file.
+
+    It writes scalars, descriptions of overflows, samples, and the configuration as hyper-parameters.
+    """
 
     def __init__(self, run: TrackedRun, every_steps: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2

@@ -43,7 +43,10 @@ CLOSE_SECONDS: Final = 10.0
 
 
 class TrackerProcess:
-    """Sink that passes records to a tracker in another process, and drops the tracker instead of waiting for it.
+    """Sink that passes a run's records to an experiment tracker in another process.
+
+    Training steps never wait for the tracker: if it does not keep up, records are dropped, and a tracker that fails is
+    given up with a warning. Only `close` waits, for a limited time.
 
     Args:
         logger: Options of the tracker.
@@ -54,7 +57,7 @@ class TrackerProcess:
 
     def __init__(self, logger: Logger, run: TrackedRun, log: Path, warnings: Tracker) -> None:
         self._name = type(logger).__name__
-        self._patience = float(getattr(logger, "close_seconds", CLOSE_SECONDS))
+        self._patience = _patience(logger)
         self._log = log
         self._warnings: Tracker | None = warnings
         self._step = run.from_step
@@ -69,7 +72,10 @@ class TrackerProcess:
             self._warn(f"cannot be started: {error}")
 
     def take(self, record: Record) -> None:
-        """Buffer the record; every `PAUSE` seconds, write as much of the buffer as the tracker reads."""
+        """Buffer a record for the tracker without waiting for it.
+
+        Every `PAUSE` seconds, as much of the buffer is written to the pipe as it accepts without blocking.
+        """
         if self._process is None:
             return
         self._step = record.step
@@ -81,7 +87,10 @@ class TrackerProcess:
                 self._warn("ended before the run")
 
     def close(self) -> None:
-        """Wait for the tracker to finish, and kill it after its time limit."""
+        """Send the remaining records, wait for the tracker to finish, and kill it after its time limit.
+
+        The limit is ``close_seconds`` of its options.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -165,7 +174,11 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def main() -> None:
-    """Open the tracker that the pipe describes, pass it every record and close it; exit with code 1 if it raises."""
+    """Run an experiment tracker in this process: entry point of the process that `TrackerProcess` starts.
+
+    Standard input has the pickled options and run, then batches of records, each of which is passed to the tracker. At
+    the end the tracker is closed. The process exits with code 1 if the tracker raises.
+    """
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -184,6 +197,11 @@ def main() -> None:
     os._exit(code)  # skip exit hooks of trackers, which wait for networks
 
 
+def _patience(logger: Logger) -> float:
+    """Return the seconds that the end of a run waits for a tracker."""
+    return float(getattr(logger, "close_seconds", CLOSE_SECONDS))
+
+
 def _follow(stream: BinaryIO) -> None:
     logger: Logger
     logger, run = pickle.load(stream)
@@ -191,7 +209,7 @@ def _follow(stream: BinaryIO) -> None:
     while (records := _next(stream)) is not None:
         for record in records:
             tracker.take(record)
-    signal.alarm(math.ceil(logger.close_seconds) + 60)  # in case no process is left to kill this one
+    signal.alarm(math.ceil(_patience(logger)) + 60)  # in case no process is left to kill this one
     tracker.close()
 
 

@@ -18,14 +18,14 @@ from mptrain.records import EventRecord, Record
 
 @dataclass(frozen=True)
 class WandB(TrackerOptions):
-    """Options of the W&B tracker; all attempts at a run share one W&B run.
+    """Options of the Weights & Biases (W&B) tracker; all attempts at a training run share one W&B run.
 
     Attributes:
-        project: W&B project.
+        project: Name of the W&B project.
         entity: User or team that owns the project; None uses W&B's default.
         mode: ``online``, or ``offline`` to upload with ``wandb sync`` later; None uses ``WANDB_MODE``.
         tags: Tags of the W&B run.
-        every_steps: Send the curves of every n-th step only; steps with an overflow are always sent.
+        every_steps: Interval in training steps between points of the curves; steps with an overflow are always sent.
     """
 
     project: str = "mptrain"
@@ -34,11 +34,17 @@ class WandB(TrackerOptions):
     tags: tuple[str, ...] = ()
 
     def open(self, run: TrackedRun) -> _Run:
-        """Return the tracker of the W&B run whose id is in ``RUN/wandb/run_id``; a new run creates the file."""
+        """Open the W&B run that tracks a training run, and return the receiver of its records.
+
+        The W&B run's ID is in ``RUN/wandb/run_id``; a new run creates the file. The configuration is logged as W&B's
+        config.
+        """
         return _Run(self, run)
 
 
 class _Run:
+    """Receiver of a run's records that sends them to Weights & Biases as curves, samples and final numbers."""
+
     def __init__(self, options: WandB, run: TrackedRun) -> None:
         import wandb
 

@@ -1,4 +1,4 @@
-"""Optimizers: update rules on torch's fused kernels, and the weights with their master copies."""
+"""Optimizers: update rules on torch's fused kernels, and a model's weights with their FP32 master copies."""
 
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
 from mptrain.optimizer.torch_state import torch_optim_state

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """Moving average of one learner's weights.
+    """Exponential moving average of the weights that one learner (a model with its optimizer; a GAN has two) trains.
+
+    The average is float32 and follows the FP32 master weights where there are any.
 
     Args:
         weights: The weights to average; the average starts at their current values.
@@ -38,11 +40,13 @@ class WeightAverage:
         self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
-        """Update the average after a step, without synchronising.
+        """Move the average towards the weights after a training step, without synchronising with the host.
+
+        It does not move if the step's update was skipped.
 
         Args:
-            updates: int64, shape (1,): updates applied so far, this one included.
-            verdict: Verdict of the step, which says whether its update was applied.
+            updates: int64, shape (1,): number of updates applied so far, this one included.
+            verdict: Result of the step's overflow check, which says whether its update was applied.
         """
         count = in_widest(updates)
         kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
@@ -54,17 +58,21 @@ class WeightAverage:
         foreach_add_(own, change)
 
     def values(self) -> dict[str, Tensor]:
-        """Return the average of each trained parameter by name, float32."""
+        """Return the averaged weights by parameter name, float32; sharded tensors for sharded parameters."""
         like = self._weights.masters.full_precision()
         return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
 
     def restart(self) -> None:
-        """Reset the average to the current weights."""
+        """Set the average to the current weights, so that earlier ones no longer count."""
         for name, value in self._weights.masters.full_precision().items():
             self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Load an average returned by `values`."""
+        """Load averaged weights from a checkpoint.
+
+        Args:
+            saved: Averages by parameter name, as from `values`; each has the shape of the whole parameter.
+        """
         like = self._weights.masters.full_precision()
         for name, value in self._values.items():
             value.copy_(part_for(saved[name], like[name]))

@@ -1,4 +1,4 @@
-"""Tables of tensor addresses on the device, for multi-tensor kernels.
+"""Tables of tensor addresses on the device, through which multi-tensor kernels find gradients and weights.
 
 Gradients are new tensors in every step. If addresses change, one asynchronous copy from pinned memory uploads the new
 table.
@@ -18,10 +18,16 @@ DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
 class GradientTable:
-    """Address table of the gradients of a step.
+    """Device table of the addresses of all gradients of a training step, for multi-tensor kernels.
 
     Args:
         weights: P dense tensors on one device, in any memory order. Each gradient has the shape of its weight.
+
+    Attributes:
+        device: Device of the weights; the CPU if there are none.
+
+    Raises:
+        ValueError: A weight has gaps or overlaps in memory, or is on another device than the first.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -37,13 +43,17 @@ class GradientTable:
         self._places = AddressTable(self.device)
 
     def locate(self, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the address table of gradients.
+        """Return the address table of a step's gradients, uploaded to the device if an address has changed.
 
         Args:
             grads: P tensors, each FP16, BF16 or FP32. A gradient in another memory order than its weight is copied.
 
         Returns:
-            int64, shape (2, P): addresses and dtypes; and the tensors to keep alive until the kernel is launched.
+            int64, shape (2, P): addresses, and codes of the dtypes (`DTYPE_CODES`); and the P tensors that the
+            addresses belong to, which the caller keeps alive until the kernel is launched.
+
+        Raises:
+            ValueError: A gradient has another shape or device than its weight, or another dtype.
         """
         fitting = list(grads)
         strides = list(map(torch.Tensor.stride, fitting))
@@ -67,11 +77,14 @@ class GradientTable:
 
 
 class AddressTable:
-    """Table of integers on the device that is replaced when its source changes.
+    """Table of integers on the device, such as tensor addresses, that is uploaded again when its contents change.
 
     A new table and its pinned source never reuse the old memory, because launched kernels may still read it. Tables
     that a CUDA graph was captured with are kept alive. A table made during capture is used by that graph only, because
     its contents are copied only when the graph runs.
+
+    Args:
+        device: Device of the table.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +94,12 @@ class AddressTable:
         self._recorded: list[list[Tensor]] = []
 
     def current(self, key: object, rows: Callable[[], list[list[int]]]) -> Tensor:
-        """Return the table, int64; rebuilt from ``rows()`` if the key has changed."""
+        """Return the table as an int64 device tensor, rebuilt if the key has changed since the previous call.
+
+        Args:
+            key: Value that changes whenever the contents do, such as the addresses themselves.
+            rows: Function that returns the contents as rows of equal length.
+        """
         recording = is_capturing(self._device)
         if not self._tables or key != self._key:
             host = _pinned(torch.tensor(rows(), dtype=torch.int64), self._device)
@@ -97,7 +115,7 @@ def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device asynchronously."""
+    """Copy a host tensor to a device asynchronously, from pinned memory where the device supports it."""
     return _pinned(tensor, device).to(device, non_blocking=True)
 
 
@@ -119,7 +137,10 @@ def _order(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def same_order(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have equal shapes and the same memory layout."""
+    """Return whether two tensors have equal shapes and the same memory layout.
+
+    Strides of dimensions of size 1 do not count.
+    """
     return one.shape == other.shape and _order(one) == _order(other)
 
 

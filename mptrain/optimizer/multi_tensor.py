@@ -39,17 +39,29 @@ _INTERPRETED = ("1", "true", "yes", "on", "y")  # values of TRITON_INTERPRET tha
 
 
 def available(device: torch.device, rule: Known) -> bool:
-    """Return whether the kernels run on a device, for a rule that passes `supports`."""
+    """Return whether the Triton kernels of this module run on a device for an update rule.
+
+    Args:
+        device: The training device.
+        rule: Update rule that passes `supports`.
+    """
     return not obstacle(device, rule)
 
 
 @functools.cache
 def obstacle(device: torch.device, rule: Known) -> str:
-    """Return the reason why the kernels do not run on a device; empty if they do.
+    """Return the reason why the Triton kernels of this module do not run on a device; empty if they do.
 
     They run on CUDA devices from compute capability 7.0 on. On a CPU they run only in Triton's interpreter
     (``TRITON_INTERPRET=1``), which is for tests. The result is cached for the process. The first call may take seconds:
     on CUDA it launches every kernel that a run with this rule needs.
+
+    Args:
+        device: The training device.
+        rule: Update rule that passes `supports`.
+
+    Returns:
+        One line for the user, such as ``Triton is not installed``.
     """
     interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in _INTERPRETED
     if importlib.util.find_spec("triton") is None:
@@ -86,20 +98,23 @@ def _try(device: torch.device, rule: Known) -> None:
 
 
 def supports(rule: Rule) -> TypeGuard[Known]:
-    """Return whether there is a kernel for a rule; subclasses are excluded, because they may change the formula."""
+    """Return whether there is a Triton kernel for an update rule: SGD, Adam, AdamW or Adagrad.
+
+    Subclasses are excluded, because they may change the formula.
+    """
     return type(rule) in (SGD, Adam, AdamW, Adagrad)
 
 
 class MultiTensorNorms:
-    """L2 norms of a list of gradients, in two kernel launches and bit-for-bit reproducible.
+    """Kernel that computes the L2 norm of each gradient of a step, in two launches and bit-for-bit reproducible.
 
     A norm is non-finite exactly if an element is: BF16 and FP32 values are squared and added in FP64, where no finite
     value overflows. FP16 squares are exact in FP32, where eight of them are added; those sums are added in FP64. The
     relative error of a norm is at most 2^-22 for FP16 and 2^-40 for BF16 and FP32.
 
     Args:
-        weights: P tensors on one device, as for `GradientTable`.
-        table: A shared table made of the same weights.
+        weights: P tensors on one device, as for `GradientTable`; each gradient has the shape of its weight.
+        table: Address table made of the same weights, to share with another kernel; None makes a new one.
     """
 
     def __init__(self, weights: Sequence[Tensor], table: GradientTable | None = None) -> None:
@@ -112,7 +127,7 @@ class MultiTensorNorms:
         self._partials = torch.empty(len(blocks), dtype=torch.float64, device=device)
 
     def __call__(self, grads: Sequence[Tensor]) -> Tensor:
-        """Return the norms of P gradients of FP16, BF16 or FP32: float64, shape (P,)."""
+        """Return the L2 norms of P gradients of FP16, BF16 or FP32: float64, shape (P,), on their device."""
         kernels = _kernels()
         out = torch.empty(self._count, dtype=torch.float64, device=self._partials.device)
         table, _alive = self._table.locate(grads)
@@ -134,7 +149,7 @@ class MultiTensorNorms:
 
 
 class MultiTensorUpdate:
-    """Unscale, update and round a fixed list of weights in one kernel launch.
+    """Kernel that updates a fixed list of weights in one launch: unscale the gradient, apply the rule, round to half.
 
     The kernel computes the formulae of `mptrain.optimizer.rules` in FP32 without fused multiply-add, with bias
     corrections in FP64 and betas of 48 bits. After one update the error of every weight and state is at most 2^-21
@@ -146,16 +161,19 @@ class MultiTensorUpdate:
     changes nothing and reads no gradient.
 
     Args:
-        rule: A rule that passes `supports`.
+        rule: Update rule that passes `supports`.
         weights: P dense FP32 tensors on one device: master copies, or parameters.
         state: P FP32 tensors for each state name of `Rule.state`, with the strides of the weights.
-        weight_decays: P factors.
+        weight_decays: Weight decay of each weight, P numbers.
         publish: For each weight the FP16 or BF16 parameter that receives the rounded value, with equal strides, or
             None.
-        table: A shared table made of the same weights.
+        table: Address table made of the same weights, to share with another kernel; None makes a new one.
 
     Attributes:
-        table: The given table, or a new one.
+        table: Address table of the gradients: the given table, or a new one.
+
+    Raises:
+        ValueError: There is no kernel for the rule.
     """
 
     def __init__(
@@ -189,7 +207,16 @@ class MultiTensorUpdate:
         }
 
     def __call__(self, grads: Sequence[Tensor], inputs: UpdateInputs) -> None:
-        """Update the weights in place with P gradients, each of FP16, BF16 or FP32, unless ``skip`` is 1."""
+        """Update the weights in place, unless ``inputs.skip`` is 1.
+
+        Args:
+            grads: P scaled gradients, each of FP16, BF16 or FP32.
+            inputs: Learning rate, number of the update, divisor of the gradients, and whether to skip, as device
+                values.
+
+        Raises:
+            ValueError: Weights, state and published parameters do not match in dtype, layout or device.
+        """
         table, _alive = self.table.locate(grads)
         addresses = list(map(torch.Tensor.data_ptr, self._parameters))  # a module can reallocate a parameter
         tensors = self._places.current(addresses, self._rows)

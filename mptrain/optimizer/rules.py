@@ -41,11 +41,11 @@ Beta = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that one kernel call updates together, with equal dtype, device and weight decay.
+    """Weights that one kernel call updates together, because they have equal dtype, device and weight decay.
 
     Attributes:
-        weights: The tensors to update in place.
-        state: For each state name, one tensor per weight.
+        weights: Tensors to update in place.
+        state: Optimizer state: for each name, such as ``exp_avg``, one tensor per weight.
         weight_decay: Weight decay of all weights.
     """
 
@@ -55,19 +55,19 @@ class Group:
 
     @functools.cached_property
     def fused(self) -> bool:
-        """True if torch has fused kernels for the device."""
+        """True if torch has fused optimizer kernels for the device of the weights."""
         return capabilities(self.weights[0].device).fused
 
 
 class UpdateInputs(NamedTuple):
-    """Device values of one update, each float32 of shape (1,).
+    """Device values that an update rule reads in one update, each float32 of shape (1,).
 
     Attributes:
         lr: Learning rate.
         step: Number of this update, from 1; unchanged if the update is skipped.
         grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in. None means no
             division; the kernels of `mptrain.optimizer.multi_tensor` do not support None.
-        skip: 1 skips the update, 0 applies it.
+        skip: Flag of the overflow check: 1 skips the update, 0 applies it.
     """
 
     lr: Tensor
@@ -77,25 +77,31 @@ class UpdateInputs(NamedTuple):
 
 
 class Rule(Protocol):
-    """Interface of an update rule."""
+    """Interface of an update rule such as SGD: a `torch.optim` optimizer without its state."""
 
     @property
     def lr(self) -> float:
-        """Base learning rate."""
+        """Base learning rate, which the schedule's factors multiply."""
 
     @property
     def weight_decay(self) -> float:
-        """Weight decay."""
+        """Weight decay of the parameters that decay."""
 
     @property
     def decay_norms_and_biases(self) -> bool:
-        """True if weight decay also applies to parameters with at most one dimension."""
+        """True if weight decay also applies to parameters with at most one dimension, such as biases."""
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the initial state of a weight, with its shape and dtype."""
+        """Return the initial optimizer state of a weight: tensors of its shape and dtype, by name."""
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group in place unless ``skip`` is 1; gradients have the dtype of the weights."""
+        """Update a group of weights and their state in place, unless ``inputs.skip`` is 1.
+
+        Args:
+            group: Weights to update, with their state.
+            grads: Scaled gradients, one per weight, in the dtype of the weights. They may be overwritten.
+            inputs: Device values of this update.
+        """
 
 
 #: Unused options of torch's fused SGD kernel.
@@ -104,13 +110,13 @@ _PLAIN = {"dampening": 0.0, "is_first_step": False}
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent (`torch.optim.SGD`).
+    """Update rule of stochastic gradient descent with momentum (`torch.optim.SGD`).
 
     Attributes:
-        lr: Learning rate.
-        momentum: Momentum factor; 0 uses no buffer.
+        lr: Base learning rate.
+        momentum: Momentum factor; 0 uses no momentum buffer.
         nesterov: Whether to use Nesterov momentum.
-        weight_decay: L2 penalty: times the weight, added to the gradient.
+        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
 
@@ -125,11 +131,11 @@ class SGD:
             raise ConfigError("optimizer.nesterov=true requires momentum", "set optimizer.momentum=0.9")
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return a zeroed momentum buffer, if there is momentum."""
+        """Return the initial optimizer state of a weight: a zeroed ``momentum_buffer``, or nothing without momentum."""
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group with one fused call if torch has the kernel."""
+        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
         if group.fused:
             buffers = group.state.get("momentum_buffer", [])
             _fused(fused_sgd_, group, grads, inputs, buffers, momentum=self.momentum, nesterov=self.nesterov, **_PLAIN)
@@ -149,13 +155,13 @@ class SGD:
 
 @dataclass(frozen=True)
 class _AdamConstants:
-    """Constants of Adam and AdamW.
+    """Constants and state that Adam and AdamW share.
 
     Attributes:
-        lr: Learning rate.
-        betas: Decay rates of the first and second moment.
-        eps: Added to the square root of the second moment.
-        weight_decay: See the class.
+        lr: Base learning rate.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Constant added to the square root of the second moment.
+        weight_decay: Weight decay, in the way of the subclass.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
 
@@ -168,11 +174,11 @@ class _AdamConstants:
     _kernel: ClassVar[FusedKernel]
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return zeroed first and second moments."""
+        """Return the initial optimizer state of a weight: zeroed moments ``exp_avg`` and ``exp_avg_sq``."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group with one fused call if torch has the kernel."""
+        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
         if group.fused:
             state = [group.state["exp_avg"], group.state["exp_avg_sq"], [], [inputs.step] * len(grads)]
             _fused(
@@ -203,7 +209,15 @@ class _AdamConstants:
 
 @dataclass(frozen=True)
 class Adam(_AdamConstants):
-    """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
+    """Update rule of Adam (Kingma and Ba 2015; `torch.optim.Adam`), whose weight decay is added to the gradient.
+
+    Attributes:
+        lr: Base learning rate.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Constant added to the square root of the second moment.
+        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
+        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    """
 
     _kernel: ClassVar[FusedKernel] = staticmethod(fused_adam_)
 
@@ -215,7 +229,15 @@ class Adam(_AdamConstants):
 
 @dataclass(frozen=True)
 class AdamW(_AdamConstants):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019; `torch.optim.AdamW`)."""
+    """Update rule of Adam with decoupled weight decay (Loshchilov and Hutter 2019; `torch.optim.AdamW`).
+
+    Attributes:
+        lr: Base learning rate.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Constant added to the square root of the second moment.
+        weight_decay: Weight decay: each update first multiplies a weight by ``1 - lr * weight_decay``.
+        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    """
 
     weight_decay: NonNegativeFloat = 0.01
 
@@ -229,13 +251,13 @@ class AdamW(_AdamConstants):
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Adagrad (Duchi et al. 2011; `torch.optim.Adagrad` without rate decay).
+    """Update rule of Adagrad (Duchi et al. 2011; `torch.optim.Adagrad` without its own learning rate decay).
 
     Attributes:
-        lr: Learning rate.
-        eps: Added to the square root of the sum of squares.
-        initial_accumulator: Initial value of the sum of squares.
-        weight_decay: L2 penalty: times the weight, added to the gradient.
+        lr: Base learning rate.
+        eps: Constant added to the square root of the sum of squared gradients.
+        initial_accumulator: Initial value of the sum of squared gradients.
+        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
         decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
     """
 
@@ -246,11 +268,11 @@ class Adagrad:
     decay_norms_and_biases: bool = False
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the initial sum of squared gradients."""
+        """Return the initial optimizer state of a weight: ``sum``, its sum of squared gradients."""
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group with one fused call if torch has the kernel."""
+        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
         if group.fused and (_CUDA_ADAGRAD or group.weights[0].device.type != "cuda"):
             steps = [inputs.step] * len(grads)
             _fused(fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)

@@ -1,4 +1,4 @@
-"""Conversion of the optimizer state of a checkpoint for the optimizers of torch.optim."""
+"""Conversion of the optimizer state in a checkpoint to a state dict of `torch.optim`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 def torch_optim_state(
     saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Any]:
-    """Return a state dict for ``optimizer.load_state_dict``, to continue a run in a program of your own.
+    """Return a state dict for a `torch.optim` optimizer, to continue a run of mptrain in a program of your own.
 
     State tensors have torch's names and meaning (`mptrain.optimizer.rules`). mptrain counts updates once for all
     parameters; the state dict repeats that count for each. Learning rate and other constants are those of
     ``optimizer``.
 
     Args:
-        saved: ``state["learners"][LEARNER]["optimizer"]`` of a checkpoint.
-        optimizer: An optimizer of the same kind, over the same parameters in FP32.
-        named: ``dict(model.named_parameters())``.
+        saved: Optimizer state in a checkpoint: ``state["learners"][LEARNER]["optimizer"]``.
+        optimizer: Optimizer of the same kind, over the same parameters in FP32. It is not changed; give the result to
+            its ``load_state_dict``.
+        named: Parameters by name: ``dict(model.named_parameters())``.
 
     Raises:
         ValueError: The state belongs to another kind of optimizer or another network; the message names the parameter.

@@ -1,4 +1,4 @@
-"""Triton kernels over lists of tensors: tensors are passed by address, and one launch processes the whole list.
+"""Triton kernels for optimizer updates and gradient norms: one launch processes a list of tensors, passed by address.
 
 Importing this module imports Triton, so only `mptrain.optimizer.multi_tensor` does it, at the first launch.
 
@@ -42,26 +42,26 @@ def update(
     decaying: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Unscale, update and round P tensors, with one program for each block.
+    """Triton kernel that unscales, updates and rounds P weights in place, with one program for each block of elements.
 
     Args:
         blocks: int32, shape (programs, 2): index of the tensor, number of its block.
         tensors: int64, shape (6, P): addresses of weight, first state, second state (0 for none) and rounded weight;
             dtype of the rounded weight; number of elements.
-        gradients: int64, shape (2, P): addresses and dtypes.
+        gradients: int64, shape (2, P): addresses and dtype codes of the gradients.
         decays: float32, shape (P,): weight decay.
         constants: float64, shape (9,): momentum or eps; the upper part, lower part and complement to 1 of each beta;
             log2 of the betas. Unused constants are absent.
-        lr: float32, shape (1,).
-        step: float32, shape (1,).
-        grad_scale: float32, shape (1,).
+        lr: float32, shape (1,): learning rate.
+        step: float32, shape (1,): number of the update, from 1.
+        grad_scale: float32, shape (1,): divisor of the gradients.
         skip: float32, shape (1,): 1 makes every program return at once.
-        count: P.
-        rule: ``sgd``, ``adam``, ``adamw`` or ``adagrad``.
+        count: Number P of weights.
+        rule: Update rule: ``sgd``, ``adam``, ``adamw`` or ``adagrad``.
         momentum: Whether SGD has a momentum buffer.
         nesterov: Whether SGD uses Nesterov momentum.
         decaying: Whether any weight decay is nonzero.
-        block: Elements of a block.
+        block: Number of elements of a block.
     """
     if tl.load(skip) == 1.0:
         return
@@ -270,18 +270,18 @@ def partial_squares(
     block: tl.constexpr,
     rounds: tl.constexpr,
 ) -> None:
-    """Compute the sum of squares of each chunk of ``block * rounds`` elements, one program for each chunk.
+    """Triton kernel that sums the squares of each chunk of ``block * rounds`` gradient elements, one program per chunk.
 
     FP16 values are squared exactly in FP32, where ``rounds`` squares are added; the remaining sums are in FP64. Squares
     of BF16 and FP32 values could overflow FP32, so they are computed in FP64.
 
     Args:
         blocks: int32, shape (programs, 2): index of the gradient, number of its chunk.
-        numels: int64, shape (P,): number of elements.
-        gradients: int64, shape (2, P): addresses and dtypes.
+        numels: int64, shape (P,): number of elements of each gradient.
+        gradients: int64, shape (2, P): addresses and dtype codes of the gradients.
         partials: float64, shape (programs,): the result.
-        count: P.
-        block: Elements that a program reads at once.
+        count: Number P of gradients.
+        block: Number of elements that a program reads at once.
         rounds: Number of reads of a program.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -336,13 +336,15 @@ def _squares(
 
 @triton.jit
 def norms(partials: tl.tensor, first: tl.tensor, out: tl.tensor, block: tl.constexpr) -> None:
-    """Add partial sums in a fixed order and take square roots, with one program for each of P gradients.
+    """Triton kernel that computes the L2 norms of P gradients from the sums of `partial_squares`, one program for each.
+
+    The sums are added in a fixed order, so that results are reproducible.
 
     Args:
-        partials: float64, shape (programs of `partial_squares`,).
+        partials: float64, shape (programs of `partial_squares`,): sums of squares.
         first: int64, shape (P + 1,): index of each gradient's first partial sum, then the number of partial sums.
         out: float64, shape (P,): the result.
-        block: Partial sums read at once.
+        block: Number of partial sums read at once.
     """
     index = tl.program_id(0)
     end = tl.load(first + index + 1)

@@ -1,4 +1,4 @@
-"""Optimizer update: an update rule with its state, on the fastest kernels of the device."""
+"""Optimizer of P parameters: an update rule with its state, on the fastest kernels of the device."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Updater:
-    """Update rule with its state for P parameters.
+    """Update rule with its optimizer state for P parameters; the counterpart of a `torch.optim` optimizer.
 
     Args:
         rule: The update rule.
         names: Names of the parameters.
         params: The parameters.
-        masters: Their working tensors, which the rule updates.
+        masters: Working tensors of the parameters (FP32 copies, or the parameters themselves), which the rule updates.
 
     Attributes:
         one_pass: Whether norms and update use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`).
-        step: float32, shape (1,): updates applied so far.
+        step: float32, shape (1,): number of updates applied so far.
     """
 
     def __init__(
@@ -51,17 +51,26 @@ class Updater:
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
     def norms(self, grads: list[Tensor | None]) -> Tensor:
-        """Return gradient norms from the multi-tensor kernel: float64, shape (P,), -1 for a missing gradient."""
+        """Return the L2 norm of each parameter's gradient, from the multi-tensor kernel; requires ``one_pass``.
+
+        Args:
+            grads: P gradients; None for a missing one.
+
+        Returns:
+            float64, shape (P,), on the device; -1 for a missing gradient.
+        """
         present = [grad for grad in grads if grad is not None]
         return self._kernels_for(grads).norms(present, len(grads))
 
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Update the weights in place and round them to half-precision parameters; a skipped update changes nothing.
+        """Apply one update: change the weights in place and round them to half-precision parameters.
+
+        A skipped update changes neither weights nor optimizer state.
 
         Args:
-            grads: P scaled gradients.
-            verdict: Verdict on these gradients.
-            lr: float32, shape (1,).
+            grads: P scaled gradients; None for a parameter without one, which is not updated.
+            verdict: Result of the overflow check on these gradients.
+            lr: float32, shape (1,): learning rate.
             grad_scale: float32, shape (1,): divisor of the gradients. None means no division, which the multi-tensor
                 kernels do not support.
         """
@@ -81,7 +90,12 @@ class Updater:
         self._masters.copy_to_params()
 
     def state_dict(self) -> dict[str, object]:
-        """Return ``step``, and the state tensors by parameter name in their own dtype."""
+        """Return the optimizer state for a checkpoint.
+
+        Returns:
+            ``step``, float32 of shape (1,), the number of applied updates; and ``state``, for each parameter name its
+            state tensors by name, in their own dtype.
+        """
         state = {
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
             for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
@@ -89,10 +103,16 @@ class Updater:
         return {"step": self.step, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
-        """Load the state by parameter name; the dtypes of the current state are kept, so FP32 moments stay FP32.
+        """Load an optimizer state from `state_dict`, matched by parameter name.
+
+        The dtypes of the current state are kept, so FP32 moments stay FP32.
+
+        Args:
+            saved: Optimizer state from a checkpoint.
 
         Returns:
-            Notes on state that could not be restored because it belongs to another optimizer or model.
+            Sentences for the user, empty if all was loaded. If the state belongs to another optimizer or model, nothing
+            is loaded and a sentence says so.
         """
         step, state = saved["step"], saved["state"]
         assert isinstance(step, torch.Tensor)
@@ -162,7 +182,7 @@ class _Members:
         self.follow_weights()
 
     def follow_weights(self) -> None:
-        """Renew the views if a module has reallocated a parameter or changed its memory order."""
+        """Renew the views of weights and state if a module has reallocated a parameter or changed its memory order."""
         places = [(weight.data_ptr(), weight.stride()) for weight in self._weights]
         if places == self._places:
             return

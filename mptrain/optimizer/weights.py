@@ -1,4 +1,4 @@
-"""Weights of one learner: gradients, master weights and the calls of a step.
+"""Weights that one learner (a model with its optimizer; a GAN has two) trains: gradients, master weights and updates.
 
 With sharded parameters (`mptrain.numerics.shards`) everything here works on this rank's shards. Full-precision weights
 and optimizer state are returned as sharded tensors. Nothing here synchronises with the host.
@@ -35,14 +35,14 @@ FLOAT16_MAX = FLOAT16.max
 
 
 class Weights:
-    """Parameters with their gradients, working copies and optimizer state.
+    """Trained parameters of one learner, with their gradients, FP32 master copies and optimizer.
 
     Args:
         named: Parameters by name, as from `nn.Module.named_parameters`; frozen parameters are left out.
-        rule: The update rule.
+        rule: Update rule, such as SGD.
         master_weights: Whether to keep FP32 master copies of half-precision parameters.
         state_in_half: Whether half-precision parameters are updated in place, with optimizer state of their own dtype.
-        clip_norm: Largest global gradient norm, or None.
+        clip_norm: Largest global L2 norm of the unscaled gradients; None for no clipping.
         initial: FP32 values that the parameters were cast from, by name. Master copies start from them, so the
             initialisation is not rounded.
 
@@ -50,11 +50,14 @@ class Weights:
         names: Names of the P trained parameters, in the order of `Verdict.norms`.
         params: The P parameters, in that order.
         sharded: Whether this rank holds only shards of the parameters.
-        rule: The update rule.
-        clip_norm: Largest global gradient norm, or None.
-        masters: Working copies of the parameters.
-        updater: The rule with its state.
+        rule: Update rule.
+        clip_norm: Largest global L2 norm of the unscaled gradients, or None.
+        masters: Working copies of the parameters, which the rule updates.
+        updater: Update rule with its optimizer state.
         gradients: Gradients of the parameters.
+
+    Raises:
+        ConfigError: No parameter is trainable.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Weights:
 
     @property
     def one_pass(self) -> bool:
-        """True if norms and update use the multi-tensor kernels."""
+        """True if gradient norms and updates use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`)."""
         return self.updater.one_pass
 
     def judge(
@@ -99,15 +102,18 @@ class Weights:
         across: tuple[AcrossNorms, AcrossMeasure] | None = None,
         offenders_only: bool = False,
     ) -> Verdict:
-        """Return the verdict on the gradients: overflow, norms and the measurement that the scaler requests.
+        """Check a step's accumulated gradients for overflow and compute their norms.
 
         Args:
             scale: float32, shape (1,): the loss scale of the gradients.
             refuses: Whether the update is skipped on overflow.
-            measure: The measurement that the scaler requests.
+            measure: Measurement of the gradients that the loss scaler requests; None for none.
             across: Functions that combine norms and a measure of this rank's gradients across ranks; None on one rank.
             offenders_only: Whether norms of single gradients are needed only on overflow. On a CPU, where the host
                 reads memory without synchronising, the total norm is then computed first.
+
+        Returns:
+            The verdict: overflow, whether to skip the update, norms and measurement, as device tensors.
         """
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]
@@ -135,11 +141,13 @@ class Weights:
         return measure(found) if across is None else across[1](measure, found)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
-        """Unscale, clip, update and round to half precision, in this order; a skipped update changes nothing.
+        """Apply a step's update: unscale and clip the gradients, change the weights, round them to half precision.
+
+        A skipped update changes nothing.
 
         Args:
             verdict: Result of `judge` for these gradients.
-            lr: float32, shape (1,).
+            lr: float32, shape (1,): learning rate.
             scale: float32, shape (1,): the loss scale of this step, not of the next. None if losses are never scaled:
                 on a CPU torch's Adam takes half the time without a division.
         """
@@ -152,10 +160,10 @@ class Weights:
 
 
 class GradientState(NamedTuple):
-    """References to the gradients of a step.
+    """References to all gradient tensors of a training step, from which `Gradients.restore` puts them back.
 
     Attributes:
-        grads: ``grad`` of the P parameters, or None.
+        grads: Attribute ``grad`` of each of the P parameters; None for a missing one.
         sums: FP32 sums that replace half-precision gradients, by index of the parameter.
     """
 
@@ -164,16 +172,16 @@ class GradientState(NamedTuple):
 
 
 class Gradients:
-    """Gradients of P parameters, with FP32 sums for half-precision parameters.
+    """Gradients of P parameters in a training step, summed over its micro-batches.
 
-    Gradients of half-precision parameters are summed in FP32 over the micro-batches of an update. If the rule updates a
-    half-precision parameter in place, its gradients are summed in its own dtype.
+    Gradients of half-precision parameters are summed in FP32. If the rule updates a half-precision parameter in place,
+    its gradients are summed in its own dtype.
 
     Args:
         names: Names of the parameters.
         params: The parameters.
-        masters: Their working tensors, which the rule updates.
-        read_half: Whether the kernels read half-precision gradients, so that a single micro-batch needs no sums.
+        masters: Working tensors of the parameters, which the rule updates.
+        read_half: Whether the update kernels read half-precision gradients, so that a single micro-batch needs no sums.
 
     Attributes:
         read_half: As given.
@@ -192,13 +200,18 @@ class Gradients:
         self._sums: dict[int, Tensor] = {}  # those of this step
 
     def zero_grad(self) -> None:
-        """Clear all gradients. Called at the start of a step, so that gradients of a skipped step can be inspected."""
+        """Clear all gradients.
+
+        It is called at the start of a training step, so that gradients of a skipped step can be inspected.
+        """
         for parameter in self._params:
             parameter.grad = None
         self._sums = {}
 
     def accumulate(self, *, single_microbatch: bool = False) -> None:
-        """Add the half-precision gradients of a micro-batch to their FP32 sums; autograd accumulates FP32 gradients.
+        """Add the half-precision gradients of a micro-batch to their FP32 sums, after its backward pass.
+
+        FP32 gradients are left to autograd, which accumulates them itself.
 
         Args:
             single_microbatch: Whether the update has a single micro-batch, which needs no sums if ``read_half``.
@@ -219,25 +232,33 @@ class Gradients:
             self._params[index].grad = None
 
     def tensors(self) -> list[Tensor | None]:
-        """Return the P scaled gradients or their FP32 sums, as this rank's shards; None for a missing gradient."""
+        """Return the accumulated gradients of the step, still multiplied by the loss scale.
+
+        Returns:
+            P tensors in the order of the parameters, as this rank's shards: FP32 sums where there are any, else
+            ``grad``. None for a missing gradient.
+        """
         grads = [self._sums.get(index, parameter.grad) for index, parameter in enumerate(self._params)]
         return [None if grad is None else part(grad) for grad in grads] if self._sharded else grads
 
     def in_place(self) -> dict[str, Tensor]:
-        """Return `tensors` by name, for in-place changes, without missing gradients."""
+        """Return the step's scaled gradients by parameter name, for in-place changes, without missing ones."""
         return {name: grad for name, grad in zip(self._names, self.tensors(), strict=True) if grad is not None}
 
     def by_name(self) -> dict[str, Tensor]:
-        """Return `tensors` by name in the dtype of the working tensors, without missing gradients."""
+        """Return the step's scaled gradients by parameter name, for reading, without missing ones.
+
+        They are detached and in the dtype of the tensors that the rule updates.
+        """
         found = zip(self._names, self.tensors(), self._work, strict=True)
         return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
     def missing(self) -> list[str]:
-        """Return the names of the parameters without a gradient."""
+        """Return the names of the parameters that have no gradient in this step."""
         return [name for name, grad in zip(self._names, self.tensors(), strict=True) if grad is None]
 
     def fill(self, names: Sequence[str]) -> None:
-        """Set the gradients of the named parameters to zeros."""
+        """Set the gradients of parameters, by name, to zeros; for those that have a gradient on other ranks only."""
         for name in names:
             index = self._names.index(name)
             if index in self._summed:
@@ -246,11 +267,11 @@ class Gradients:
                 self._params[index].grad = torch.zeros_like(self._params[index])
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Replace the FP32 sums from `accumulate`, for parameters that use FP32 sums.
+        """Replace the gradients of half-precision parameters by FP32 sums from elsewhere, such as over all ranks.
 
         Args:
-            sums: Parameters and their float32 sums, which this step takes over. Sums of parameters without a gradient
-                are ignored.
+            sums: Parameters and their float32 sums, which this step takes over. Sums of parameters without a gradient,
+                or without FP32 sums, are ignored.
         """
         places = {id(self._params[index]): index for index in self._summed}
         for parameter, total in sums:
@@ -260,11 +281,17 @@ class Gradients:
                 parameter.grad = None
 
     def state(self) -> GradientState:
-        """Return references to the current gradients, for `restore`."""
+        """Return references to the current gradient tensors, for `restore`."""
         return GradientState([parameter.grad for parameter in self._params], dict(self._sums))
 
     def restore(self, state: GradientState) -> None:
-        """Restore the gradient tensors from an earlier call of `state`."""
+        """Make the tensors from an earlier call of `state` the current gradients again.
+
+        A CUDA graph writes its gradients into fixed tensors; this makes them readable after a replay.
+
+        Args:
+            state: Result of `state`.
+        """
         for parameter, grad in zip(self._params, state.grads, strict=True):
             parameter.grad = grad
         self._sums = dict(state.sums)
@@ -276,7 +303,7 @@ class Gradients:
 
 
 class MasterWeights:
-    """Working tensors of P parameters, which the rule updates; with sharded parameters, this rank's shards.
+    """Working tensors of P parameters, which the update rule changes; with sharded parameters, this rank's shards.
 
     FP32 parameter                      the parameter itself
     half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
@@ -290,7 +317,7 @@ class MasterWeights:
         params: The parameters.
         keep: Whether the FP32 copies of half-precision parameters are permanent.
         state_in_half: Whether half-precision parameters are their own working tensors.
-        initial: FP32 values that the parameters were cast from, by name. The copies start from them, so the
+        initial: FP32 values that the parameters were cast from, by name. FP32 copies start from them, so the
             initialisation is not rounded.
 
     Attributes:
@@ -325,17 +352,26 @@ class MasterWeights:
         self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
 
     def rounded_into(self) -> list[Tensor | None]:
-        """Return the parameter that receives each working tensor's rounded value; None if both are the same tensor."""
+        """Return, for each of the P working tensors, the parameter that receives its rounded value after an update.
+
+        It is None if the working tensor is the parameter itself.
+        """
         return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
 
     def copy_from_params(self) -> None:
-        """Copy the parameters to temporary working copies; does nothing for permanent copies."""
+        """Copy the parameters to their temporary FP32 copies before an update.
+
+        It does nothing for permanent master weights.
+        """
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
     @torch.no_grad()
     def copy_to_params(self) -> None:
-        """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
+        """Round the working tensors to their half-precision parameters after an update.
+
+        FP16 saturates at 65504 instead of becoming inf.
+        """
         if self._half:
             foreach_copy_(self._half, self._wide)
         if self._fp16:
@@ -343,7 +379,10 @@ class MasterWeights:
             foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return the most precise copy of each parameter by name: the master weight, or else the parameter."""
+        """Return the most precise copy of each parameter by name: its FP32 master weight, or else the parameter itself.
+
+        The tensors are detached but not copied; sharded parameters give sharded tensors.
+        """
         best = self.work if self._keep else self.parts
         return {
             name: as_part_of((work if work is own else kept).detach(), p)
@@ -351,7 +390,10 @@ class MasterWeights:
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters and master copies from values of `full_precision`, of any dtype.
+        """Set parameters and master copies from values of `full_precision`, for example from a checkpoint.
+
+        Args:
+            values: Whole or sharded tensors by parameter name, of any dtype.
 
         Raises:
             CheckpointError: A parameter is missing or has another shape.
@@ -372,7 +414,7 @@ class MasterWeights:
         self.copy_to_params()
 
     def working(self) -> dict[str, Tensor]:
-        """Return the working tensors by name: after an update, the new weights before rounding."""
+        """Return the tensors that the rule updates, by name: after an update, the new weights before rounding."""
         return {name: work.detach() for name, work in zip(self._names, self.work, strict=True)}
 
     def in_place_half(self) -> list[str]:

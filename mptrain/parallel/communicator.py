@@ -1,4 +1,4 @@
-"""Communicator of the ranks of one run, with its collectives.
+"""Communicator of the ranks (processes) of one distributed training run, with its collective operations.
 
 A run on one process uses `SINGLE_PROCESS`, whose collectives return their input, so callers need not check the world
 size. Host values are exchanged by gloo, device tensors by the device's library (NCCL on CUDA).
@@ -46,13 +46,16 @@ _GAMMA = 0x9E3779B97F4A7C15  # from SplitMix64: spreads multiples over the whole
 
 
 class Communicator:
-    """Communicator of a run on one process, and the interface for several.
+    """Communicator of a training run on one process, and the interface of one on several.
+
+    On one process, collectives return their input and errors are raised as they are.
 
     Attributes:
         rank: Rank of this process, from 0.
         world_size: Number of processes.
         local_rank: Rank of this process on this machine.
         local_world_size: Number of processes on this machine.
+        name: Communication library of device tensors: ``gloo`` or ``nccl``; empty on one process.
     """
 
     rank = 0
@@ -63,75 +66,116 @@ class Communicator:
 
     @property
     def is_rank_zero(self) -> bool:
-        """True on rank 0, which writes records and output."""
+        """True on rank 0, the rank that writes the run's records and output."""
         return self.rank == 0
 
     def use(self, device: torch.device) -> None:
-        """Use the communication library of a device for device tensors from now on."""
+        """Select the communication library for device tensors, before the first collective on an accelerator.
+
+        Args:
+            device: Training device of this rank. A CUDA device selects NCCL; with any other, gloo stays in use.
+        """
 
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
-        """Return host integers, each summed over ranks."""
+        """Return a list of integers on the host, each summed over all ranks.
+
+        Args:
+            numbers: This rank's integers in the range of int64; equally many on every rank.
+        """
         return list(numbers)
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """Sum a device tensor over ranks in place."""
+        """Sum a device tensor over all ranks in place, and return it.
+
+        Args:
+            tensor: Tensor with the same shape and dtype on every rank.
+        """
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all ranks, stacked as ``[N, ...]`` in rank order, on the device."""
+        """Return the tensors of all N ranks, stacked as ``[N, ...]`` in rank order, on the device.
+
+        Args:
+            tensor: This rank's device tensor ``[...]``, with the same shape and dtype on every rank.
+        """
         return tensor.unsqueeze(0)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite device tensors with those of rank 0."""
+        """Overwrite device tensors in place with those of rank 0.
+
+        Args:
+            tensors: Tensors in the same order, with the same shapes and dtypes, on every rank.
+        """
 
     def all_gather_object(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, in rank order."""
+        """Return a list of the values of all ranks, in rank order; the values are pickled."""
         return [value]
 
     def broadcast_object(self, value: Value) -> Value:
-        """Return the value of rank 0."""
+        """Return the value of rank 0 on every rank; the value is pickled. Values of other ranks are ignored."""
         return value
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context in which an error on one rank is raised on all ranks."""
+        """Return a context manager that raises an error of one rank's body on all ranks.
+
+        Every rank executes the body, such as the build of the model.
+        """
         return contextlib.nullcontext()
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves before other ranks enter it, so its downloads are available to them."""
+        """Return a context manager whose body runs on rank 0 before other ranks, which then find its downloads."""
         return contextlib.nullcontext()
 
     def raise_for_all(self, error: Exception | None) -> None:
-        """Raise the error of one rank on every rank; do nothing if no rank has an error."""
+        """Raise the error of one rank on every rank; do nothing if no rank has an error.
+
+        Args:
+            error: Error of this rank; None if it has none.
+        """
         if error is not None:
             raise error
 
     def send_error(self, error: BaseException) -> None:
-        """Publish an error for the ranks that notice that this rank has exited."""
+        """Publish the error that ends this rank, so that ranks that notice its exit can report the cause (`why`)."""
 
     def why(self) -> MptrainError | None:
-        """Return the error that a lost rank has published, if any."""
+        """Return the error that another rank published before it exited; None if none did."""
         return None
 
     def abandon(self) -> None:
-        """Abort device collectives that wait for lost ranks."""
+        """Abort collectives on the device that wait for a rank that has exited."""
 
     def wait_for(self, event: torch.Event) -> None:
-        """Wait for a device event; a run waits for its device only through this method."""
+        """Wait on the host for a device event, without hanging if the device waits for a rank that has exited.
+
+        A run waits for its device only through this method.
+        """
         event.synchronize()
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an exception was caused by the exit of another rank."""
+        """Return whether an exception is a consequence of the exit or hang of another rank, not this rank's error."""
         return False
 
     def who_ended(self) -> str:
-        """Return which rank has exited and how, as far as it is known."""
+        """Return a phrase for the user about the exited rank, such as ``rank 1 was killed by SIGKILL``.
+
+        If that is unknown, the phrase says that another rank has exited or does not respond.
+        """
         return "another rank has exited or does not respond"
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the random generators before a step: differently on each rank, without state that dies with a rank."""
+        """Seed the random generators of Python and torch before a training step, from seed, step and rank.
+
+        So ranks draw different numbers, for example for dropout, and no random state is lost with a rank. On one
+        process it does nothing.
+
+        Args:
+            seed: Seed of the run.
+            step: Number of the step.
+        """
 
     def describe(self) -> str:
-        """Return the number of ranks for display; empty for one."""
+        """Return number of ranks and communication library, such as ``2 ranks (nccl)``; empty for one process."""
         return ""
 
 
@@ -139,18 +183,21 @@ SINGLE_PROCESS = Communicator()
 
 
 class RankLost(Preempted):
-    """Error raised when another rank has stopped responding; the run can be resumed from its last checkpoint."""
+    """Error raised when another rank has exited or stopped responding.
+
+    The run can be resumed from its last checkpoint.
+    """
 
     def __init__(self, message: str = "another rank has exited or does not respond") -> None:
         super().__init__(message, "run the command again", EXIT_PREEMPTED, saved=False, asked=False)
 
 
 class RankFailed(MptrainError):
-    """Error raised when another rank has failed with an exception that is not an `MptrainError`."""
+    """Error raised on this rank when another rank has failed with an exception that is not an `MptrainError`."""
 
 
 class DistributedCommunicator(Communicator):
-    """Communicator of one of several processes.
+    """Communicator of one of the several processes (ranks) of a distributed training run.
 
     Args:
         rank: Rank of this process.
@@ -158,9 +205,13 @@ class DistributedCommunicator(Communicator):
         local_rank: Rank of this process on this machine.
         local_world_size: Number of processes on this machine.
         timeout: Seconds after which a rank that does not respond counts as lost.
-        store: Store for the rendezvous.
+        store: Key-value store that all ranks share, for the rendezvous and for errors.
         meeting: Seconds to wait for all ranks at the rendezvous, at most ``timeout``; None uses ``timeout``.
-        children: Ranks by process ID, for the ranks that this process has forked.
+        children: Rank by process ID, for the ranks that this process has forked; None if it has forked none.
+
+    Attributes:
+        store: As given.
+        group: Process group of device tensors.
 
     Raises:
         RankLost: Not all ranks have joined.
@@ -197,7 +248,7 @@ class DistributedCommunicator(Communicator):
         self.name = "gloo"
 
     def use(self, device: torch.device) -> None:
-        """See `Communicator.use`."""
+        """Create the NCCL process group of a CUDA device, and start the watchdog; see `Communicator.use`."""
         if device.type == "cuda" and self.group is self._host:
             # Otherwise torch kills the process when a collective is aborted or times out; torchrun sets this variable
             # too. `PeerWatchdog` aborts collectives instead.
@@ -208,7 +259,7 @@ class DistributedCommunicator(Communicator):
             self.watch_peers(current_stream(device).query)
 
     def watch_peers(self, idle: Callable[[], bool]) -> None:
-        """Start the watchdog for ranks that exit while the device waits for them.
+        """Start the watchdog thread for ranks that exit while this rank's device waits for them (`PeerWatchdog`).
 
         Args:
             idle: Function that returns whether the device has finished all its work.
@@ -226,7 +277,7 @@ class DistributedCommunicator(Communicator):
         self._peer_watchdog.begin()
 
     def wait_for(self, event: torch.Event) -> None:
-        """See `Communicator.wait_for`.
+        """Wait on the host for a device event, unless it depends on a lost rank; see `Communicator.wait_for`.
 
         Raises:
             RankLost: The device waits for a rank that has exited; results computed since then must not be used.
@@ -239,7 +290,11 @@ class DistributedCommunicator(Communicator):
         self._heard = time.monotonic()  # a device that makes progress is not waiting for a rank
 
     def is_lost(self, error: BaseException) -> bool:
-        """See `Communicator.is_lost`; aborted collectives raise many different errors."""
+        """Return whether an exception is a consequence of the loss of another rank; see `Communicator.is_lost`.
+
+        Once the watchdog has found a lost rank, every exception except an `MptrainError` counts, because aborted
+        collectives raise many different errors.
+        """
         own = not isinstance(error, Exception) or isinstance(error, MptrainError)
         return is_rank_loss(error) or (bool(self._missed()) and not own)
 
@@ -249,7 +304,7 @@ class DistributedCommunicator(Communicator):
         return f"no rank has responded for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
 
     def _missed(self) -> str:
-        """Return a message about the lost rank that the device waits for; empty if there is none."""
+        """Return the watchdog's message about the lost rank that the device waits for; empty if there is none."""
         return "" if self._peer_watchdog is None else self._peer_watchdog.lost
 
     def _notice(self) -> None:
@@ -257,7 +312,7 @@ class DistributedCommunicator(Communicator):
             self._peer_watchdog.notice()
 
     def _give_up(self) -> None:
-        """Abort device collectives; the abort runs in a thread, because it may take long."""
+        """Abort the collectives of the device; the abort runs in a thread, because it may take long."""
         group, self._aborted = self.group, True
 
         def abort() -> None:
@@ -269,7 +324,7 @@ class DistributedCommunicator(Communicator):
         thread.join(_ABORTED)
 
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
-        """See `Communicator.all_reduce_ints`."""
+        """Return integers on the host, each summed over ranks with gloo; see `Communicator.all_reduce_ints`."""
         table = torch.tensor(list(numbers), dtype=torch.int64)
         with self._noticing_loss():
             self._dist.all_reduce(table, group=self._host)
@@ -277,33 +332,33 @@ class DistributedCommunicator(Communicator):
         return found
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """See `Communicator.all_reduce_`."""
+        """Sum a device tensor over ranks in place, and return it; see `Communicator.all_reduce_`."""
         with self._noticing_loss():
             self._dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """See `Communicator.all_gather`."""
+        """Return the device tensors of all N ranks as ``[N, ...]``; see `Communicator.all_gather`."""
         table = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self._noticing_loss():
             self._dist.all_gather(table, tensor, group=self.group)
         return torch.stack(table)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """See `Communicator.broadcast_`."""
+        """Overwrite device tensors in place with those of rank 0; see `Communicator.broadcast_`."""
         with self._noticing_loss():
             for tensor in tensors:
                 self._dist.broadcast(tensor, 0, group=self.group)
 
     def all_gather_object(self, value: Value) -> list[Value]:
-        """See `Communicator.all_gather_object`."""
+        """Return the values of all ranks, in rank order; see `Communicator.all_gather_object`."""
         found: list[Any] = [None] * self.world_size
         with self._noticing_loss():
             self._dist.all_gather_object(found, value, group=self._host)
         return found
 
     def broadcast_object(self, value: Value) -> Value:
-        """See `Communicator.broadcast_object`."""
+        """Return the value of rank 0 on every rank; see `Communicator.broadcast_object`."""
         said: list[Any] = [value]
         with self._noticing_loss():
             self._dist.broadcast_object_list(said, 0, group=self._host)
@@ -312,9 +367,15 @@ class DistributedCommunicator(Communicator):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """See `Communicator.together`.
+        """Raise an error of one rank inside the context on all ranks; see `Communicator.together`.
 
-        The body may use collectives, so an error is published in the store instead of exchanged by a collective.
+        The body may use collectives, so an error is published in the store instead of exchanged by a collective. The
+        failing rank then leaves the process group, which makes the other ranks stop waiting. The end of the context is
+        a barrier.
+
+        Raises:
+            MptrainError: The error that another rank has published.
+            RankLost: Another rank has exited or does not respond, and has published no error.
         """
         try:
             yield
@@ -332,9 +393,15 @@ class DistributedCommunicator(Communicator):
     def raise_for_all(self, error: Exception | None) -> None:
         """Raise the error of the lowest failed rank on every rank; do nothing if no rank has failed.
 
+        This is a collective: every rank calls it, with None if it has no error.
+
+        Args:
+            error: Error of this rank; None if it has none.
+
         Raises:
-            MptrainError: The error of that rank, prefixed with the rank on other ranks. If all ranks have failed, each
-                raises its own error.
+            MptrainError: The error of the lowest failed rank, prefixed with the rank on other ranks. If all ranks have
+                failed,
+                each raises its own error.
             RankFailed: The error of that rank is not an `MptrainError`.
         """
         said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
@@ -346,7 +413,10 @@ class DistributedCommunicator(Communicator):
         raise troubles[0]
 
     def send_error(self, error: BaseException) -> None:
-        """See `Communicator.send_error`."""
+        """Publish the error that ends this rank in the store; see `Communicator.send_error`.
+
+        Preemption, the loss of another rank and exceptions such as KeyboardInterrupt are not published.
+        """
         if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
             said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__
@@ -354,7 +424,10 @@ class DistributedCommunicator(Communicator):
                 self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
 
     def why(self) -> MptrainError | None:
-        """See `Communicator.why`."""
+        """Return the error that another rank has published in the store; see `Communicator.why`.
+
+        Waits up to half a second for it.
+        """
         with contextlib.suppress(RuntimeError):
             deadline = time.monotonic() + _WORD
             while time.monotonic() < deadline:
@@ -364,13 +437,16 @@ class DistributedCommunicator(Communicator):
         return None
 
     def abandon(self) -> None:
-        """See `Communicator.abandon`; gloo does not wait for a closed connection."""
+        """Abort device collectives that wait for a lost rank; see `Communicator.abandon`.
+
+        Does nothing to gloo's collectives, because gloo does not wait for a closed connection.
+        """
         self._notice()
         if self.group is not self._host and not self._aborted:
             self._give_up()
 
     def who_ended(self) -> str:
-        """See `Communicator.who_ended`."""
+        """Return a phrase about the lost rank: of the watchdog, of the exit of a forked process, or a general one."""
         if missed := self._missed():
             return missed
         deadline = time.monotonic() + _WORD
@@ -382,7 +458,7 @@ class DistributedCommunicator(Communicator):
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """See `Communicator.main_process_first`."""
+        """Run the body on rank 0 first, then on the other ranks; see `Communicator.main_process_first`."""
         if not self.is_rank_zero:
             self.all_reduce_ints([0])
         try:
@@ -392,7 +468,7 @@ class DistributedCommunicator(Communicator):
                 self.all_reduce_ints([0])
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the random generators from (seed, step, rank)."""
+        """Seed the random generators of Python and torch from (seed, step, rank); see `Communicator.begin_step`."""
         word = (seed * 0xD1342543DE82EF95 + (step * self.world_size + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
         random.seed(word)
         torch.manual_seed(word)
@@ -409,11 +485,11 @@ class DistributedCommunicator(Communicator):
             raise
 
     def describe(self) -> str:
-        """See `Communicator.describe`."""
+        """Return the number of ranks and the communication library, such as ``2 ranks (nccl)``."""
         return f"{self.world_size} ranks ({self.name})"
 
     def leave(self) -> None:
-        """Leave the process group."""
+        """Leave the process group and stop the watchdog, at the end of the run or after an error."""
         if self._peer_watchdog is not None:
             self._peer_watchdog.end()
         with contextlib.suppress(Exception):  # fails if a rank is lost
@@ -421,7 +497,7 @@ class DistributedCommunicator(Communicator):
 
 
 def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
-    """Return the error that another rank has published."""
+    """Return the error that another rank has published, from its class name, message, hint and exit code."""
     error = RankFailed(message, hint)
     if kind != RankFailed.__name__:
         error.exit_code = code  # type: ignore[misc]
@@ -429,7 +505,16 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
 
 
 def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
-    """Convert an error for other ranks: prefix the rank, and keep type, exit code and hint of an `MptrainError`."""
+    """Return a picklable form of one rank's error, to raise on other ranks.
+
+    Args:
+        error: The error.
+        rank: Rank that raised it, which prefixes the message.
+
+    Returns:
+        A copy with the type, exit code and hint of an `MptrainError`; a `RankFailed` for preemption and any other
+        error.
+    """
     if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
         twin.args = (f"rank {rank}: {error}",)
@@ -441,12 +526,13 @@ def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
 
 
 def describe_ended_rank(children: Mapping[int, int]) -> str:
-    """Return which rank forked by this process has exited and how; empty if none has.
+    """Return a phrase about a forked rank that has exited, such as ``rank 1 was killed by SIGKILL``; else empty.
 
-    If several have exited, the first cause is reported: a rank killed by a signal before one that exited with an error.
+    If several have exited, the first cause is reported: a rank killed by a signal before one that exited with an error,
+    and that before one that exited because it had lost another rank. Exit statuses remain available to `os.waitpid`.
 
     Args:
-        children: Ranks by process ID.
+        children: Rank by process ID.
     """
     ends: list[tuple[int, str]] = []
     for pid, rank in children.items():
@@ -479,7 +565,10 @@ _LOSSES = (
 
 
 def is_rank_loss(error: BaseException) -> bool:
-    """Return whether an exception means that another rank has exited or does not respond."""
+    """Return whether an exception means that another rank has exited or does not respond.
+
+    True for `RankLost`, for `torch.distributed.DistError`, and for a RuntimeError whose message says so.
+    """
     if isinstance(error, RankLost):
         return True
     if not isinstance(error, RuntimeError):

@@ -1,4 +1,4 @@
-"""Launch of the ranks of a run: join the ranks that torchrun has started, or fork them on this machine.
+"""Launch of the ranks of a training run: join the ranks that torchrun has started, or fork them on this machine.
 
 Ranks are forked before torch has run anything, so they start at once, with the configuration already checked. The
 process that the user started is rank 0: its exit code and output are those of the run.
@@ -52,13 +52,17 @@ _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 @contextlib.contextmanager
 def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
-    """Launch or join the ranks of a run and yield this rank's communicator. A forked rank exits at the end.
+    """Launch or join the ranks of a training run, and yield this rank's communicator.
+
+    The context manager's body is the run and executes on every rank. A forked rank exits at the end of the body and
+    never leaves the context.
 
     Args:
         options: Number of ranks and timeout.
 
     Raises:
         ConfigError: torchrun has started another number of ranks than ``distributed.procs``.
+        EnvironmentRefused: torchrun's variables are invalid, or ranks cannot connect on this machine.
         RankLost: Not all ranks have joined.
     """
     torchrun = torchrun_rank()
@@ -68,7 +72,7 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
         if options.procs not in (None, torchrun.count):
             raise ConfigError(
                 f"distributed.procs={options.procs}, but torchrun has started {torchrun.count} ranks",
-                "write distributed.procs=null: the option is for runs without torchrun",
+                "set distributed.procs=null: the option is for runs without torchrun",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
         rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
@@ -92,7 +96,7 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
 
 
 def _forked(count: int, timeout: float) -> Iterator[Communicator]:
-    """Fork the other ranks and run as rank 0."""
+    """Fork the other ranks, yield the communicator of rank 0, and wait for the other ranks to exit."""
     _prepare_environment(count)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,7 +153,7 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
 
 
 def _come(store: Store, rank: int, timeout: float) -> None:
-    """Report to rank 0 that this rank is ready, and wait for all other ranks.
+    """Report through the store that this forked rank is ready, and wait for all other ranks.
 
     Raises:
         RankLost: A rank has died.
@@ -170,7 +174,7 @@ def _prepare_environment(count: int) -> None:
 
 
 def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes]) -> Iterator[Communicator]:
-    """Run as a forked rank: without output, killed with its parent; never returns."""
+    """Run as a forked rank, without standard output and killed if its parent dies; exit the process at the end."""
     code = EXIT_OK
     try:
         ends_with_parent(signal.SIGKILL)
@@ -225,7 +229,12 @@ def _store(port: int | None) -> TCPStore:
 
 
 def reap(children: list[int], grace: float = GRACE) -> None:
-    """Wait for other ranks to exit, and kill those that do not."""
+    """Wait for forked ranks to exit, and kill those that do not.
+
+    Args:
+        children: Process IDs.
+        grace: Seconds to wait before killing.
+    """
     deadline = time.monotonic() + grace
     left = list(children)
     while left:

@@ -1,4 +1,4 @@
-"""Options of distributed training: the ``distributed`` keys. Imports no torch."""
+"""Options of distributed training: the ``distributed`` keys of a configuration. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mptrain.fields import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True)
 class DistributedOptions:
-    """Options of distributed training. They have no effect with one rank.
+    """Options of distributed training, the ``distributed`` keys of a configuration; without effect on one rank.
 
     Attributes:
         kind: ``ddp``: every rank holds all weights (torch's DistributedDataParallel). ``fsdp2``: weights, master
@@ -19,12 +19,16 @@ class DistributedOptions:
         procs: Number of ranks to start on this machine; None uses the ranks that torchrun has started, or one.
         sync_batchnorm: Whether BatchNorm computes its statistics over the samples of all ranks.
         reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own dtype.
-        find_unused_parameters: With ``ddp``, look in every step for parameters without a gradient on a rank. Otherwise
+        find_unused_parameters: Whether ``ddp`` looks in every step for parameters without a gradient on a rank.
+            Otherwise
             this is done only if the first batch has unused parameters, and a later batch with unused parameters stops
             the run.
-        units: With ``fsdp2``, the qualified names of modules whose weights are gathered together; the remaining weights
-            form one unit. None selects the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
+        units: Qualified names of modules whose weights ``fsdp2`` gathers together; the remaining weights form one unit.
+            None selects the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
         timeout: Seconds after which a rank that does not respond counts as lost.
+
+    Raises:
+        ConfigError: ``units`` is set without ``fsdp2``, or ``find_unused_parameters`` without ``ddp``.
     """
 
     kind: Literal["ddp", "fsdp2"] = "ddp"

@@ -1,4 +1,4 @@
-"""Watchdog that detects that a rank has exited while this rank's device waits for it.
+"""Watchdog that detects that another rank has exited while this rank's device waits for it in a collective.
 
 When a rank exits, gloo's connections close and host collectives fail. NCCL kernels keep waiting, and the host waits for
 them: for an event, a value or space in the launch queue. So a thread looks for exited ranks. If a rank has exited and
@@ -35,20 +35,22 @@ _GONE, _ALIVE = "gone", "alive"
 
 
 class PeerWatchdog:
-    """Watchdog thread that runs from `begin` to `end`.
+    """Watchdog thread of one rank that aborts the device's collectives if the device waits for a rank that has exited.
+
+    If the process does not react to the abort within `END` seconds, the watchdog kills it.
 
     Args:
         rank: Rank of this process.
         others: Ranks whose heartbeats are checked: rank 0 checks all other ranks, they check only rank 0.
-        store: Store shared by all ranks.
-        ended: Returns which forked rank has exited and how; empty if none has.
-        idle: Returns whether the device has finished all its work.
-        silence: Returns a message if no rank has responded within the timeout; otherwise empty.
-        give_up: Aborts the device collectives.
+        store: Key-value store shared by all ranks, for heartbeats and reports of exited ranks.
+        ended: Function that returns which rank forked by this process has exited and how; empty if none has.
+        idle: Function that returns whether the device has finished all its work.
+        silence: Function that returns a message if no rank has responded within the timeout; otherwise empty.
+        give_up: Function that aborts the device collectives.
         speaks: Whether to print an error line before killing a process that does not return from its device.
 
     Attributes:
-        lost: Which rank has exited while the device waits for it, and how; empty if there is none.
+        lost: Phrase about the rank that has exited while the device waits for it, and how; empty if there is none.
     """
 
     def __init__(
@@ -72,18 +74,18 @@ class PeerWatchdog:
         self._thread = threading.Thread(target=self._watch_peers, name="peer_watchdog", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
+        """Start the watchdog thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread."""
+        """Stop the watchdog thread, without killing the process any more."""
         self._over.set()
         self._noticed.set()
         if self._thread.is_alive():
             self._thread.join(LOOK)  # short, because an abort of collectives may still be running
 
     def notice(self) -> None:
-        """Tell the watchdog that this rank knows of the lost rank and is exiting."""
+        """Tell the watchdog that this process knows of the lost rank and is exiting, so that it is not killed."""
         self._noticed.set()
 
     def _watch_peers(self) -> None:

@@ -24,12 +24,12 @@ BUCKET = 25 << 20
 
 
 def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool) -> None:
-    """Sum each tensor over ranks in place.
+    """Sum each of several device tensors, such as gradients, over all ranks in place, in buckets of about 25 MiB.
 
     Args:
         tensors: Tensors with equal shapes and dtypes on all ranks.
-        comm: The communicator.
-        wide: Whether to sum half-precision tensors in FP32.
+        comm: Communicator of the ranks.
+        wide: Whether to sum half-precision tensors in FP32 and round the sums to their dtype.
     """
     for bucket in _buckets(tensors):
         flat = flatten_dense_tensors(bucket)
@@ -59,12 +59,15 @@ def data_parallel(
     """Wrap a module in torch's DistributedDataParallel with summed instead of averaged gradients.
 
     Args:
-        module: The module to differentiate.
+        module: The module to differentiate; its forward is a whole pass with loss.
         comm: A `mptrain.parallel.communicator.DistributedCommunicator`.
-        sums: List to which each backward pass appends half-precision parameters with their FP32 sums; the gradients in
-            the parameters are rounded to half precision.
+        sums: List to which each backward pass appends half-precision parameters with their FP32 sums, if ``wide``; the
+            gradients in the parameters are rounded to half precision.
         wide: Whether to sum half-precision gradients in FP32.
         find_unused: Whether parameters may have no gradient on a rank.
+
+    Returns:
+        The wrapped module.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""Sharding of weights over ranks with torch's fully_shard.
+"""Sharding of a model's weights over ranks with torch's fully_shard (FSDP2).
 
 The backward pass yields sharded gradients, summed over ranks, in the dtype of the parameters. torch rounds FP32 master
 weights to half precision when it gathers them: weights beyond 65504 become inf, whereas
@@ -26,12 +26,14 @@ def shard(
     compute: torch.dtype | None,
     wide: bool,
 ) -> None:
-    """Shard every parameter of a model over ranks, in place.
+    """Shard every parameter of a model over ranks, in place, with gradients summed over ranks instead of averaged.
+
+    A unit is a module whose parameters are gathered together before it is called.
 
     Args:
         root: Module whose forward is a whole pass; parameters outside all units are gathered for the whole pass.
         model: Model within ``root``; units are named like its modules.
-        units: Names of modules whose parameters are gathered when they are called; None selects `composite_members`.
+        units: Qualified names of the modules that form units; None selects `composite_members`.
         kept: Modules with parameters of another dtype, which form units of their own and are not rounded.
         comm: A `mptrain.parallel.communicator.DistributedCommunicator`.
         compute: Dtype to which gathered parameters are rounded; None does not round.
@@ -64,7 +66,8 @@ def shard(
 def composite_members(model: nn.Module) -> list[nn.Module]:
     """Return the members of ``nn.Sequential`` and ``nn.ModuleList`` that have submodules: the blocks of most networks.
 
-    Members that share a parameter with another module are left out, because a parameter belongs to one unit.
+    These are the default units of `shard`. Members without parameters are left out, and members that share a parameter
+    with a module outside, because a parameter belongs to one unit.
     """
     places: dict[int, set[int]] = {}
     for module in model.modules():

@@ -1,13 +1,13 @@
-"""Strategies that synchronise the gradients of a step over ranks.
+"""Strategies of data parallelism, which synchronise the gradients of a training step over ranks.
 
-Every rank trains on its part of the global batch, and its loss is weighted by its share of the batch's loss terms. So
-the sum over ranks is the gradient of the global batch's mean loss for any split, and learning rate, loss scale and
-overflow check work as on one rank.
+Every rank trains on its part of the global batch, and its loss is weighted by its share of the batch's loss terms
+(samples or tokens, over which the loss is averaged). So the sum over ranks is the gradient of the global batch's mean
+loss for any split, and learning rate, loss scale and overflow check work as on one rank.
 
     backward pass → all_reduce of gradients → norms, all_reduced → rest of the step on each rank
 
-The all_reduce of norms has P + 1 FP64 numbers. It makes every rank skip a step that overflows on one rank only, after
-the reduction of gradients (a broken device, or a shard of the weights that only one rank has).
+The all_reduce of norms has P + 1 FP64 numbers for P parameters. It makes every rank skip a step that overflows on one
+rank only, after the reduction of gradients (a broken device, or a shard of the weights that only one rank has).
 """
 
 from __future__ import annotations
@@ -40,76 +40,110 @@ if TYPE_CHECKING:
 
 
 class ParallelStrategy(Protocol):
-    """Interface of a parallel strategy, as used by a training step.
+    """Interface of a parallel strategy: splitting of batches and synchronisation of gradients over the ranks of a run.
+
+    A training step calls `micro_batches`, `loss_of` and a backward pass for each micro-batch, then
+    `finish_gradient_sync`, then `reductions`.
 
     Attributes:
-        comm: The communicator.
+        comm: Communicator of the ranks.
     """
 
     comm: Communicator
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """Return whether an update on this batch has a single micro-batch on every rank."""
+        """Return whether an update on a batch has a single micro-batch on every rank, so that nothing is accumulated.
+
+        Args:
+            batch: This rank's part of the global batch.
+            wanted: Number of micro-batches per update that is configured for a rank.
+        """
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """Yield the micro-batches of this rank, each with its share of the global batch's loss terms.
+        """Yield the micro-batches of this rank, each with its share of the global batch's loss terms, in [0, 1].
 
         Args:
             batch: This rank's part of the global batch.
             wanted: Number of micro-batches; equal on every rank if passes of ranks wait for each other.
-            unchanged: Context for dummy micro-batches, which repeat samples of another micro-batch.
+            unchanged: Function that returns a context in which a model's buffers do not change, for dummy
+                micro-batches.
+                These repeat samples of another micro-batch and have share 0.
         """
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """Return a function from a micro-batch to its float32 loss, whose backward pass may synchronise gradients."""
+        """Return a function from a micro-batch to its float32 loss, whose backward pass may synchronise gradients.
+
+        Args:
+            loss: Function of a model and a micro-batch that returns the mean loss, a float32 scalar.
+            model: The model.
+            weights: The trained weights.
+            single_microbatch: Result of `single_microbatch` for the update.
+        """
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Sum gradients over ranks if the backward passes have not done so."""
+        """Sum the accumulated gradients over ranks after the backward passes, unless those have done so.
+
+        Args:
+            weights: The trained weights, with their gradients.
+            single_microbatch: Result of `single_microbatch` for the update.
+        """
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure] | None:
-        """Return functions that combine norms, and a measure, of gradients across ranks; None on one rank.
+        """Return functions that combine gradient norms, and a scaler's measurement, across ranks; None on one rank.
 
-        The loss shares of the ranks are summed into ``loss`` in place, in the same all_reduce as the norms.
+        Args:
+            loss: This rank's share of the loss, a float32 scalar, or None. The first function overwrites it with the
+                sum over
+                ranks, in the all_reduce of the norms.
+
+        Returns:
+            A function from this rank's gradient norms to those of the whole gradients, and a function from a measure
+            and this
+            rank's gradients to the measurement of the whole gradients.
         """
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Overwrite persistent buffers with those of rank 0."""
+        """Overwrite a model's persistent buffers, such as BatchNorm's running statistics, with those of rank 0.
+
+        Args:
+            buffers: The buffers, in the same order on every rank.
+        """
 
 
 class SingleProcessStrategy:
-    """Strategy of a run on one rank, without communication."""
+    """Parallel strategy of a training run on one rank, without communication."""
 
     comm = SINGLE_PROCESS
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """See `ParallelStrategy`."""
+        """Return whether an update has a single micro-batch: one is configured, or the batch has at most one sample."""
         return wanted == 1 or batch.samples <= 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """See `ParallelStrategy`."""
+        """Return the micro-batches, each with its share of the loss terms; see `ParallelStrategy.micro_batches`."""
         if wanted == 1:
             return iter([(batch, 1.0)])
         return ((micro, batch.share(micro)) for micro in batch.split(wanted))
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """See `ParallelStrategy`."""
+        """Return the loss as a function of the micro-batch, for one rank; see `ParallelStrategy.loss_of`."""
         return functools.partial(loss, model)
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """See `ParallelStrategy`."""
+        """Do nothing: on one rank the gradients are complete. See `ParallelStrategy.finish_gradient_sync`."""
 
     def reductions(self, loss: Tensor | None) -> None:
-        """See `ParallelStrategy`."""
+        """Return None: on one rank nothing has to be combined. See `ParallelStrategy.reductions`."""
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """See `ParallelStrategy`."""
+        """Do nothing: there is only one rank. See `ParallelStrategy.broadcast_buffers`."""
 
 
 class _DistributedStrategy(ABC):
-    """Base class of the strategies for several ranks.
+    """Base class of the parallel strategies for several ranks.
 
     Args:
-        comm: The communicator.
+        comm: Communicator of the ranks.
         wide: Whether to sum half-precision gradients in FP32.
         meeting: Whether passes of the model wait for other ranks, so that all ranks need equally many passes.
     """
@@ -120,11 +154,15 @@ class _DistributedStrategy(ABC):
         self._meeting = meeting
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """See `ParallelStrategy`."""
+        """Return whether one micro-batch per update is configured, regardless of the batch; see `ParallelStrategy`."""
         return wanted == 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """See `ParallelStrategy`. Without ``meeting``, ranks may have different numbers of micro-batches."""
+        """Yield this rank's micro-batches with their shares of the loss terms; see `ParallelStrategy.micro_batches`.
+
+        If passes wait for other ranks, dummy micro-batches fill up to ``wanted``. Otherwise ranks may have different
+        numbers.
+        """
         parts = batch.split(wanted)
         for micro in parts:
             if micro.is_dummy:
@@ -137,19 +175,38 @@ class _DistributedStrategy(ABC):
                 yield replace(parts[0], is_dummy=True), 0.0
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure]:
-        """See `ParallelStrategy`."""
+        """Return `reduce_norms`, bound to the loss, and `reduce_measure`; see `ParallelStrategy.reductions`."""
         return functools.partial(self.reduce_norms, loss=loss), self.reduce_measure
 
     @abstractmethod
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return gradient norms, equal on all ranks: float64 ``[P]``, -1 for a missing gradient."""
+        """Return the L2 norms of whole gradients, equal on all ranks, from the norms that this rank has computed.
+
+        Args:
+            norms: float64 ``[P]``: norm of each parameter's gradient on this rank; -1 for a missing gradient.
+            loss: This rank's share of the loss, overwritten with the sum over ranks; None without one.
+
+        Returns:
+            float64 ``[P]``: the norms; -1 for a missing gradient.
+        """
 
     @abstractmethod
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """Return the measurement that a scaler requests, equal on all ranks; float64 ``[1]``."""
+        """Return a measurement of whole gradients for a loss scaler, equal on all ranks, as float64 ``[1]``.
+
+        Args:
+            measure: The measurement that the scaler requests.
+            grads: This rank's gradients, scaled and possibly not finite.
+        """
 
     def _summed(self, squares: Tensor, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return square roots of sums over ranks; a loss is summed in place."""
+        """Return the square roots of squared norms summed over ranks; a loss is summed in place.
+
+        Args:
+            squares: float64 ``[P]``: this rank's contribution to the squared norms.
+            norms: float64 ``[P]``: this rank's norms, of which -1 (no gradient) is kept.
+            loss: This rank's share of the loss, or None.
+        """
         if loss is None:
             sums = self.comm.all_reduce_(squares)
         else:
@@ -159,15 +216,17 @@ class _DistributedStrategy(ABC):
         return torch.where(norms < 0, norms, sums.sqrt())
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """See `ParallelStrategy`."""
+        """Overwrite buffers of any dtype with those of rank 0; see `ParallelStrategy.broadcast_buffers`."""
         self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # as bytes: works for any dtype
 
 
 class DDPStrategy(_DistributedStrategy):
-    """Data parallelism with replicated weights: torch's DDP, or an all_reduce after several micro-batches.
+    """Data parallelism with replicated weights: torch's DDP, or an all_reduce after the backward passes of an update.
+
+    DDP is used for updates of a single micro-batch, except the first.
 
     Args:
-        comm: The communicator.
+        comm: Communicator of the ranks.
         wide: Whether to sum half-precision gradients in FP32.
         meeting: Whether passes of the model wait for other ranks, as with synchronised BatchNorm.
         find_unused: Whether to look in every step for parameters without a gradient.
@@ -182,9 +241,11 @@ class DDPStrategy(_DistributedStrategy):
         self._sums: list[tuple[Tensor, Tensor]] = []
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """See `ParallelStrategy`; called when only the parameters of ``weights`` require gradients.
+        """Return the loss as a function of the micro-batch, in DistributedDataParallel if an update has only one.
 
-        The first batch, which is that of the rehearsal, does not use DDP; it shows whether any gradient is missing.
+        Call it while only the parameters of ``weights`` require gradients. The first batch, which is that of the
+        rehearsal (a step without an update before training), does not use DistributedDataParallel; it shows whether any
+        gradient is missing. See `ParallelStrategy.loss_of`.
         """
         key = id(weights)
         if not single_microbatch or key not in self._complete:
@@ -197,7 +258,9 @@ class DDPStrategy(_DistributedStrategy):
         return self._wrapped[key]
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """See `ParallelStrategy`: a missing gradient counts as zeros if another rank has one.
+        """Sum gradients over ranks if DistributedDataParallel has not; see `ParallelStrategy.finish_gradient_sync`.
+
+        In such a sum, a missing gradient counts as zeros if another rank has one.
 
         Raises:
             ConfigError: A gradient is missing that all ranks had in the first batch, and other ranks wait for it.
@@ -223,11 +286,15 @@ class DDPStrategy(_DistributedStrategy):
         sum_over_ranks(list(weights.gradients.in_place().values()), self.comm, wide=self._wide)
 
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """See `ParallelStrategy`: the root mean square over ranks, whose norms are equal unless a device is faulty."""
+        """Return the root mean square of each gradient norm over ranks, which all have the same summed gradients.
+
+        So the norms are this rank's own unless a device is faulty. Arguments and result are those of the base class:
+        float64 ``[P]``, -1 for a missing gradient, and the loss summed in place.
+        """
         return self._summed(_squares(norms) / self.comm.world_size, norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """See `ParallelStrategy`: the measurement of rank 0; all ranks have equal gradients, or skip the step."""
+        """Return rank 0's measurement of the summed gradients, float64 ``[1]``: they are equal on all ranks."""
         measured = measure(grads)
         if grads:  # without gradients the measurement is on the CPU and equal on all ranks
             self.comm.broadcast_([measured])
@@ -235,11 +302,12 @@ class DDPStrategy(_DistributedStrategy):
 
 
 class FSDP2Strategy(_DistributedStrategy):
-    """Data parallelism with sharded weights: the backward pass yields shards of the summed gradients.
+    """Data parallelism with sharded weights (fully_shard); backward passes yield shards of summed gradients.
 
     Args:
-        comm: The communicator.
-        root: Loss module of the only learner, whose parameters are sharded; each pass gathers weights.
+        comm: Communicator of the ranks.
+        root: Loss module whose parameters are sharded; each pass gathers weights. The run has no other learner (a model
+            with its optimizer).
         wide: Whether to sum half-precision gradients in FP32.
     """
 
@@ -248,19 +316,19 @@ class FSDP2Strategy(_DistributedStrategy):
         self._root = root
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """See `ParallelStrategy`."""
+        """Return the sharded loss module, with the loss function set; see `ParallelStrategy.loss_of`."""
         self._root.loss = loss
         return self._root
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """See `ParallelStrategy`."""
+        """Do nothing: each backward pass sums the gradients over ranks. See `ParallelStrategy.finish_gradient_sync`."""
 
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """See `ParallelStrategy`: norms of whole gradients from the norms of their shards."""
+        """Return the norms of whole gradients from those of this rank's shards, float64 ``[P]``; sum the loss too."""
         return self._summed(_squares(norms), norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """See `ParallelStrategy`."""
+        """Return the measurement of whole gradients, float64 ``[1]``, from those of all shards and their sizes."""
         measured = measure(grads)
         device = grads[0].device if grads else measured.device
         elements = torch.full((1,), float(sum(grad.numel() for grad in grads)), dtype=torch.float64, device=device)
@@ -269,10 +337,10 @@ class FSDP2Strategy(_DistributedStrategy):
 
 
 class LossModule(nn.Module):
-    """Module whose forward returns the loss, so that model and loss form one pass.
+    """Module of a model and its loss function, so that `torch.nn.parallel` wrappers treat both as one forward pass.
 
     Args:
-        loss: Loss function, or None to set it later.
+        loss: Function of a model and a micro-batch that returns the mean loss; None to set it later.
         model: The model.
     """
 
@@ -282,7 +350,7 @@ class LossModule(nn.Module):
         self.loss = loss
 
     def forward(self, micro: Batch) -> Tensor:
-        """Return the mean loss over the terms of a micro-batch, a float32 scalar."""
+        """Compute the mean loss over the terms (samples or tokens) of a micro-batch; return it as a float32 scalar."""
         assert self.loss is not None
         return self.loss(self.model, micro)
 
@@ -290,14 +358,14 @@ class LossModule(nn.Module):
 def strategy_of(
     comm: Communicator, root: LossModule | None, *, wide: bool, meeting: bool, find_unused: bool = False
 ) -> ParallelStrategy:
-    """Return the parallel strategy of a run.
+    """Return the parallel strategy of a training run: for a single rank, for sharded or for replicated weights.
 
     Args:
-        comm: The communicator.
+        comm: Communicator of the ranks.
         root: The sharded loss module; None if every rank has all weights.
         wide: Whether to sum half-precision gradients in FP32.
-        meeting: Whether passes of the model wait for other ranks.
-        find_unused: Whether to look in every step for parameters without a gradient.
+        meeting: Whether passes of the model wait for other ranks, as with synchronised BatchNorm.
+        find_unused: Whether to look in every step for parameters without a gradient (replicated weights only).
     """
     if comm.world_size == 1:
         return SingleProcessStrategy()

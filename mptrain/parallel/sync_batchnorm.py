@@ -1,4 +1,4 @@
-"""BatchNorm over the samples of all ranks, without host synchronisation.
+"""BatchNorm over the samples of all ranks of a distributed run, without host synchronisation.
 
     mean = sum x / N      var = sum (x - mean)^2 / N      y = (x - mean) / sqrt(var + eps) * weight + bias
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
-    """Convert the BatchNorm layers of a model to `SyncBatchNorm`.
+    """Convert the BatchNorm layers of a model, in place, to `SyncBatchNorm`, and return the model.
 
     Args:
-        model: Model in FP32, changed in place.
-        comm: The communicator.
+        model: Model in FP32.
+        comm: Communicator of the ranks.
     """
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -37,7 +37,10 @@ def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
 
 
 class SyncBatchNorm(BatchNorm):
-    """BatchNorm over the samples of all ranks; the output has the dtype of the input."""
+    """BatchNorm layer whose training statistics cover the samples of all ranks; the output has the dtype of the input.
+
+    Created by `convert_sync_batchnorm`, which sets ``comm``.
+    """
 
     comm: Any
 
@@ -49,10 +52,14 @@ class SyncBatchNorm(BatchNorm):
         return twin
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        """Accept any number of dimensions that BatchNorm supports."""
+        """Accept inputs of all numbers of dimensions that BatchNorm1d, BatchNorm2d and BatchNorm3d support."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """See `torch.nn.SyncBatchNorm`."""
+        """Normalise each channel of ``[N, C, ...]`` over the samples of all ranks, and return the same shape and dtype.
+
+        In training mode every rank must call this at the same time, and the running statistics are updated. In
+        evaluation mode the layer is torch's BatchNorm without communication.
+        """
         if not self.training:  # even without running statistics: ranks evaluate different numbers of batches
             return super().forward(input)
         share, mean, var = self.momentum, self.running_mean, self.running_var
@@ -74,7 +81,7 @@ class SyncBatchNorm(BatchNorm):
 
 
 class _Synchronised(torch.autograd.Function):
-    """`torch.nn.modules._functions.SyncBatchNorm` without synchronisation."""
+    """Autograd function like `torch.nn.modules._functions.SyncBatchNorm`, without its synchronisation with the host."""
 
     @staticmethod
     def forward(
@@ -123,11 +130,14 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class CpuBatchNormOps:
-    """CPU versions of torch's CUDA-only functions of the same names, with float64 statistics."""
+    """CPU versions of torch's CUDA-only functions for synchronised BatchNorm, with the same names.
+
+    ``x`` is ``[N, C, ...]``. Statistics are of the C channels and in float64.
+    """
 
     @staticmethod
     def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Return mean and reciprocal standard deviation of each channel."""
+        """Return each channel's mean and 1 / sqrt(var + eps) over this rank's samples, float64 ``[C]`` each."""
         var, mean = torch.var_mean(x.double(), _all_but_channels(x), correction=0)
         return mean, (var + eps).rsqrt()
 
@@ -142,7 +152,21 @@ class CpuBatchNormOps:
         eps: float,
         counts: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Combine the statistics of all ranks, ``[N, C]`` to ``[C]``, and update the running statistics."""
+        """Combine the statistics of all R ranks and update the running statistics in place.
+
+        Args:
+            x: Input of this rank; not read.
+            means: Mean of each channel on each rank, ``[R, C]``.
+            invstds: Reciprocal standard deviations, ``[R, C]``.
+            running_mean: Running mean ``[C]``, updated in place.
+            running_var: Running unbiased variance ``[C]``, updated in place.
+            momentum: Weight of the new statistics in the running ones.
+            eps: Number added to variances.
+            counts: Number of values per channel on each rank, ``[R]``.
+
+        Returns:
+            Mean and reciprocal standard deviation over all ranks, ``[C]`` each.
+        """
         count = counts.sum()
         share = (counts / count)[:, None]
         mean = (share * means).sum(0)
@@ -156,7 +180,7 @@ class CpuBatchNormOps:
     def batch_norm_elemt(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
     ) -> Tensor:
-        """Return the normalised input."""
+        """Return the normalised input (x - mean) * invstd * weight + bias, in the shape and dtype of ``x``."""
         normal = ((x - _wide(mean, x)) * _wide(invstd, x)).float()
         if weight is not None:
             normal = normal * _wide(weight.float(), x)
@@ -168,7 +192,19 @@ class CpuBatchNormOps:
     def batch_norm_backward_reduce(
         grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *asked: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the sums of gradient and gradient times centred input, and the gradients of weight and bias."""
+        """Return the sums over this rank's samples that the backward pass of BatchNorm needs, ``[C]`` each.
+
+        Args:
+            grad: Gradient of the output.
+            x: Input of the layer.
+            mean: Mean over all ranks, ``[C]``.
+            invstd: Reciprocal standard deviation over all ranks, ``[C]``.
+            weight: Weight ``[C]``; None without one.
+            *asked: Ignored; torch's function takes three flags for the gradients needed.
+
+        Returns:
+            Sum of the gradient; sum of the gradient times the centred input x - mean; gradients of weight and bias.
+        """
         sum_grad = grad.double().sum(_all_but_channels(x))
         sum_product = (grad * (x - _wide(mean, x))).sum(_all_but_channels(x))
         dtype = x.dtype if weight is None else weight.dtype
@@ -185,7 +221,18 @@ class CpuBatchNormOps:
         sum_product: Tensor,
         counts: Tensor,
     ) -> Tensor:
-        """Return the gradient of the input from the sums over all ranks."""
+        """Return the gradient of the input of BatchNorm, in the shape and dtype of ``grad``.
+
+        Args:
+            grad: Gradient of the output.
+            x: Input of the layer.
+            mean: Mean over all ranks, ``[C]``.
+            invstd: Reciprocal standard deviation over all ranks, ``[C]``.
+            weight: Weight ``[C]``; None without one.
+            sum_grad: First result of `batch_norm_backward_reduce`, summed over all ranks.
+            sum_product: Second result of it, summed over all ranks.
+            counts: Number of values per channel on each rank, ``[R]`` or ``[R, 1]``.
+        """
         count = counts.sum()
         slope = _wide(sum_product / count * invstd.square(), x)
         inner = grad - _wide(sum_grad / count, x) - (x - _wide(mean, x)) * slope

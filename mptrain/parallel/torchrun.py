@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """One of several ranks that torchrun has started.
+    """Rank of this process among the several ranks that torchrun has started, read from its environment variables.
 
     Attributes:
         rank: Rank of this process.
-        count: World size.
+        count: Number of ranks (world size).
         local_rank: Rank of this process on this machine.
         local_count: Number of ranks on this machine.
         speaks: Whether this rank prints its errors: local rank 0, or a rank without LOCAL_RANK.
@@ -37,7 +37,7 @@ class TorchrunRank:
 
 
 def torchrun_rank() -> TorchrunRank | None:
-    """Read this process's rank from torchrun's variables; None without them, or with only one rank.
+    """Return this process's rank from torchrun's environment variables; None without them, or with only one rank.
 
     Raises:
         EnvironmentRefused: torchrun's variables are invalid or incomplete.
@@ -59,7 +59,11 @@ def torchrun_rank() -> TorchrunRank | None:
 
 
 def torchrun_command(command: str) -> str:
-    """Prefix a command line with torchrun for as many ranks as now; return it unchanged without torchrun."""
+    """Prefix a command line shown to the user with torchrun for as many ranks as now; unchanged without torchrun.
+
+    Args:
+        command: Command line that begins with a module name, such as ``mptrain resume``.
+    """
     begun = torchrun_rank()
     if begun is None:
         return command
@@ -83,17 +87,17 @@ def _number(name: str, most: float = math.inf) -> int | None:
 
 
 def restarts() -> int:
-    """Return how often torchrun has restarted the ranks."""
+    """Return the number of times that torchrun has restarted the ranks of this job."""
     return _number("TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def agent_keeps_the_store() -> bool:
-    """Return whether torchrun's agent hosts the store, so that it outlives the ranks."""
+    """Return whether torchrun's agent process hosts the rendezvous store, so that it outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def rendezvous_endpoint() -> str:
-    """Return the address of the rendezvous for display."""
+    """Return the address at which torchrun's ranks meet, ``MASTER_ADDR:MASTER_PORT``, for messages."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
@@ -102,7 +106,9 @@ _ATTEMPT, _ANSWER = 3.0, 30.0
 
 
 def store_of_torchrun(timeout: float = 30.0) -> Store:
-    """Return the rendezvous store of the ranks that torchrun has started; it survives restarts of ranks.
+    """Connect to the key-value store that the ranks started by torchrun share, or host it on rank 0, and return it.
+
+    If torchrun's agent hosts the store, it survives restarts of ranks.
 
     Args:
         timeout: Seconds to try to connect.
@@ -151,12 +157,12 @@ _COME, _ALL = "come", "all"
 
 
 def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
-    """Wait until all ranks have joined, handling signals meanwhile.
+    """Wait until all ranks have joined the run, handling signals meanwhile.
 
     Args:
-        store: Store of this start of the ranks.
+        store: Store of this start of the ranks; a restart needs another one, or another key prefix.
         rank: Rank of this process.
-        count: World size.
+        count: Number of ranks (world size).
         timeout: Seconds to wait.
 
     Raises:
@@ -183,13 +189,19 @@ _RUN = "mptrain/run"
 
 
 def remember_run(root: str) -> None:
-    """Store the run directory, so that ranks that torchrun restarts resume the run."""
+    """Write the run directory to torchrun's store, so that ranks that torchrun restarts resume this run.
+
+    Does nothing without torchrun, or if the store does not outlive the ranks.
+
+    Args:
+        root: Path of the run directory.
+    """
     if torchrun_rank() is not None and agent_keeps_the_store():
         store_of_torchrun().set(_RUN, root)
 
 
 def run_before_restart() -> str | None:
-    """Return the directory of the run before torchrun restarted the ranks; None if there is none."""
+    """Return the run directory that `remember_run` wrote before torchrun restarted the ranks; None if there is none."""
     if torchrun_rank() is None or not agent_keeps_the_store():
         return None
     store = store_of_torchrun()

@@ -1,7 +1,8 @@
-"""Application of a precision policy to a model.
+"""Application of a precision policy to a model and its training step.
 
-Parameters and buffers are cast once; modules kept in FP32 cast their inputs and outputs. The model is built in FP32 and
-must not depend on the precision.
+A policy names the dtypes of a precision mode (`mptrain.precision.policy.Policy`). Parameters and buffers are cast once,
+before training; modules that the policy keeps in FP32 cast their inputs and outputs in every call. The model is built
+in FP32 and must not depend on the precision.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ _MIXED_KERNELS = BatchNorm
 
 
 def count_out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
-    """Count the finite values beyond the range of a floating-point dtype; synchronises with the device."""
+    """Count the finite values of a tensor whose magnitude exceeds the largest number of a floating-point dtype.
+
+    Reads the count on the host, so it waits for the device.
+    """
     return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
 
 
 def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
-    """Return a sentence about values clamped to the range of a dtype, from their counts by tensor name."""
+    """Return a sentence that warns the user of weights and buffers that `clamp_to_range` has changed.
+
+    Args:
+        counts: Number of clamped values by qualified name of the parameter or buffer. The sentence names the first
+            three.
+        dtype: Dtype to whose largest number the values were clamped.
+    """
     named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
     number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
@@ -47,17 +57,17 @@ def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
 
 
 def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
-    """Clamp values in place that would overflow the parameter dtype of a policy, before `cast_model`.
+    """Clamp, in place, finite weights and buffers of an FP32 model that would overflow in the policy's parameter dtype.
 
-    Master weights are copied before the cast, so clamping makes them start from the values that the network computes
-    with. Infinities, as in masks, are kept.
+    Call it before `cast_model`. Master weights are copied before the cast, so clamping makes them start from the values
+    that the network computes with. Infinities, as in masks, are kept.
 
     Args:
         model: Model in FP32.
         policy: The precision policy; modules that it keeps in FP32 are not clamped.
 
     Returns:
-        The number of values clamped, by the tensor's qualified name.
+        The number of values clamped, by the tensor's qualified name; empty if the parameters stay in FP32.
 
     Raises:
         ConfigError: ``keep_fp32`` matches nothing.
@@ -77,7 +87,11 @@ def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
 
 
 def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
-    """Cast a model in place to the dtypes of a policy.
+    """Cast the parameters and buffers of a model in place to the parameter dtype of a policy.
+
+    Modules that the policy keeps in FP32 are not rounded. They get a subclass whose forward computes in FP32
+    (`mptrain.precision.keep_fp32.float32_subclass`), except batch norm without autocast, whose kernels in torch take
+    half-precision input with FP32 weights.
 
     Args:
         model: Model in FP32, on its device.
@@ -106,11 +120,11 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
 
 
 def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context of a forward pass and its loss: autocast if the policy uses it, else a null context.
+    """Return a context manager for the forward pass and the loss: `torch.autocast` or a null context, by the policy.
 
-    The context can be entered repeatedly, but not nested. A weight that is used several times is cast once in a
-    context. A captured step enters and exits the context inside the graph, so it casts once too. Otherwise a graph
-    would sum the gradients of the uses in FP32, and an eager step in half precision.
+    The context can be entered repeatedly, but not nested. Within one entry, a weight that is used several times is cast
+    once. A step captured in a CUDA graph enters and exits the context inside the graph, so it casts once too. Otherwise
+    a graph would sum the gradients of the uses in FP32, and an eager step in half precision.
     """
     if policy.autocast:
         return torch.autocast(device.type, dtype=DTYPES[policy.compute])
@@ -118,16 +132,17 @@ def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any
 
 
 def input_dtype(policy: Policy) -> torch.dtype:
-    """Return the dtype that floating-point inputs are cast to, which is the dtype of the parameters."""
+    """Return the dtype to which floating-point model inputs are cast: that of the parameters under the policy."""
     return DTYPES[policy.parameters]
 
 
 def set_matmul_precision(policy: Policy) -> None:
-    """Set the precision of CUDA matrix products for the whole process.
+    """Set the precision of CUDA matrix products and convolutions for the whole process, as a policy specifies.
 
-    ``fp32`` disables TF32, which torch allows in cuDNN convolutions by default. Sums of half-precision products stay in
-    FP32 (Micikevicius et al. 2018, section 3.3), whereas torch by default lets cuBLAS add partial sums in half
-    precision.
+    FP32 products use TF32 only if ``policy.tf32`` is set; torch by default allows TF32 in cuDNN convolutions. Sums of
+    half-precision products stay in FP32 (Micikevicius et al. 2018, section 3.3), whereas torch by default lets cuBLAS
+    add partial sums in half precision. For half precision, torch's fused operator for Transformer layers is switched
+    off, because it bypasses autocast and `mptrain.precision.upcast.Upcast`.
 
     torch has an older and a newer interface to TF32. Reading the older one, as torch's compiler does, raises an error
     if they disagree. So both are set, and the newer one last, because it takes precedence.

@@ -1,6 +1,7 @@
-"""Census of the operators of a step by dtype, to check for example that the softmax runs in FP32.
+"""Census of the tensor operators of a training step by dtype, to check for example that the softmax runs in FP32.
 
-The census records the operators as called, before `mptrain.precision.upcast` widens any. It changes nothing.
+The census records the operators as the model calls them, before `mptrain.precision.upcast` runs any of them in FP32. It
+does not change results.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ _COPIES = frozenset({aten._to_copy.default, aten.copy_.default})
 
 
 class Operator(NamedTuple):
-    """An operator as called in a step, with the names of its floating-point input and output dtypes."""
+    """Kind of operator call in a training step, as counted by `OperatorCensus`.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        name: Name of the ATen operator, without overload.
+        inputs: Names of the distinct dtypes of its floating-point inputs, joined by commas.
+        outputs: The same of its outputs.
+    """
 
     phase: Pass
     name: str
@@ -44,7 +52,13 @@ class Operator(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """A copy of a tensor to another dtype."""
+    """Kind of dtype conversion of a tensor in a training step, as counted by `OperatorCensus`.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        from_dtype: Name of the source dtype, such as ``float32``.
+        to_dtype: Name of the target dtype.
+    """
 
     phase: Pass
     from_dtype: str
@@ -52,14 +66,14 @@ class Cast(NamedTuple):
 
 
 class OperatorCensus(EagerMode):
-    """Dispatch mode that counts operators on floating-point tensors by dtype and pass, and casts separately.
+    """Dispatch mode that counts a step's operators on floating-point tensors by dtype and pass, and casts separately.
 
     Attributes:
-        operators: Number of calls of each operator, without views and allocations.
+        operators: Number of calls of each operator that computes values, without views, allocations and casts.
         casts: Number of copies to another dtype.
         products: Number of calls of products (matrix products, convolutions, attention, LSTM layers), by operator name
             and operand dtype.
-        in_half: Operators called with half-precision tensors.
+        in_half: Operator overloads (``torch.ops.aten`` objects) called with half-precision tensors.
     """
 
     def __init__(self) -> None:
@@ -90,11 +104,20 @@ class OperatorCensus(EagerMode):
         return result
 
     def inside(self, products: Products) -> Products:
-        """Return ``products`` with this census in front of them, so that it counts operators in their own dtype."""
+        """Return a copy of the choice of kernels of a run whose context also enters this census.
+
+        The census sees each operator before an upcast, so it counts the dtypes in which the model calls it.
+        """
         return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:
-        """Return ``operators`` and ``casts`` as JSON values, the most frequent of each pass first."""
+        """Return the counts as JSON values, for records and pages.
+
+        Returns:
+            ``operators``: dictionaries with ``phase``, ``operator``, ``inputs``, ``outputs``, ``calls``; ``casts``:
+            with
+            ``phase``, ``from``, ``to``, ``calls``. Forward comes before backward, within each the most frequent first.
+        """
         return {
             "operators": [
                 {"phase": one.phase, "operator": one.name, "inputs": one.inputs, "outputs": one.outputs, "calls": calls}
@@ -108,11 +131,11 @@ class OperatorCensus(EagerMode):
 
 
 class Observed(Products):
-    """Choice of kernels with a dispatch mode in front of it.
+    """Choice of kernels for a run's passes whose context also enters an observing dispatch mode.
 
     Args:
-        mode: The dispatch mode, which sees each operator before widening.
-        products: The choice of kernels.
+        mode: Dispatch mode that sees each operator before `mptrain.precision.upcast.Upcast` changes its dtypes.
+        products: The choice of kernels to observe.
     """
 
     def __init__(self, mode: EagerMode, products: Products) -> None:
@@ -139,18 +162,30 @@ class _Nested(AbstractContextManager[Any]):
 
 
 def current_pass() -> Pass:
-    """Return the current pass of this thread: backward while autograd evaluates a node of its graph."""
+    """Return the pass that this thread executes: ``backward`` while autograd evaluates a node, else ``forward``."""
     return "forward" if current_autograd_node() is None else "backward"
 
 
 def computes(func: Any) -> bool:
-    """Return whether an operator computes values; foreach operators are excluded, because only the engine uses them."""
+    """Return whether an ATen operator computes values, unlike views, allocations, fills and plain casts.
+
+    Foreach operators count as not computing, because only the training engine uses them, not a model.
+    """
     name = func.overloadpacket.__name__
     return not (func.is_view or name in _NOTHING_COMPUTED or name.startswith("_foreach_"))
 
 
 def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | None:
-    """Return the source and target dtype of a cast; None for other operators and for casts without floating point."""
+    """Return the source and target dtype of an operator call that casts a tensor.
+
+    Args:
+        func: Operator overload, as `torch.utils._python_dispatch.TorchDispatchMode` passes it.
+        args: Its positional arguments.
+        result: Its result.
+
+    Returns:
+        Names of both dtypes; None for other operators, copies that keep the dtype, and casts without floating point.
+    """
     if func not in _COPIES or not isinstance(result, torch.Tensor):
         return None
     source = args[1] if func is aten.copy_.default else args[0]
@@ -160,7 +195,7 @@ def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | 
 
 
 def floating_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the floating-point tensors among arguments or results, also inside sequences and mappings."""
+    """Yield the floating-point tensors among an operator's arguments or results, also inside sequences and mappings."""
     if isinstance(values, torch.Tensor):
         if values.is_floating_point():
             yield values
@@ -172,12 +207,12 @@ def floating_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def dtype_names(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
-    """Return the distinct dtype names of tensors, in order."""
+    """Return the distinct dtype names of tensors, such as ``float16``, in order of first occurrence."""
     return tuple(dict.fromkeys(dtype_name(tensor) for tensor in tensors))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the dtype name of a tensor, such as ``float16``."""
+    """Return the name of a tensor's dtype without the prefix ``torch.``, such as ``float16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

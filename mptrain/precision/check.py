@@ -1,4 +1,4 @@
-"""Check of the dtypes of a real training step against the precision policy."""
+"""Check that a real training step computed in the dtypes that the precision policy promises."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _NOT_CAST_ON_CPU = frozenset({"mv", "addmv", "dot"})
 
 
 def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
-    """Check the dtypes of a step against its policy.
+    """Raise an error if parameters or products of a training step had other dtypes than its precision policy specifies.
+
+    Products are matrix products, convolutions, attention and LSTM layers. FP32 products are accepted if a module kept
+    in FP32 has weight matrices.
 
     Args:
         policy: The precision policy.
-        model: The model after `cast_model` and one step.
-        kept: The modules kept in FP32.
+        model: The model after `mptrain.precision.apply.cast_model` and one step.
+        kept: The modules kept in FP32, by qualified name.
         census: Census of the step, with the dtypes of its products.
 
     Raises:

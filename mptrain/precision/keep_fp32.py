@@ -1,4 +1,4 @@
-"""Modules that ``precision.keep_fp32`` keeps in FP32: pattern matching, and casts of their inputs and outputs."""
+"""Modules that the option ``precision.keep_fp32`` keeps in FP32: their selection, and casts of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from mptrain.torch_private import tree_map
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return the modules that match a ``keep_fp32`` list, by qualified name.
+    """Return the modules of a model that match a ``precision.keep_fp32`` list, by qualified name.
 
-    An entry is ``norms``, the class name of a module or one of its base classes, a qualified module name, or a pattern
-    of qualified names. A torch.nn class may match nothing, because a default must suit every model. Any other entry
-    without a match is an error.
+    Args:
+        model: The model.
+        keep_fp32: Entries, each of which is ``norms`` (every normalisation layer of torch), the class name of a module
+            or
+            of one of its base classes, a qualified module name, or a pattern of qualified names such as ``layer4.*``.
+                The
+            name of a torch.nn class may match nothing, because a default must suit every model; so may ``norms``.
 
     Raises:
-        ConfigError: Entries match no module; all of them are reported together.
+        ConfigError: Other entries match no module; all of them are reported together.
     """
     names = dict(model.named_modules())
     kept: dict[str, nn.Module] = {}
@@ -47,7 +51,16 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
 
 
 def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:
-    """Raise an error if a parameter kept in FP32 is shared with a module that reads it in half precision."""
+    """Raise an error if a parameter kept in FP32 is shared with a module that reads it in half precision.
+
+    Args:
+        model: The model.
+        kept: The modules kept in FP32, by qualified name.
+        inside: Python ids (`id`) of those modules and all their submodules.
+
+    Raises:
+        ConfigError: Such a parameter exists.
+    """
     places = {id(p): f"{name}.{own}" for name, module in kept.items() for own, p in module.named_parameters()}
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
@@ -60,12 +73,15 @@ def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int
 
 @functools.cache
 def float32_subclass(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass whose forward computes in FP32 and returns the dtype of its input.
+    """Return a subclass of a module class whose forward computes in FP32 and returns the dtype of its input.
 
-    With integer input only, such as the tokens of an embedding, the output has the dtype ``answers_in``: the dtype that
-    the module would have if it were not kept in FP32. Casting the whole model casts ``answers_in`` too.
+    Forward casts floating-point arguments to float32, runs without autocast, and casts outputs to the dtype of the
+    first floating-point argument. With integer input only, such as the tokens of an embedding, the output has the dtype
+    of the module's attribute ``answers_in``, which the caller sets: the dtype that the module would have if it were not
+    kept in FP32. Casting the whole model casts ``answers_in`` too.
 
-    A subclass is used instead of a wrapped method so that modules can be copied.
+    A subclass is used instead of a wrapped method so that modules can be copied. Returns the class itself if it is such
+    a subclass already.
     """
     if getattr(cls, "computes_in_float32", False):
         return cls

@@ -1,6 +1,6 @@
-"""Precision policy: the dtypes of a precision mode.
+"""Precision policy: the dtypes that a precision mode, such as ``fp16_dynamic`` or ``amp_bf16``, uses in training.
 
-A mode is a frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and no code
+A policy is a frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and no code
 checks for a mode by name.
 """
 
@@ -30,10 +30,10 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Policy:
-    """Dtypes of the parts of training.
+    """Precision policy of a training run: dtypes of parameters, products, optimizer state and evaluation.
 
     Attributes:
-        name: Name of the mode on the command line.
+        name: Name of the precision mode on the command line.
         parameters: Dtype of the parameters that the forward pass reads.
         compute: Dtype of matrix products and convolutions.
         autocast: Whether torch's autocast casts parameters op by op, instead of storing them in ``compute``.
@@ -45,9 +45,13 @@ class Policy:
         tf32: Whether FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
         eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
         cpu_kernels: Kernels of half-precision products on a CPU: ``native``, or ``upcast``, which computes in FP32 and
-            rounds the result once. ``auto`` upcasts if the CPU has no such arithmetic. Except with ``native``, long
-            sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
+            rounds the result once. ``auto`` upcasts if the CPU has no half-precision arithmetic. Except with
+                ``native``,
+            long sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
         force: Whether to run on a device that does not support the mode well.
+
+    Raises:
+        ConfigError: Fields contradict each other, such as autocast with half-precision parameters.
     """
 
     name: str
@@ -105,17 +109,17 @@ class Policy:
 
     @property
     def half(self) -> bool:
-        """True if matrix products run in FP16 or BF16."""
+        """True if matrix products and convolutions run in FP16 or BF16."""
         return self.compute != "float32"
 
     @property
     def reductions(self) -> str:
-        """Dtype of statistics in normalisation layers under this policy."""
+        """Name of the dtype in which normalisation layers compute mean and variance under this policy."""
         kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
         return "float32" if self.autocast or kept or not self.half else self.parameters
 
     def describe(self) -> str:
-        """Return the dtypes of parameters, compute, gradients, master weights, reductions and loss as text."""
+        """Return one line of text: dtypes of parameters, compute, gradients, master weights, reductions and loss."""
         compute = f"autocast {self.compute}" if self.autocast else self.compute
         if self.compute == "float32":
             compute += " with TF32 products" if self.tf32 else " (TF32 off)"

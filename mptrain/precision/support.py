@@ -1,4 +1,4 @@
-"""Precision support of devices.
+"""Support of precision modes by devices, checked before training.
 
 NVIDIA tensor cores support FP16 from compute capability 7.0 (Volta), BF16 and TF32 from 8.0 (Ampere). torch's
 `is_bf16_supported` includes emulation and is true on a T4, so it is not used. The rules for compute capabilities do not
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Support:
-    """Support of a precision mode on a device.
+    """Result of the check whether a device supports a precision mode.
 
     Attributes:
-        ok: Whether the mode runs without ``precision.force``.
-        reason: The feature that the device has or lacks.
-        advice: An alternative or a warning; may be empty.
-        forcible: Whether ``precision.force`` makes the mode run.
+        ok: Whether training in the mode runs without the option ``precision.force``.
+        reason: Feature that the device has or lacks, as a phrase for the user.
+        advice: Alternative or warning for the user; may be empty.
+        forcible: Whether ``precision.force=true`` makes an unsupported mode run.
     """
 
     ok: bool
@@ -50,10 +50,16 @@ class Support:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Resolve ``auto``, ``cpu``, ``cuda``, ``xpu``, ``mps``, or one of them with an index, to a device.
+    """Return the torch device for the option ``device``, after checking that it exists.
 
-    ``auto`` selects a CUDA device or the CPU. XPU and MPS must be requested explicitly, because they are untested, and
-    on MPS norms and scalers round differently without FP64.
+    Args:
+        name: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``mps``, the accelerators also with an index. ``auto`` selects a
+            CUDA
+            device or the CPU. XPU and MPS must be requested explicitly, because they are untested, and on MPS norms and
+            scalers round differently without FP64.
+
+    Returns:
+        The device; an accelerator always has an index, 0 if none is given.
 
     Raises:
         EnvironmentRefused: The requested accelerator is missing or has fewer devices.
@@ -89,7 +95,11 @@ def _instead_of(kind: str) -> str:
 
 
 def supports(policy: Policy, device: torch.device) -> Support:
-    """Return whether a device supports a policy, with the reason and an alternative."""
+    """Return whether a device supports a precision policy, with the reason and an alternative for the user.
+
+    NVIDIA GPUs are judged by compute capability, CPUs by their half-precision arithmetic, and untested accelerators by
+    the capabilities found for them (`mptrain.device.capabilities`).
+    """
     if device.type == "cuda" and not is_rocm():
         return cuda_support(policy, compute_capability(device), built_for())
     if device.type != "cpu":
@@ -123,11 +133,11 @@ def supports(policy: Policy, device: torch.device) -> Support:
 
 
 def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
-    """Return the support of a policy on an NVIDIA device.
+    """Return whether an NVIDIA device supports a precision policy.
 
     Args:
         policy: The precision policy.
-        capability: Compute capability of the device.
+        capability: Compute capability of the device, major and minor.
         built: Architectures that this torch has kernels for (`mptrain.device.built_for`); not checked if empty.
     """
     sm = f"compute capability {capability[0]}.{capability[1]}"
@@ -164,10 +174,10 @@ def _untried_support(policy: Policy, name: str, has: Capabilities) -> Support:
 
 
 def require_support(policy: Policy, device: torch.device) -> Support:
-    """Return the support of a policy on a device, or raise; another policy is never substituted.
+    """Return the support of a precision policy by a device, or raise; another policy is never substituted.
 
     Raises:
-        EnvironmentRefused: The device does not support the policy and ``precision.force`` is not set.
+        EnvironmentRefused: The device does not support the policy, and ``precision.force`` is not set or cannot help.
     """
     support = supports(policy, device)
     if not support.ok and not support.forcible:

@@ -1,4 +1,4 @@
-"""Half-precision products on CPUs without half-precision arithmetic.
+"""Half-precision products of a training step on CPUs without half-precision arithmetic.
 
 Without AVX512-FP16 or AMX, torch's FP16 convolutions and matrix products on a CPU run scalar fallbacks, 10 to 80 times
 slower than FP32, and LSTM under autocast does not run at all. This module computes such a product like a tensor core
@@ -102,7 +102,7 @@ _STAY_WIDE: Mapping[Any, frozenset[int]] = {
 
 
 class EagerMode(TorchDispatchMode):
-    """Dispatch mode that does not import torch's compiler.
+    """Base class of torch's dispatch modes (`TorchDispatchMode`) that does not import torch's compiler.
 
     By default torch wraps a mode's dispatch method to exclude it from compilation and imports the compiler to do so,
     which takes longer than everything else at the start of a run.
@@ -124,10 +124,14 @@ _RUN_BY: tuple[tuple[type[nn.Module], tuple[Any, ...]], ...] = (
 
 
 class Upcast(EagerMode):
-    """Dispatch mode that runs half-precision products and sums with FP32 kernels, forward and backward.
+    """Dispatch mode that runs half-precision products and sums of a step with FP32 kernels, forward and backward.
+
+    Half-precision operands are cast to float32, and results are rounded to the dtype of the operands, except statistics
+    that torch's own kernels return in FP32. A product of operands of different dtypes is left to torch, which rejects
+    it.
 
     Args:
-        operators: The operators to upcast.
+        operators: ATen operator overloads to upcast.
     """
 
     def __init__(self, operators: frozenset[Any] = PRODUCTS | SUMS) -> None:
@@ -168,21 +172,24 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def uses_upcast(policy: Policy, device: torch.device) -> bool:
-    """Return whether a run computes half-precision products with FP32 kernels."""
+    """Return whether a run computes all its half-precision products with FP32 kernels (`Upcast`).
+
+    This holds on a CPU if ``policy.cpu_kernels`` is ``upcast``, or ``auto`` and the CPU has no such arithmetic.
+    """
     if device.type != "cpu" or not policy.half or policy.cpu_kernels == "native":
         return False
     return policy.cpu_kernels == "upcast" or not has_native_half(policy.compute)
 
 
 class Products:
-    """Choice of kernels for the passes of a run.
+    """Choice of kernels for the half-precision products and sums of a run's forward and backward passes.
 
     Args:
-        operators: Operators that `Upcast` handles; if empty, the context does nothing.
+        operators: Operators that `Upcast` runs in FP32; if empty, the context does nothing.
 
     Attributes:
         operators: As given, until `leave_out_idle` clears them.
-        context: Context to enter around each pass; reusable.
+        context: Context manager to enter around each pass; it can be entered repeatedly.
     """
 
     def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
@@ -190,9 +197,10 @@ class Products:
         self.context: AbstractContextManager[Any] = Upcast(operators) if operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
-        """Clear the operators if a network runs none of them, because a dispatch mode slows every operator slightly.
+        """Clear the operators to upcast if a network runs none of them.
 
-        If the network runs any of them, all are kept: they cost nothing more, and evaluation may run other operators.
+        A dispatch mode slows every operator slightly. If the network runs any of them, all are kept: they cost nothing
+        more, and evaluation may run other operators.
 
         Args:
             model: The network; operators that its modules may run in other steps count too.
@@ -210,12 +218,12 @@ class Products:
 
 
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:
-    """Return the choice of kernels of a run.
+    """Return the choice of kernels with which a run computes half-precision products and sums.
 
     Args:
         policy: The precision policy.
         device: The training device.
-        compiled: Whether torch.compile generates the kernels, which sum in FP32; it has no effect inside `Upcast`.
+        compiled: Whether torch.compile generates the kernels, which sum in FP32; it has no effect if `uses_upcast`.
 
     Returns:
         All products and sums if the run upcasts. On a CPU with half-precision arithmetic only `SUMS`, and with FP16

@@ -1,1 +1,1 @@
-"""Read-only observation of a training step: overflow attribution, histograms, operator observer, module trail."""
+"""Read-only observation of training steps: causes of overflows, exponent histograms, operators and module calls."""

@@ -1,4 +1,4 @@
-"""Exponent histograms of the tensors of a step. They show how much of each tensor FP16 can hold at which loss scale.
+"""Exponent histograms of a training step's tensors: how much of each tensor FP16 can hold at which loss scale.
 
 Activations and their gradients are recorded at the outputs of modules without children and of modules with parameters
 of their own; values inside a module are not recorded. Activations that are recomputed in the backward pass (reentrant
@@ -30,29 +30,36 @@ _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 @dataclass(frozen=True)
 class Histograms:
-    """Probe that records histograms of the first step and of every ``every``-th step.
+    """Probe (observer of training steps) that records exponent histograms of the first and every ``every``-th step.
+
+    The tensors are activations, their gradients, weight gradients, weights and updates.
 
     Attributes:
-        every: Interval between recorded steps.
+        every: Interval between recorded steps, in steps.
     """
 
     every: PositiveInt = 100
 
     @property
     def sees_modules(self) -> bool:
-        """True, because its watches hook the modules of the model."""
+        """True: it hooks the modules of the model, which must then not be compiled into one graph."""
         return True
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """Return a `HistogramWatch` for steps 1, ``every``, 2 * ``every``, ..., and None for all others."""
+        """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others.
+
+        Args:
+            learner: Name of the learner (a model with its optimizer; a GAN has two).
+            step: Number of the step, from 1; skipped steps count.
+        """
         return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
 
 class HistogramWatch:
-    """Counter of the exponents of one step of one learner.
+    """Observer that counts the exponents of the tensors of one training step of one learner.
 
     Args:
-        learner: Name of the learner.
+        learner: Name of the learner (a model with its optimizer; a GAN has two).
         step: Number of the step, from 1; skipped steps count.
     """
 
@@ -68,7 +75,13 @@ class HistogramWatch:
 
     @contextlib.contextmanager
     def passes(self, model: nn.Module) -> Iterator[None]:
-        """Count activations and their gradients during the passes."""
+        """Return a context manager in which activations and their gradients are counted.
+
+        It surrounds the forward and backward passes of the step.
+
+        Args:
+            model: The model in training mode; its hooks are removed on exit.
+        """
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
                 if _is_looked_at(module):
@@ -76,7 +89,7 @@ class HistogramWatch:
             yield
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Count the scaled weight gradients and copy the weights."""
+        """Count the scaled weight gradients and copy the weights, before the update; see `Watch.judged`."""
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
         for name, gradient in gradients.items():
@@ -86,7 +99,7 @@ class HistogramWatch:
         self._still = {name: gradients[name] != 0 for name in weights.masters.in_place_half() if name in gradients}
 
     def updated(self, weights: Weights) -> None:
-        """Count the weights and their updates, and the updates that FP16 would round away."""
+        """Count the weights and their updates, and the updates that FP16 would round away; see `Watch.updated`."""
         for name, after in weights.masters.working().items():
             before = self._before[name]
             self._count("weights", name, before)
@@ -101,7 +114,10 @@ class HistogramWatch:
         self._before, self._still = {}, {}
 
     def records(self) -> Sequence[HistogramRecord]:
-        """Return one record, or none if the step ended before its verdict."""
+        """Return the step's histograms as one record, or none if the step ended before its overflow check.
+
+        It waits for the device. If the update was skipped, the record has no updates.
+        """
         if self._verdict is None or self._scale is None:
             return ()
         overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)

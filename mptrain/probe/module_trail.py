@@ -1,4 +1,4 @@
-"""Tracking of the current module by hooks in the forward pass and by autograd sequence numbers in the backward pass.
+"""Tracking of the running module by hooks in the forward pass and by autograd sequence numbers in the backward pass.
 
 The hooks are removed when tracking ends. They read tensors and change nothing.
 
@@ -31,17 +31,23 @@ _ACCUMULATES = 2**64 - 1
 
 
 def is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is inside another, by their qualified names."""
+    """Return whether a module is a submodule of another, at any depth, by their qualified names.
+
+    Args:
+        name: Qualified name, as in `nn.Module.named_modules`.
+        outer: Qualified name of the other module; empty for the model itself, which contains all others.
+    """
     return name != outer and (not outer or name.startswith(f"{outer}."))
 
 
 @contextlib.contextmanager
 def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
-    """Hook all modules of a model except those of TorchScript, and remove the hooks on exit.
+    """Context manager that hooks all modules of a model except those of TorchScript, and removes the hooks on exit.
 
     Args:
         model: The model.
-        register: Function that hooks a module, given its name and the module, and returns the handles of its hooks.
+        register: Function that hooks a module, given its qualified name and the module, and returns the handles of its
+            hooks.
     """
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -53,7 +59,13 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """Finished call of a module, with whether its floating-point inputs and outputs were finite."""
+    """Finished call of a module in an observed step.
+
+    Attributes:
+        module: Qualified name of the module; empty for the model itself.
+        finite_inputs: Whether all floating-point tensors among the arguments were finite.
+        finite_output: Whether all floating-point tensors in the result were finite.
+    """
 
     module: str
     finite_inputs: bool
@@ -61,12 +73,14 @@ class ModuleCall:
 
 
 class ModuleTrail:
-    """Tracker of the current module by its qualified name. The model itself has the empty name.
+    """Tracker of the module that runs at any moment of a forward or backward pass, by its qualified name.
+
+    The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`.
 
     Attributes:
         calls: Number of calls in the forward pass by module name, in the order of the first calls.
         ended: Calls in the order in which they ended.
-        raised_in: The innermost module that raised an exception, and the exception; None if none did.
+        raised_in: Name of the innermost module that raised an exception, and the exception; None if none did.
     """
 
     def __init__(self) -> None:
@@ -80,7 +94,11 @@ class ModuleTrail:
         self._thread = threading.get_ident()
 
     def followed(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context manager that tracks the calls of the model's modules."""
+        """Return a context manager that hooks the model's modules and tracks their calls.
+
+        Args:
+            model: The model. Hooks are removed on exit.
+        """
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
             yield module.register_forward_pre_hook(self._entering(name), prepend=True)
@@ -89,7 +107,11 @@ class ModuleTrail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Return the module of the operator that is being dispatched."""
+        """Return the qualified name of the module that the operator being dispatched belongs to.
+
+        It is called from a dispatch mode. In the backward pass it is the module whose forward call created the autograd
+        node.
+        """
         node: Any = current_autograd_node()
         if self._stack:  # also when the backward pass recomputes part of the forward pass
             return self._stack[-1][0]
@@ -101,7 +123,7 @@ class ModuleTrail:
         return self._latest
 
     def of_node(self, number: int) -> str:
-        """Return the innermost module whose call created an autograd node.
+        """Return the qualified name of the innermost module whose call created an autograd node; `LOSS` if none did.
 
         Args:
             number: Sequence number of the node. Autograd numbers the nodes of a thread in the order of their creation.

@@ -1,7 +1,8 @@
-"""Observer of every operator of a forward and backward pass: its module, its dtypes and the exponents of its results.
+"""Observer of every operator of a forward and backward pass, to find the operator in which inf or NaN first appears.
 
-It does not change results: they are bit for bit the same with and without it. It reads every result on the host, so it
-is meant for single steps under diagnosis, not for training.
+It records the operator's module, its dtypes and the exponents of its results. It does not change results: they are bit
+for bit the same with and without it. It reads every result on the host, so it is meant for single steps under
+diagnosis, not for training.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from mptrain.torch_private import current_autograd_node, input_metadata, number_
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Operator call in a forward or backward pass.
+    """Call of a torch operator in a forward or backward pass, with the exponents of its results.
 
     Attributes:
-        phase: ``forward`` or ``backward``.
-        module: Qualified name of its module; empty for the model itself, or `LOSS`.
-        function: The custom autograd function whose backward called it; empty if none did.
-        operator: Name of the operator in torch.
-        inputs: Floating-point dtypes of the inputs, each once.
+        phase: Pass of the call: ``forward`` or ``backward``.
+        module: Qualified name of the module that it belongs to; empty for the model itself, `LOSS` outside all modules.
+        function: Name of the custom autograd function whose backward called it; empty if none did.
+        operator: Name of the operator in torch, such as ``addmm``.
+        inputs: Names of the floating-point dtypes of the inputs, each once.
         outputs: Exponent counts of each floating-point output.
         finite_inputs: Whether all tensors and numbers among the inputs are finite.
         largest_input: Largest finite magnitude of the inputs.
@@ -52,29 +53,29 @@ class Operation:
 
     @property
     def finite(self) -> bool:
-        """True if no output contains inf or NaN."""
+        """True if no output of the operator contains inf or NaN."""
         return not any(counts.inf or counts.nan for counts in self.outputs)
 
     @property
     def breaks(self) -> bool:
-        """True if all inputs are finite and an output is not."""
+        """True if this operator produces inf or NaN: all inputs are finite and an output is not."""
         return self.finite_inputs and not self.finite
 
     @property
     def kind(self) -> str:
-        """``inf`` if an output contains infinities, else ``NaN``."""
+        """Kind of a non-finite output: ``inf`` if an output contains infinities, else ``NaN``."""
         return "inf" if any(counts.inf for counts in self.outputs) else "NaN"
 
 
 @dataclass
 class CustomFunction:
-    """Custom autograd function (`torch.autograd.Function`) that was called.
+    """Custom autograd function (`torch.autograd.Function`) that was called in an observed step, with its dtypes.
 
     Attributes:
         name: Name of its graph node: the name of the class followed by ``Backward``.
-        module: Module that called it.
-        takes: Dtypes of the inputs that get a gradient.
-        gives: Dtypes of the outputs.
+        module: Qualified name of the module that called it.
+        takes: Dtype names of the inputs that get a gradient.
+        gives: Dtype names of the outputs.
         corrected: Source and target dtype of each gradient that autograd cast because its dtype was not that of the
             input.
     """
@@ -88,14 +89,14 @@ class CustomFunction:
 
 @dataclass(frozen=True, slots=True)
 class OperatorError:
-    """Exception raised by an operator.
+    """Exception raised by an operator in an observed forward or backward pass.
 
     Attributes:
-        phase: ``forward`` or ``backward``.
-        module: As in `Operation`.
-        function: As in `Operation`.
+        phase: Pass of the call: ``forward`` or ``backward``.
+        module: Qualified name of the module, as in `Operation`.
+        function: Name of the custom autograd function, as in `Operation`.
         operator: Name of the operator; empty if the exception was raised outside any operator.
-        inputs: Floating-point dtypes of the inputs.
+        inputs: Names of the floating-point dtypes of the inputs.
         message: Name of the exception and the first line of its message.
     """
 
@@ -109,11 +110,11 @@ class OperatorError:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTensor:
-    """Tensor that contains inf or NaN.
+    """Tensor of a batch or a model that contains inf or NaN.
 
     Attributes:
         name: Name of the batch tensor, the parameter or the buffer.
-        kind: ``inf`` or ``nan``.
+        kind: Kind of its values: ``inf`` or ``nan``.
         samples: Indices of the affected samples of a batch; empty for weights.
         widely_finite: Whether the values were finite in FP32, before the cast to the input dtype of the model.
     """
@@ -126,7 +127,7 @@ class NonfiniteTensor:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation of a forward and backward pass of one learner, without an update.
+    """Observation of one forward and backward pass of one learner (a model with its optimizer), without an update.
 
     Attributes:
         learner: Name of the learner.
@@ -134,18 +135,20 @@ class Observation:
         loss_scale: Loss scale of the passes.
         loss: Unscaled loss; NaN if an operator raised an exception before the loss was computed.
         samples: Number of samples in the batch.
-        operations: All operator calls, in order.
-        calls: Number of calls of each module, in the order of the first calls.
-        ended: All module calls, in the order in which they ended.
+        operations: Operator calls of both passes, in order.
+        calls: Number of calls of each module in the forward pass, in the order of the first calls.
+        ended: Module calls in the order in which they ended.
         types: Class name of each module.
-        functions: Custom autograd functions.
-        refusal: The exception that an operator raised; None if both passes completed.
+        functions: Custom autograd functions that were called.
+        refusal: Exception that an operator raised; None if both passes completed.
         inputs: Tensors of the batch that are not finite.
         weights: Parameters and buffers that are not finite.
         largest_weight: Largest finite magnitude of the parameters, and the name of that parameter.
         gradients: Name and kind (``inf`` or ``nan``) of each parameter whose gradient is not finite.
-        untrained: See `mptrain.engine.rehearsal.Rehearsal.untrained`.
-        census: See `mptrain.precision.census.OperatorCensus.table`.
+        untrained: Names of the parameters that are not trained, by reason; see
+            `mptrain.engine.rehearsal.Rehearsal.untrained`.
+        census: Operators and casts by dtype, with numbers of calls; see
+            `mptrain.precision.census.OperatorCensus.table`.
     """
 
     learner: str
@@ -168,19 +171,26 @@ class Observation:
 
     @property
     def finite(self) -> bool:
-        """True if the loss and all gradients are finite, so that the update could be applied."""
+        """True if the loss and all gradients of the observed step are finite, so that an update could be applied."""
         return self.refusal is None and math.isfinite(self.loss) and not self.gradients
 
     def of(self, phase: str) -> list[Operation]:
-        """Return the operator calls of one pass, ``forward`` or ``backward``."""
+        """Return the operator calls of one pass, in order.
+
+        Args:
+            phase: Name of the pass: ``forward`` or ``backward``.
+        """
         return [operation for operation in self.operations if operation.phase == phase]
 
 
 class ModuleObserver(EagerMode):
-    """Dispatch mode with a tracker of the current module.
+    """Base class of dispatch modes that see every operator of a step together with the module that called it.
 
     Args:
-        trail: The tracker. The caller follows it on the observed model.
+        trail: Tracker of the current module. The caller enters `ModuleTrail.followed` on the observed model.
+
+    Attributes:
+        trail: As given.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -188,20 +198,25 @@ class ModuleObserver(EagerMode):
         self.trail = trail
 
     def inside(self, products: Products) -> Products:
-        """Return ``products`` wrapped so that this observer sees every operator before the kernels are chosen."""
+        """Return a choice of kernels for half-precision products that lets this observer see every operator first.
+
+        Args:
+            products: Choice of kernels to wrap. It may replace half-precision operators by FP32 ones; the observer sees
+                the operator as called.
+        """
         return Observed(self, products)
 
 
 class Observer(ModuleObserver):
-    """Dispatch mode that records all operators of one forward and backward pass.
+    """Dispatch mode that records all operators of one forward and backward pass, and an exception that one raises.
 
     Args:
-        trail: Tracker of the current module. The caller follows it on the observed model.
+        trail: Tracker of the current module. The caller enters `ModuleTrail.followed` on the observed model.
 
     Attributes:
         operations: Operator calls in the order of execution.
         functions: Custom autograd functions by name and module.
-        refusal: The exception that an operator raised; None if none did.
+        refusal: Exception that an operator raised; None if none did.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -258,7 +273,7 @@ class Observer(ModuleObserver):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the name of an exception and the first line of its message."""
+    """Return the class name of an exception and the first line of its message: ``ValueError: no such key``."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Classification of overflows, and the names of the tensors that overflowed.
+"""Classification of overflows (steps with inf or NaN in their gradients), and the parameters that overflowed.
 
 Dynamic loss scaling overflows by design: at the start, while the scale descends from its first value, and whenever
 growth tries a higher one. These overflows are no failures. They are labelled so that the others stand out:
@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mptrain.numerics.formats import FLOAT32
 from mptrain.records import MAX_TENSORS, Phase
 
 #: Clean steps in a row after which a scale counts as settled, once it has grown.
@@ -33,17 +34,19 @@ DESCENDED = 2000
 
 @dataclass
 class OverflowHistory:
-    """State for classifying the overflows of one learner by the rule in the module docstring.
+    """Record of one learner's overflows and clean steps, from which the next overflow is classified.
+
+    A learner is a model with its optimizer; a GAN has two. The rule is in the module docstring.
 
     Attributes:
-        floor: Lowest scale that the scaler can reach.
+        floor: Lowest loss scale that the scaler can reach.
         consecutive: Current number of overflows in a row.
-        clean: Current number of clean steps in a row.
+        clean: Current number of clean steps (without overflow) in a row.
         settled: Whether a scale has lasted `SETTLED` clean steps.
         descended: Whether the descent from the first scale is over: a scale has lasted `DESCENDED` clean steps, or has
             grown.
         grown: Whether the current scale was reached by growth.
-        counts: Overflows so far by phase.
+        counts: Number of overflows so far by phase: ``calibrating``, ``growth probe`` or ``unexpected``.
     """
 
     floor: float = 0.0
@@ -55,20 +58,21 @@ class OverflowHistory:
     counts: dict[str, int] = field(default_factory=dict)
 
     def observe(self, *, overflow: bool, loss: float, scale: float, next_scale: float) -> Phase | None:
-        """Record one step.
+        """Add a training step to the history and classify its overflow.
 
         Args:
             overflow: Whether a gradient is not finite.
-            loss: The unscaled loss.
-            scale: The loss scale of the step.
-            next_scale: The loss scale of the next step.
+            loss: Unscaled loss of the step.
+            scale: Loss scale of the step.
+            next_scale: Loss scale of the next step.
 
         Returns:
-            The phase of the overflow, or None for a clean step.
+            Phase of the overflow: ``calibrating``, ``growth probe`` or ``unexpected``. None for a step without
+            overflow.
         """
         phase: Phase | None = None
         if overflow:
-            if not math.isfinite(loss) or scale <= self.floor:
+            if not math.isfinite(loss) or scale <= self.floor * (1 + FLOAT32.epsilon):  # scales are rounded to FP32
                 phase = "unexpected"
             else:
                 calibrated = self.settled and self.descended
@@ -87,20 +91,25 @@ class OverflowHistory:
         return phase
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
+        """Return all fields as plain values by name, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any], floor: float) -> OverflowHistory:
-        """Restore a history from its `state_dict`, with the floor of the present scaler."""
+        """Return the history that a checkpoint has saved.
+
+        Args:
+            saved: Result of `state_dict`.
+            floor: Lowest loss scale of the present scaler, which replaces the saved one.
+        """
         return cls(**{**saved, "floor": floor})
 
 
 def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Return the parameters with non-finite gradients.
+    """Return the parameters whose gradients have inf or NaN, judged by the norms of the gradients.
 
     Args:
-        names: P parameter names.
+        names: Names of P parameters.
         norms: P gradient norms. inf means inf elements; NaN means NaN elements, or infinities of both signs.
 
     Returns:

@@ -1,6 +1,7 @@
-"""Protocols of a probe, which observes training steps and changes no tensor.
+"""Interface of a probe, which observes training steps and changes no tensor.
 
-Before each step of each learner the trainer asks the probe for a watch. A step without a watch costs nothing.
+Before each step of each learner (a model with its optimizer; a GAN has two) the trainer asks the probe for a watch, an
+observer of that step. A step without a watch costs nothing.
 """
 
 from __future__ import annotations
@@ -19,40 +20,47 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Observer of one step of one learner. The trainer calls its methods in the order below."""
+    """Interface of an observer of one training step of one learner.
+
+    A learner is a model with its optimizer; a GAN has two. The trainer calls the methods in the order below.
+    """
 
     def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context manager for the forward and backward passes of all micro-batches.
+        """Return a context manager that the trainer enters around the forward and backward passes of all micro-batches.
 
         Args:
             model: The model in training mode. The watch removes any hooks it adds.
         """
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Observe the gradients after accumulation and before unscaling.
+        """Observe the step's accumulated gradients, after the overflow check and before they are unscaled.
 
         Args:
-            weights: The weights; `Weights.gradients` are still scaled.
-            verdict: The verdict on the gradients, as device tensors.
-            scale: The loss scale, float32 of shape (1,).
+            weights: Weights of the learner; `Weights.gradients` are still scaled.
+            verdict: Result of the overflow check on the gradients, as device tensors.
+            scale: Loss scale, float32 of shape (1,).
         """
 
     def updated(self, weights: Weights) -> None:
-        """Observe the weights after the update, or after the verdict skipped it."""
+        """Observe the weights after the step's update, or after the overflow check has skipped it.
+
+        Args:
+            weights: Weights of the learner.
+        """
 
     def records(self) -> Sequence[Record]:
-        """Return the records of the step; may wait for the device."""
+        """Return the records of the step to write to the run's files; may wait for the device."""
 
 
 class Probe(Protocol):
-    """Choice of the steps to observe, and of how to observe them."""
+    """Interface of a probe: it chooses the training steps to observe and creates an observer for each."""
 
     @property
     def sees_modules(self) -> bool:
-        """True if its watches hook modules, which must then not be compiled into one graph."""
+        """True if the observers hook modules, which must then not be compiled into one graph."""
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """Return the watch for one step of one learner, or None if the step is not observed.
+        """Return an observer for one training step of one learner, or None if the step is not observed.
 
         Args:
             learner: Name of the learner.
@@ -62,12 +70,12 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class NoProbe:
-    """Probe that observes no step. The overflow records of every run do not need a probe."""
+    """Probe that observes no training step; overflows are recorded without a probe."""
 
     @property
     def sees_modules(self) -> bool:
-        """False, because it hooks nothing."""
+        """False, because it hooks no module."""
         return False
 
     def watch(self, learner: str, step: int) -> None:
-        """Return None."""
+        """Return None, because no step is observed; see `Probe.watch`."""

@@ -38,6 +38,9 @@ FINITE: Final = (
     "Finite values can still be wrong: mptrain doctor with the same words checks the gradients at every loss scale"
 )
 
+#: Limits of the test of a fix.
+TESTED: Final = "on the batch of this step only; gradients of later steps may be larger"
+
 #: Share of the FP16 range from which a number in the table is highlighted.
 NEAR: Final = 0.25
 
@@ -81,7 +84,7 @@ def diagnosis_page(found: Examination) -> Page:
             section("Step", Tiles(_tiles(found)), Bullets(found.remarks)),
             section("Other problems", Bullets(tuple(one.sentence for one in found.also), "bad")),
             section("Notes", Bullets(found.notes, "warn")),
-            section("Remedies", _remedies(found.remedies)),
+            section("Fixes tested", _remedies(found.remedies)),
             section("Forward pass by module", _modules(found.modules, "forward")),
             section("Backward pass by module", _modules(found.modules[::-1], "backward")),
             section("Operator dtypes", *operator_blocks(found.operators)),
@@ -125,7 +128,7 @@ def _remedies(remedies: Sequence[Remedy]) -> Table:
     rows: list[list[Cell | str]] = [
         [one.text, " ".join(one.words), Cell(verdict_on(one), tones[one.helped]), one.outcome] for one in remedies
     ]
-    return table(("remedy", "setting", "result", "on this batch"), rows)
+    return table(("fix", "setting", "result", "outcome"), rows, note=f"{as_sentence(TESTED)}")
 
 
 def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:

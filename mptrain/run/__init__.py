@@ -1,1 +1,1 @@
-"""Operations on one run: start, resume, evaluation, export, and its ranks and tracker."""
+"""Operations on one training run: start, resume, evaluation, export, and its ranks and experiment tracker."""

@@ -1,4 +1,4 @@
-"""Checks that ``config.yaml`` and the data of a run are those of its training, by the digests on record."""
+"""Checks that ``config.yaml`` and the data of a run are those that it was trained with, by the digests on record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAKE_DATA = ("dataset", "seed", "train.batch_size", "train.one_batch")
 
 
 def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
-    """Return the configuration of a run with overrides applied.
+    """Load the configuration of a run from its ``config.yaml``, with overrides applied.
 
     Raises:
         ConfigError: The configuration or an override is invalid.
@@ -50,7 +50,7 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
 
 
 def written_config(directory: RunDirectory) -> str:
-    """Return the text of ``config.yaml``.
+    """Return the text of a run's ``config.yaml``, after checking that it is YAML.
 
     Raises:
         StorageError: The file cannot be read, or is not valid YAML.
@@ -66,14 +66,14 @@ def written_config(directory: RunDirectory) -> str:
 def require_unchanged_config(
     directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
 ) -> str:
-    """Require that ``config.yaml`` is the one that the checkpoint was trained with, unless a command changed it.
+    """Require that a run's ``config.yaml`` is the one that a checkpoint was trained with, unless a command changed it.
 
     Args:
         directory: The run directory.
-        written: Text of the file.
-        state: State of the run; its attempts list the changes by commands.
-        manifest: Manifest of the checkpoint.
-        said: Keys that the command sets, which may be the differing ones, each with its override.
+        written: Text of ``config.yaml``.
+        state: State of the run from ``run.json``; its attempts list the changes by commands.
+        manifest: Manifest of the checkpoint, with the digest of its configuration.
+        said: Keys that the present command sets, which may be the differing ones, each with its override.
 
     Returns:
         A warning if the file differs only in keys that the command sets; empty if it does not differ.
@@ -97,12 +97,15 @@ def require_unchanged_config(
 
 
 def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:
-    """Require that ``config.yaml`` is the one of the newest checkpoint, before a difference is attributed to a command.
+    """Require that a run's ``config.yaml`` is the one of its newest checkpoint.
+
+    Called before a difference to a requested configuration is attributed to the present command. A run without a
+    readable checkpoint passes.
 
     Args:
         directory: The run directory.
-        written: Text of the file.
-        state: State of the run.
+        written: Text of ``config.yaml``.
+        state: State of the run from ``run.json``; its attempts list the changes by commands.
 
     Raises:
         StorageError: The newest checkpoint was trained with another configuration, and no command changed it.
@@ -140,11 +143,11 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
 
 
 def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
-    """Return a sentence if the newest epoch on record would now have other samples; else an empty tuple.
+    """Return a warning if the newest epoch on record would now have other samples; else an empty tuple.
 
     Args:
         root: The run directory, with records truncated to the checkpoint.
-        parts: The run as built now.
+        parts: Model, loaders and other parts of the run, as built now.
 
     Raises:
         DataError: The first batch of that epoch cannot be read.
@@ -163,12 +166,12 @@ def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
 
 
 def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence for each split whose data differ from those that the run last evaluated.
+    """Return a warning for each split whose samples differ from those that the run last evaluated.
 
     Args:
         root: The run directory.
-        records: Records of the present evaluation.
-        changed: Keys that differ from the run's configuration. If one of them changes the data, nothing is returned.
+        records: Records of the present evaluation, with digests of the samples.
+        changed: Configuration keys that differ from the run's. If one of them changes the data, nothing is returned.
 
     Raises:
         StorageError: The records cannot be read.

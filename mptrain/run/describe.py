@@ -1,4 +1,4 @@
-"""Describes a run and its environment for ``run.json``."""
+"""Description of a run and its environment (command, versions, device) for ``run.json``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mptrain.runlog import RunDirectory, RunState
 def describe(
     directory: RunDirectory, config: Config, device: torch.device, ranks: int, before: RunState | None
 ) -> RunState:
-    """Return the state of a run that is about to start or resume.
+    """Return the content of ``run.json`` for a run that is about to start or resume: command, versions, device etc.
 
     Args:
         directory: The run directory.
         config: Configuration of the run.
         device: Training device.
         ranks: World size.
-        before: Previous state in ``run.json``; its attempts are kept.
+        before: Previous state in ``run.json``; its attempts are kept. None for a new run.
     """
     state = RunState(
         id=os.path.relpath(directory.root, config.run.root),
@@ -43,7 +43,7 @@ def describe(
 
 
 def versions_now() -> dict[str, str]:
-    """Return the versions of mptrain, Python, torch and the GPU toolkit, by name."""
+    """Return the versions of mptrain, Python, torch and torch's GPU toolkit (``cuda`` or ``hip``), by name."""
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
     return versions | {name: version for name, version in toolkits.items() if version}
@@ -52,7 +52,8 @@ def versions_now() -> dict[str, str]:
 def _device_in_words(device: torch.device) -> str:
     if device.type != "cpu":
         return f"{device} ({name_of(device)})"
-    return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' * (threads != 1)}, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def _git_sha() -> str | None:

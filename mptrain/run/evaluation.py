@@ -1,4 +1,4 @@
-"""Evaluates a saved run, also on another device or in another precision mode, and exports its weights."""
+"""Evaluation of a saved run, also on another device or in another precision mode, and export of its weights."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mptrain.runlog.directory import find_run
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of evaluating a run.
+    """Result of evaluating a checkpoint of a run on its validation and test data.
 
     Attributes:
         root: The run directory, which is only read.
-        step: Attempted steps of the checkpoint.
-        averaged: Whether averaged weights were evaluated.
-        records: One record per split.
-        notes: Differences between the evaluation and the run, one sentence each.
+        step: Training steps attempted before the checkpoint.
+        averaged: Whether averaged weights (``train.ema_decay``) were evaluated.
+        records: One record of metrics per split.
+        notes: Differences in configuration or data between this evaluation and the run, one sentence each.
     """
 
     root: Path
@@ -46,13 +46,13 @@ class Evaluation:
 
 
 def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: bool) -> Evaluation:
-    """Evaluate a checkpoint on the validation and test splits.
+    """Evaluate a checkpoint of a run on the validation and test splits of its data.
 
     Args:
-        run: The run directory, or ``last``.
-        overrides: Overrides of the run's configuration.
-        which: Checkpoint, ``last`` or ``best``.
-        average: Evaluate the average of the weights if there is one.
+        run: The run directory, or ``last`` for the run that was started last.
+        overrides: Overrides of the run's configuration, such as ``device=cpu`` or ``precision.eval=fp32``.
+        which: Checkpoint to load, ``last`` or ``best``.
+        average: Whether to evaluate the average of the weights if there is one.
 
     Raises:
         MptrainError: There is no usable checkpoint, or data or device are missing.
@@ -86,16 +86,16 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
 
 @dataclass(frozen=True)
 class Export:
-    """Result of exporting a run.
+    """Result of exporting the weights of a run's checkpoint to a file.
 
     Attributes:
-        data: Path of the run's description of its data.
+        data: Path of the run's description of its data (labels, preprocessing), which may not exist.
         path: The exported file, a plain state dict, loadable with ``weights_only=True``.
         config: Configuration of the run.
-        step: Attempted steps of the checkpoint.
-        averaged: Whether the weights are averages.
+        step: Training steps attempted before the checkpoint.
+        averaged: Whether the weights are averages (``train.ema_decay``).
         tensors: Number of tensors.
-        bytes: Size of the file.
+        bytes: Size of the file in bytes.
         warnings: Differences between the exported and the trained weights, one sentence each.
     """
 
@@ -118,13 +118,13 @@ def export_run(
     output: Path | None,
     trusted: Sequence[str] = (),
 ) -> Export:
-    """Write a checkpoint's weights as a plain state dict.
+    """Write the weights of a run's checkpoint to a file as a plain state dict, loadable with ``weights_only=True``.
 
     Args:
-        run: The run directory, or ``last``.
-        which: Checkpoint, ``last`` or ``best``.
-        dtype: Dtype of all floating-point tensors; FP16 saturates at 65504.
-        average: Export the average of the weights if there is one.
+        run: The run directory, or ``last`` for the run that was started last.
+        which: Checkpoint to export, ``last`` or ``best``.
+        dtype: Dtype of all floating-point tensors in the file; FP16 saturates at 65504.
+        average: Whether to export the average of the weights if there is one.
         output: Target file, replaced if it exists; None writes to a file in the run's ``export`` folder.
         trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
 

@@ -1,4 +1,4 @@
-"""Reports why a run failed: as an error for the user, in ``run.json``, and as a traceback in its ``failure`` folder."""
+"""Reports of failed runs: as an error for the user, in ``run.json``, and as a traceback in the folder ``failure``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,19 @@ from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
-    """Return a clearer error for an exception, such as one of user code or an interruption, or the same error."""
+    """Convert an exception that ended a run to an error that tells the user the cause and the next command.
+
+    Covered are lost ranks, signals, lack of memory, torch.compile, and exceptions raised in a user's own packages.
+
+    Args:
+        error: The exception.
+        config: Configuration of the run.
+        directory: The run directory; may receive the traceback.
+        comm: Communicator of the ranks, which knows if a rank was lost.
+
+    Returns:
+        The error to raise instead, or ``error`` itself if there is no better explanation.
+    """
     trust = allow_argument(config.extensions.allow)
     resume = torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
@@ -71,7 +83,15 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
 
 
 def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
-    """Return status, reason and exit code for ``run.json``; write an unexpected error's traceback to ``failure/``."""
+    """Return how a failed run ended, for its ``run.json``; write the traceback of an unexpected error to ``failure/``.
+
+    Args:
+        error: The exception that ended the run.
+        directory: The run directory.
+
+    Returns:
+        Status (``preempted`` or ``failed``), reason as one sentence, and exit code.
+    """
     if isinstance(error, Preempted):
         return "preempted", str(error), error.exit_code
     if isinstance(error, MptrainError):
@@ -84,7 +104,7 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
 
 
 def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
-    """Return an error for an exception that was raised in a package of the user's.
+    """Return an error that blames a user's own package for an exception that was raised in it.
 
     Args:
         error: The unexpected exception.

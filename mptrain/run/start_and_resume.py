@@ -1,7 +1,7 @@
-"""Starts or resumes a run: from a checked configuration to a finished run directory.
+"""Start or resumption of a training run: from a checked configuration to a finished run directory.
 
-It decides whether a run starts, resumes or is done already, holds the lock, and writes the state of the run. Training
-itself is in `mptrain.engine`, the display in `mptrain.cli`.
+This module decides whether a run starts, resumes or is done already, holds the lock, and writes the state of the run.
+Training itself is in `mptrain.engine`, the display in `mptrain.cli`.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ from mptrain.runlog.sink import Fanout, Sink
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a run that finished.
+    """Result of a training run that finished.
 
     Attributes:
         root: The run directory.
-        summary: Contents of the summary.
+        summary: Contents of ``summary.json``: final metrics, counts of steps and overflows, speed.
         already_done: Whether the run was finished before, so that nothing was trained.
     """
 
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StartState:
-    """Message from rank 0 to the other ranks before they build the run.
+    """Message from rank 0 to the other ranks of a distributed run, sent before they build their model.
 
     Attributes:
         manifest: Manifest of the checkpoint to resume from; None for a new run.
@@ -100,15 +100,15 @@ class StartState:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Information about a run that is about to train.
+    """Information for the display of a run that is about to train.
 
     Attributes:
         config: Configuration of the run.
-        parts: The built run.
-        support: Device support of the precision mode.
+        parts: Model, data, learners and other parts of the run, as built.
+        support: Support of the precision mode by the device.
         root: The run directory.
         planned: Total number of planned steps.
-        from_step: Attempted steps before this attempt; 0 for a new run.
+        from_step: Training steps attempted before this start or resume; 0 for a new run.
         notes: Remarks on resuming, one sentence each.
         warnings: Deviations from the configuration, or problems with the resumed state, one sentence each.
     """
@@ -127,11 +127,13 @@ Show = Callable[[RunInfo], Sequence[Sink]]
 
 
 def launch(config: Config, show: Show) -> Outcome:
-    """Start a run, or resume the existing run of its name if ``run.resume`` allows it.
+    """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
+
+    With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
 
     Args:
         config: A checked configuration.
-        show: Called when training is about to begin; returns the sinks of the display.
+        show: Function that is called when training is about to begin; returns the sinks that display the run's records.
 
     Raises:
         MptrainError: The run failed; its directory, if there is one, has the reason.
@@ -184,12 +186,12 @@ def _restarted_run(root: str) -> RunDirectory:
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
-    """Resume a run from its last intact checkpoint.
+    """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 
     Args:
-        run: The run directory, or ``last``.
-        overrides: Overrides from here on; they are written to the run's configuration.
-        show: See `launch`.
+        run: The run directory, or ``last`` for the run that was started last.
+        overrides: Changes of the configuration from here on; they are written to the run's ``config.yaml``.
+        show: Function that is called when training is about to begin; returns the sinks that display the run's records.
 
     Raises:
         MptrainError: The run cannot be resumed, or failed.
@@ -269,7 +271,7 @@ def _continue(
 
 
 def _follow(config: Config, comm: Communicator) -> Outcome:
-    """Train and evaluate on a rank other than 0, which writes only this rank's shards of tensors.
+    """Train and evaluate as a rank other than 0 of a distributed run; writes only this rank's shards of tensors.
 
     Args:
         config: The configuration, the same as on rank 0.
@@ -299,10 +301,14 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
 
 
 def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
-    """Return the minimum number of micro-batches per update for a resumed run.
+    """Return the minimum number of micro-batches per optimizer update for a run that resumes, over all ranks.
 
     It is the number in the checkpoint, so that no micro-batch needs more memory at another world size. If
-    ``train.accumulate`` was changed on purpose, it is 1.
+    ``train.accumulate`` was changed on purpose, or there is no checkpoint, it is 1.
+
+    Args:
+        config: Configuration of the resumed run.
+        loaded: The checkpoint to resume from; None for a run without one.
     """
     saved = loaded.state if loaded is not None else {}
     found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
@@ -442,7 +448,11 @@ def _attempt(
 def _prepare_directory(
     directory: RunDirectory, config: Config, loaded: LoadedCheckpoint | None, *, as_written: bool
 ) -> Sequence[str]:
-    """Truncate the records to the checkpoint and write the configuration; return losses, one sentence each."""
+    """Prepare the run directory for training: truncate the records to the checkpoint, and write the configuration.
+
+    Returns:
+        Sentences about records that were lost, as warnings.
+    """
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})

@@ -1,4 +1,4 @@
-"""Connects a run to its experiment tracker, which runs in a separate process (`mptrain.logger`)."""
+"""Connection of a run to its experiment tracker, which runs in a separate process (`mptrain.logger`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mptrain.runlog.sink import Fanout, Sink
 
 
 def require_logger(config: Config) -> None:
-    """Check that the tracker can be used. Call it before anything is written.
+    """Check that the experiment tracker of a run can be used. Call it before anything is written.
 
     Raises:
         ConfigError: The tracker's package is missing, or the object is not a tracker of mptrain.
@@ -35,14 +35,17 @@ def require_logger(config: Config) -> None:
 
 
 def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:
-    """Return the sink of the run's tracker in a list, which is empty if the run has no tracker.
+    """Start the experiment tracker of a run in its own process, and return the sink that passes records to it.
 
     Args:
         config: Configuration of the run.
         directory: The run directory.
         name: Display name of the run.
-        from_step: Attempted steps at the start of this attempt.
+        from_step: Training steps attempted before this start or resume; 0 for a new run.
         others: Sinks that receive a warning if the tracker fails.
+
+    Returns:
+        A list with the sink; empty if the run has no tracker.
     """
     logger: Logger | NoLogger = config.logger.build()
     if isinstance(logger, NoLogger):

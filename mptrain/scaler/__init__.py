@@ -1,4 +1,8 @@
-"""Loss scaling rules. A scaler holds the constants of a rule and computes the next state from the present one."""
+"""Loss scaling rules for FP16 training: how the factor of the loss changes after each training step.
+
+A scaler object holds only the constants of its rule. It computes the next state (the loss scale and its counters) from
+the present one.
+"""
 
 from mptrain.scaler.als import ALSScaler
 from mptrain.scaler.base import Scaler, ScalerState

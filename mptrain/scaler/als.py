@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ALSScaler:
-    """Loss scaling by the share of large gradients.
+    """Loss scaling rule that halves the scale if too many gradients are large, else doubles it (Graphcore's PopART).
 
     Attributes:
-        init_scale: The scale of the first step.
-        bin_edge: Magnitude above which a gradient counts as large, as a fraction of the largest FP16 number.
-        threshold: Share of large gradients above which the scale falls.
-        update_period: Steps between two changes of the scale.
-        min_scale: Lowest scale; with None it may fall to 0.
-        max_scale: Highest scale; with None it is the largest FP32 number.
+        init_scale: Loss scale of the first step.
+        bin_edge: Magnitude above which a scaled gradient counts as large, as a fraction of the largest FP16 number.
+        threshold: Share of large elements among all gradients, 0 to 1, above which the scale is halved.
+        update_period: Number of steps between two changes of the scale without an overflow.
+        min_scale: Lowest loss scale; with None it may fall to 0.
+        max_scale: Highest loss scale; with None it is the largest FP32 number.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -75,28 +75,36 @@ class ALSScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale: ``min_scale``, or 0 without one."""
+        """Lowest loss scale: ``min_scale``, or 0 without one."""
         return 0.0 if self.min_scale is None else self.min_scale
 
     @property
     def measure(self) -> ShareAbove:
-        """Measure of the share of elements above ``bin_edge`` times the largest FP16 number."""
+        """Measure of the share of gradient elements with a magnitude above ``bin_edge`` times FP16's largest number."""
         return ShareAbove(self.bin_edge * FLOAT16.max)
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32) and ``waited`` (int32, steps since the last change), each of shape (1,)."""
+        """Return the scaler's state before the first training step, on a device.
+
+        Returns:
+            ``scale`` (float32), the loss scale, and ``waited`` (int32), the number of steps since the last change, each
+            of shape (1,).
+        """
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "waited": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to this rule's floor, ceiling and period."""
+        """Return the state in a checkpoint, clamped to this rule's floor, ceiling and period; see `Scaler.resume`."""
         limits = {"scale": (self.min_scale, self.max_scale), "waited": (0, self.update_period - 1)}
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`.
+        """
         assert verdict.measured is not None
         scale, waited = state["scale"], state["waited"] + 1
         due = waited == self.update_period
@@ -110,7 +118,7 @@ class ALSScaler:
         }
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         every = "every step" if self.update_period == 1 else f"every {self.update_period} steps"
         low = "" if self.min_scale is None else f", at least {scale_in_words(self.min_scale)}"
         high = "" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"

@@ -1,4 +1,4 @@
-"""Protocol of a loss scaler.
+"""Interface of a loss scaling rule, which chooses the factor that multiplies the loss of each training step.
 
 A scaler holds the constants of its rule and no state. The state is a mapping of device tensors of shape (1,), one of
 them ``scale``; the engine keeps it and saves it in checkpoints. A rule reads tensors and returns tensors, and never
@@ -22,46 +22,65 @@ OnOverflow = Literal["skip", "apply"]
 
 
 class Scaler(Protocol):
-    """Loss scaling rule.
+    """Interface of a loss scaling rule, which computes the next loss scale after each training step.
 
     A rule that needs to know more about the gradients than whether they are finite also has a property ``measure``: one
-    of `mptrain.numerics.measures` or one of its own. ``verdict.measured`` then holds the measurement.
+    of `mptrain.numerics.measures` or one of its own. The ``verdict`` that `after` gets then holds the measurement in
+    its field ``measured``.
     """
 
     @property
     def on_overflow(self) -> OnOverflow:
-        """Treatment of an update whose gradients are not finite: ``skip`` or ``apply``."""
+        """Treatment of an update whose gradients have inf or NaN: ``skip`` leaves it out, ``apply`` applies it."""
 
     @property
     def floor(self) -> float:
-        """Scale at or below which the rule backs off no further, so that no lower scale can fix an overflow there."""
+        """Loss scale at or below which the rule backs off no further.
+
+        There, an overflow cannot be fixed by a lower scale.
+        """
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the state before the first step; ``scale`` is float32 of shape (1,)."""
-
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state of a resumed run.
+        """Return the scaler's state before the first training step.
 
         Args:
-            saved: The state in a checkpoint, possibly of another rule or of other constants.
-            device: The device of the resumed run.
+            device: The training device.
 
         Returns:
-            The state, and one sentence for each saved value that does not fit this rule's constants.
+            Device tensors of shape (1,) by name. ``scale``, float32, is the loss scale; the others depend on the rule.
+        """
+
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        """Return the scaler's state with which a resumed run continues.
+
+        Args:
+            saved: The state in the checkpoint, possibly of another rule or of other constants.
+            device: The training device of the resumed run.
+
+        Returns:
+            The state, and one sentence for the user about each saved value that does not fit this rule's constants.
         """
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the state after a step. ``state`` is not modified."""
+        """Return the scaler's state for the next training step.
+
+        Args:
+            state: The state during this step; it is not modified.
+            verdict: Result of the overflow check on this step's gradients, as device tensors.
+        """
 
     def describe(self) -> str:
-        """Return a one-line description of the rule, for display."""
+        """Return one line that describes the rule with its constants, such as ``static 2^10, on overflow skip``."""
 
 
 def measure_of(scaler: Scaler) -> Measure | None:
-    """Return the measure of the gradients that a rule needs, or None if it needs none."""
+    """Return the measure of the gradients that a loss scaling rule needs in each step, or None if it needs none."""
     return getattr(scaler, "measure", None)
 
 
 def reads_norms(scaler: Scaler) -> bool:
-    """Return whether a rule may read the norms of single gradients. The rules of mptrain itself do not."""
+    """Return whether a loss scaling rule may read the norms of single parameters' gradients.
+
+    It is False for the rules of mptrain itself, and True for rules defined elsewhere.
+    """
     return not type(scaler).__module__.startswith("mptrain.scaler.")

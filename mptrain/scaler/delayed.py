@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DelayedScaler:
-    """Dynamic loss scaling in which every change takes effect one step late.
+    """Dynamic loss scaling rule in which every change of the scale takes effect one step late (MXNet's AMP).
+
+    A clean step is one without an overflow, that is, without inf or NaN in the gradients.
 
     Attributes:
-        init_scale: The scale of the first two steps.
-        growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row.
-        backoff_factor: Multiplies the scale after an overflow.
-        growth_interval: Clean steps in a row before the scale grows.
-        min_scale: Lowest scale; with None it may fall to 0.
-        max_scale: Highest scale; with None it is the largest FP32 number.
+        init_scale: Loss scale of the first two steps.
+        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row.
+        backoff_factor: Factor of the scale after an overflow.
+        growth_interval: Number of clean steps in a row before the scale grows.
+        min_scale: Lowest loss scale; with None it may fall to 0.
+        max_scale: Highest loss scale; with None it is the largest FP32 number.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -65,16 +67,24 @@ class DelayedScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale: ``min_scale``, or 0 without one."""
+        """Lowest loss scale: ``min_scale``, or 0 without one."""
         return self._rule.floor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the dynamic rule's state with its scale as both ``scale`` and ``decided``, float32 of shape (1,)."""
+        """Return the scaler's state before the first training step, on a device.
+
+        Returns:
+            The state of `DynamicScaler.initial`, whose ``scale`` multiplies the next loss, and ``decided``, float32 of
+            shape (1,), the scale of the step after that. Both are ``init_scale``.
+        """
         first = self._rule.initial(device)
         return {**first, "decided": first["scale"].clone()}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to this rule's floor, ceiling and growth interval."""
+        """Return the state in a checkpoint, clamped to this rule's floor, ceiling and growth interval.
+
+        See `Scaler.resume`.
+        """
         scales = (self.min_scale, self.max_scale)
         limits = {
             "scale": scales,
@@ -85,10 +95,13 @@ class DelayedScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`.
+        """
         after = self._rule.after({**state, "scale": state["decided"]}, verdict)
         return {**after, "scale": state["decided"], "decided": after["scale"]}
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         return f"{self._rule.describe()}, each change one step late"

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling: starts high, backs off on overflow and grows after a number of clean steps.
+"""Dynamic loss scaling: starts high, backs off on overflow and grows after a number of steps without one (clean steps).
 
 The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis, a floor and a ceiling:
 
@@ -50,19 +50,22 @@ HysteresisReset = Literal["growth", "clean", "backoff"]
 
 @dataclass(frozen=True)
 class DynamicScaler:
-    """Dynamic loss scaling.
+    """Dynamic loss scaling rule: the scale falls when gradients overflow and grows after a number of clean steps.
+
+    An overflow is a step with inf or NaN in its gradients; a clean step is one without.
 
     Attributes:
-        init_scale: The scale of the first step.
-        growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row.
-        backoff_factor: Multiplies the scale after an overflow.
-        growth_interval: Clean steps in a row before the scale grows.
-        hysteresis: Overflows before the scale backs off.
-        hysteresis_reset: When that count is reset: on ``growth`` only, on every ``clean`` step, or also after a
-            ``backoff``.
-        growth_delay: Clean steps after the start and after an overflow that do not count towards ``growth_interval``.
-        min_scale: Lowest scale; with None it may fall to 0.
-        max_scale: Highest scale; with None it is the largest FP32 number.
+        init_scale: Loss scale of the first step.
+        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row.
+        backoff_factor: Factor of the scale when it backs off.
+        growth_interval: Number of clean steps in a row before the scale grows.
+        hysteresis: Number of overflows until the scale backs off; with 1, every overflow lowers it.
+        hysteresis_reset: Event that resets the count of overflows: only ``growth`` of the scale, every ``clean`` step,
+            or, in addition to clean steps, every ``backoff``.
+        growth_delay: Number of clean steps, after the start and after an overflow, that do not count towards
+            ``growth_interval``.
+        min_scale: Lowest loss scale; with None it may fall to 0.
+        max_scale: Highest loss scale; with None it is the largest FP32 number.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -109,11 +112,17 @@ class DynamicScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale: ``min_scale``, or 0 without one."""
+        """Lowest loss scale: ``min_scale``, or 0 without one."""
         return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,)."""
+        """Return the scaler's state before the first training step, on a device.
+
+        Returns:
+            ``scale`` (float32), the loss scale; ``growth_tracker`` (int32), the clean steps in a row, from
+            ``-growth_delay``; and ``hysteresis_tracker`` (int32), the overflows left until the scale backs off. Each
+            has shape (1,).
+        """
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),
@@ -121,7 +130,10 @@ class DynamicScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to this rule's floor, ceiling, growth interval and hysteresis."""
+        """Return the state in a checkpoint, clamped to this rule's constants; see `Scaler.resume`.
+
+        The scale is clamped to floor and ceiling, the counters to growth interval and hysteresis.
+        """
         limits = {
             "scale": (self.min_scale, self.max_scale),
             "growth_tracker": (-self.growth_delay, self.growth_interval - 1),
@@ -130,7 +142,10 @@ class DynamicScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`.
+        """
         if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
@@ -177,7 +192,7 @@ class DynamicScaler:
         return torch.where(rounded.isfinite(), rounded, scale)
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         late = f" (the first after {self.growth_delay} more)" if self.growth_delay else ""
         every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[
             self.hysteresis_reset

@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FairseqScaler:
-    """Dynamic loss scaling by the share of steps that overflow.
+    """Dynamic loss scaling rule that lowers the scale only if a given share of the steps overflows (fairseq).
+
+    A clean step is one without an overflow, that is, without inf or NaN in the gradients.
 
     Attributes:
-        init_scale: The scale of the first step.
-        growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row, divides it on back-off.
-        growth_interval: Clean steps in a row before the scale grows.
-        tolerance: The scale falls once this share of the steps since its last change overflowed.
-        min_loss_scale: The scale stays above this value when it backs off.
+        init_scale: Loss scale of the first step.
+        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row, and its divisor when it backs
+            off.
+        growth_interval: Number of clean steps in a row before the scale grows.
+        tolerance: Share of overflows, 0 to 1, among the steps since the scale last changed, from which on an overflow
+            lowers the scale.
+        min_loss_scale: Bound above which the scale stays when it backs off.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -65,11 +69,17 @@ class FairseqScaler:
 
     @property
     def floor(self) -> float:
-        """Scale at or below which the rule backs off no further: ``min_loss_scale * growth_factor``."""
+        """Loss scale at or below which the rule backs off no further: ``min_loss_scale * growth_factor``."""
         return self.min_loss_scale * self.growth_factor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32), ``growth_tracker``, ``attempts``, ``overflows`` (int32), each of shape (1,)."""
+        """Return the scaler's state before the first training step, on a device.
+
+        Returns:
+            ``scale`` (float32), the loss scale; ``growth_tracker`` (int32), the clean steps in a row; ``attempts``
+            (int32), the steps since the scale last changed; and ``overflows`` (int32), the overflows since it last
+            fell. Each has shape (1,).
+        """
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.zeros(1, dtype=torch.int32, device=device),
@@ -78,11 +88,17 @@ class FairseqScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, with its count of clean steps clamped to this rule's growth interval."""
+        """Return the state in a checkpoint, with its count of clean steps clamped to this rule's growth interval.
+
+        See `Scaler.resume`.
+        """
         return take_up(saved, self.initial(device), {"growth_tracker": (0, self.growth_interval - 1)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`.
+        """
         scale, overflow = state["scale"], verdict.overflow
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
         growth_tracker = state["growth_tracker"] + 1
@@ -98,7 +114,7 @@ class FairseqScaler:
         }
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
         return (
             f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "

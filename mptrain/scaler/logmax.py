@@ -42,17 +42,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogMaxScaler:
-    """Loss scaling from the running mean and standard deviation of log2 max |g|.
+    """Loss scaling rule that predicts the largest gradient from its running mean and standard deviation (OpenSeq2Seq).
+
+    The statistics are those of log2 max |g|, where g are the unscaled gradients of a step.
 
     Attributes:
-        init_scale: The scale of the first step.
+        init_scale: Loss scale of the first step.
         beta1: Decay rate of the running mean.
         beta2: Decay rate of the moments from which the standard deviation is computed.
-        deviations: Standard deviations above the mean that must still fit into FP16.
-        log2_max: log2 of the largest value that must fit.
+        deviations: Number of standard deviations above the mean that must still fit into FP16.
+        log2_max: Logarithm to base 2 of the largest value that must fit.
         overflow_counts_as: Value of log2 max |g| for a step that overflowed.
-        min_scale: Lowest scale.
-        max_scale: Highest scale.
+        min_scale: Lowest loss scale.
+        max_scale: Highest loss scale.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -76,19 +78,20 @@ class LogMaxScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale, ``min_scale``."""
+        """Lowest loss scale, ``min_scale``."""
         return self.min_scale
 
     @property
     def measure(self) -> LargestMagnitude:
-        """Measure of the largest magnitude, max |g|."""
+        """Measure of the largest magnitude among all elements of a step's gradients."""
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the state before the first step, each tensor of shape (1,).
+        """Return the scaler's state before the first training step, on a device; each tensor has shape (1,).
 
-        ``scale`` is float32, ``count`` int64. The moments ``fast``, ``slow`` and ``square`` are float64, or float32 on
-        a device without it.
+        Returns:
+            ``scale`` (float32), the loss scale; ``count`` (int64), the number of steps in the statistics; and the
+            running moments ``fast``, ``slow`` and ``square``, float64, or float32 on a device without it.
         """
         moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
@@ -98,11 +101,17 @@ class LogMaxScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, with its scale clamped to this rule's floor and ceiling."""
+        """Return the state in a checkpoint, with its scale clamped to this rule's floor and ceiling.
+
+        See `Scaler.resume`.
+        """
         return take_up(saved, self.initial(device), {"scale": (self.min_scale, self.max_scale)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`. A step whose gradients are all zero leaves the state unchanged.
+        """
         assert verdict.measured is not None
         largest = verdict.measured / state["scale"]
         x = torch.where(verdict.overflow, self.overflow_counts_as, largest.log2())
@@ -119,7 +128,7 @@ class LogMaxScaler:
         return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         return (
             f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} "
             f"deviations of log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within "

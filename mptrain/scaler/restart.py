@@ -1,6 +1,6 @@
-"""Restores a saved scaler state under the present constants.
+"""Conversion of a loss scaler's saved state when a run is resumed, possibly with another rule or other constants.
 
-Not a scaling rule: it does not know what a state means. It reads values on the host, once, when a run is resumed.
+This is no scaling rule: it does not know what a state means. It reads values on the host, once, when a run is resumed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Limits = tuple[float | None, float | None]
 def take_up(
     saved: ScalerState, own: ScalerState, limits: Mapping[str, Limits], device: torch.device
 ) -> tuple[ScalerState, list[str]]:
-    """Clamp a saved state to limits.
+    """Return the state of a loss scaler for a resumed run: the saved state, clamped to the present rule's limits.
 
     Args:
         saved: The state in a checkpoint, possibly of another rule or of other constants.
         own: The first state of the present rule, which determines names and dtypes.
-        limits: Limits by tensor name; a tensor without an entry may have any value.
-        device: The device of the resumed run.
+        limits: Lowest and highest value by tensor name; a tensor without an entry may have any value.
+        device: The training device of the resumed run.
 
     Returns:
-        The state, bit for bit the saved one where that fits, or ``own`` if another rule saved it. And one sentence for
-        each difference.
+        The state: bit for bit the saved one where that fits, or ``own`` if another rule saved it (its tensors have
+        other names). And one sentence for the user about each difference.
     """
     if own.keys() != saved.keys():
         scale = float(own["scale"])

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmoothScaler:
-    """Dynamic loss scaling with gradual growth.
+    """Dynamic loss scaling rule that raises the scale by a small factor at every step without overflow (Chainer).
+
+    A clean step is one without an overflow, that is, without inf or NaN in the gradients. An overflow halves the scale.
 
     Attributes:
-        init_scale: The scale of the first step.
-        interval: Clean steps in which the scale doubles after the first overflow.
-        min_scale: Lowest scale.
-        max_scale: Highest scale; Chainer's is the largest FP16 number.
+        init_scale: Loss scale of the first step; it doubles at every clean step until the first overflow.
+        interval: Number of clean steps in which the scale doubles after the first overflow.
+        min_scale: Lowest loss scale.
+        max_scale: Highest loss scale; Chainer's is the largest FP16 number.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
 
@@ -57,14 +59,15 @@ class SmoothScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale, ``min_scale``."""
+        """Lowest loss scale, ``min_scale``."""
         return self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the state before the first step, each tensor of shape (1,).
+        """Return the scaler's state before the first training step, on a device; each tensor has shape (1,).
 
-        ``scale`` is float32, ``exact`` float64 (float32 on a device without it), ``overflowed`` bool: whether any step
-        has overflowed.
+        Returns:
+            ``scale`` (float32), the loss scale; ``exact``, the same in float64 (float32 on a device without it); and
+            ``overflowed`` (bool): whether any step has overflowed.
         """
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
@@ -73,12 +76,15 @@ class SmoothScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to this rule's floor and ceiling."""
+        """Return the state in a checkpoint, clamped to this rule's floor and ceiling; see `Scaler.resume`."""
         limits = (self.min_scale, self.max_scale)
         return take_up(saved, self.initial(device), {"scale": limits, "exact": limits}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the next state by the rule in the module docstring."""
+        """Return the scaler's state for the next training step, by the rule in the module docstring.
+
+        See `Scaler.after`.
+        """
         overflowed = state["overflowed"] | verdict.overflow
         before = state["exact"]
         grown = torch.where(overflowed, before * 2.0 ** (1 / self.interval), before * 2.0)
@@ -86,7 +92,7 @@ class SmoothScaler:
         return {"scale": exact.to(torch.float32), "exact": exact, "overflowed": overflowed}
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constants, for display."""
         return (
             f"smooth from {scale_in_words(self.init_scale)}, x2 every step until the first overflow, then x2 within "
             f"{self.interval} clean steps, x0.5 on overflow, within {scale_in_words(self.min_scale)} to "

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StaticScaler:
-    """Loss scaling by a constant.
+    """Loss scaling rule that multiplies every loss by the same constant.
 
     Attributes:
-        scale: Multiplies the loss and divides the gradients. A power of two changes only exponents and loses no bits;
+        scale: Factor of the loss and divisor of the gradients. A power of two changes only exponents and loses no bits;
             the paper's networks trained with 8 to 32768.
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
     """
@@ -44,29 +44,37 @@ class StaticScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale, which is ``scale`` itself."""
+        """Lowest loss scale, which is the constant ``scale`` itself."""
         return self.scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the constant as ``scale``, float32 of shape (1,)."""
+        """Return the scaler's state on a device: the constant as ``scale``, float32 of shape (1,)."""
         return {"scale": torch.tensor([self.scale], dtype=torch.float32, device=device)}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the constant; a saved scale never replaces it."""
+        """Return the present constant as the state of a resumed run; a saved scale never replaces it.
+
+        Args:
+            saved: The state in the checkpoint.
+            device: The training device.
+
+        Returns:
+            The state, and a sentence for the user if the saved scale was another one, in a list.
+        """
         return _constant(self.initial(device), saved)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the same state."""
+        """Return ``state`` itself, because the loss scale never changes; see `Scaler.after`."""
         return state
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line that describes the loss scaling rule with its constant, for display."""
         return f"static {scale_in_words(self.scale)}, on overflow {self.on_overflow}"
 
 
 @dataclass(frozen=True)
 class NoScaler:
-    """No loss scaling: a constant scale of 1, so that FP32 runs through the same code.
+    """Loss scaling rule for runs without loss scaling: a constant scale of 1, so that FP32 runs through the same code.
 
     Attributes:
         on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
@@ -76,23 +84,31 @@ class NoScaler:
 
     @property
     def floor(self) -> float:
-        """Lowest scale, 1."""
+        """Lowest loss scale, which is 1."""
         return 1.0
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return a ``scale`` of 1, float32 of shape (1,)."""
+        """Return the scaler's state on a device: a ``scale`` of 1, float32 of shape (1,)."""
         return {"scale": torch.ones(1, dtype=torch.float32, device=device)}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return a scale of 1, whatever was saved."""
+        """Return a loss scale of 1 as the state of a resumed run, whatever was saved.
+
+        Args:
+            saved: The state in the checkpoint.
+            device: The training device.
+
+        Returns:
+            The state, and a sentence for the user if the saved scale was not 1, in a list.
+        """
         return _constant(self.initial(device), saved)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the same state."""
+        """Return ``state`` itself, because the loss scale stays 1; see `Scaler.after`."""
         return state
 
     def describe(self) -> str:
-        """Return a one-line description of the rule."""
+        """Return one line for display that says that there is no loss scaling."""
         return f"none (scale 1), on overflow {self.on_overflow}"
 
 

@@ -1,4 +1,4 @@
-"""Learning rate schedules, as functions of the number of applied updates."""
+"""Learning rate schedules, as functions of the number of optimizer updates that were applied."""
 
 from mptrain.schedule.rate_table import rate_table
 from mptrain.schedule.shapes import Constant, Cosine, InverseSqrt, Linear, Schedule, Step

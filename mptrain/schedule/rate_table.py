@@ -1,4 +1,4 @@
-"""Learning rates of a schedule as a tensor, indexed on the device by the number of updates."""
+"""Table of a schedule's learning rates as a device tensor, indexed in each step by the number of applied updates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def rate_table(schedule: Schedule, lr: float, planned: int, device: torch.device) -> Tensor:
-    """Return the learning rate of every planned update.
+    """Return the learning rate of every planned update of a run, as a device tensor.
 
     Args:
-        schedule: The schedule.
-        lr: The base learning rate.
+        schedule: Learning rate schedule.
+        lr: Base learning rate, which the schedule's factors multiply.
         planned: Number of planned updates.
-        device: The device of the result.
+        device: Device of the result.
 
     Returns:
         float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry is for a

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_without_intervals_or_direction_nothing_more_is_claimed():
     assert said(A, FAR, higher=None) == "from 0.50 at c to 0.90 at a"
 
 
+def test_settings_with_equal_values_are_all_named():
+    first, second = (RankedSetting(name, 0.9, 0.88, 0.92) for name in ("a", "b"))
+    worst = RankedSetting("c", 0.5, 0.48, 0.52)
+    assert said(first, second, worst) == (
+        "best 0.90 at a, within noise of b (95 % CIs over test samples overlap), worst 0.50 at c"
+    )
+    assert said(worst, replace(worst, name="d"), first) == "best 0.90 at a, worst 0.50 at c, d"
+
+
 def test_the_interval_of_several_seeds_is_over_seeds():
     found = rank("a", [summary(0.90, (0.5, 0.99)), summary(0.92), summary(0.94)])
     assert (found.value, found.seeds) == (pytest.approx(0.92), 3)
@@ -81,7 +91,7 @@ def test_seeds_repeat_a_setting_and_are_none():
         job(at, f"optimizer.lr={lr}", f"seed={seed}") for at, (lr, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)])
     ]
     text = lead(jobs, summary(0.90), summary(0.91), summary(0.10), summary(0.11))
-    assert text == "top1 (test): best 0.905 at lr=1, worst 0.105 at lr=2."
+    assert text == "top1 (test): best 0.905 at optimizer.lr=1, worst 0.105 at optimizer.lr=2."
     alone = lead([job(0, "seed=0"), job(1, "seed=1")], summary(0.90), summary(0.92))
     assert alone == "top1 (test): mean 0.910 over 2 seeds, 95 % CI 0.783 to 1.037; from 0.900 to 0.920."
 
@@ -99,7 +109,10 @@ def test_a_terminal_says_what_the_report_says(tmp_path, capsys):
         (tmp_path / one.name).mkdir()
         write_summary(RunPaths(tmp_path / one.name).summary, {"learners": {}, **found})
     print_outcome(Sweep(tmp_path, "sweep", ("optimizer.lr=0,1",), (), "train", 1, tuple(jobs)))
-    assert "top1 (test): 0.1008 at lr=0 to 0.1108 at lr=1, within noise of each other" in capsys.readouterr().out
+    assert (
+        "top1 (test): 0.1008 at optimizer.lr=0 to 0.1108 at optimizer.lr=1, within noise of each other"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("count", [2, 5, 10, 30])

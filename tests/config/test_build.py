@@ -177,7 +177,7 @@ def test_transformer_layers_are_evaluated_as_they_are_trained():
 def test_a_classifier_of_torchvision_by_its_path_is_answered_with_its_option():
     with pytest.raises(ConfigError, match=r"torchvision\.models\.resnet18 cannot be built") as refused:
         parts_of("model._target_=torchvision.models.resnet18", "dataset=synthetic", "dataset.image_size=32")
-    assert refused.value.hint.startswith("write model=torchvision model.name=resnet18 ")
+    assert refused.value.hint.startswith("set model=torchvision model.name=resnet18 ")
 
 
 def test_a_model_that_hands_on_any_keywords_is_told_the_number_of_classes_alone():

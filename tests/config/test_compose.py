@@ -264,9 +264,12 @@ FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptra
             "model=./net.yaml",
             "for an option of your own, save it as DIR/model/NAME.yaml and write --config-dir DIR model=NAME",
         ),
-        ("dataset=./", "for images with one folder per class write dataset=image_folder dataset.root=./"),
+        ("dataset=./", "for images with one folder per class set dataset=image_folder dataset.root=./"),
         ("model=ViT_b_16", "did you mean model=torchvision model.name=vit_b_16?"),
-        ("optimizer=rmsprop", "the options are adagrad, adam, adamw, sgd"),
+        (
+            "optimizer=rmsprop",
+            "the options are adagrad, adam, adamw, sgd; an option of your own needs --config-dir DIR",
+        ),
     ],
 )
 def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
@@ -608,7 +611,7 @@ def test_a_folder_with_quotes_in_its_name_is_refused_with_the_word_that_is_meant
         ConfigError, match=r"cannot be read: a value with a (single|double) quote must be in quotes"
     ) as raised:
         compose([f"run.root={root}"])
-    (word,) = shlex.split(raised.value.hint.removeprefix("write "))
+    (word,) = shlex.split(raised.value.hint.removeprefix("set "))
     assert compose([word]).run.root == root
     assert compose(["run.root=my runs"]).run.root == "my runs"
 

@@ -145,7 +145,7 @@ def test_pretrained_weights_can_be_typed_and_a_file_alone_does_not_get_them(tmp_
     for config in (compose(["model=theirs"], config_dirs=folders), reload(typed.yaml)):
         with pytest.raises(ConfigError, match="would download pretrained weights") as caught:
             config.model.build(num_classes=3)
-        assert caught.value.hint == "write model.weights_backbone=DEFAULT"
+        assert caught.value.hint == "set model.weights_backbone=DEFAULT"
     with pytest.raises(ConfigError, match="Asked"):
         typed.model.build(num_classes=3)
 
@@ -169,7 +169,7 @@ def test_networks_of_torchvision_begin_with_fresh_weights_where_their_default_is
 def test_weights_that_a_file_asks_for_are_refused_and_typed_ones_are_fetched(path, key, value):
     with pytest.raises(ConfigError, match="would download pretrained weights") as caught:
         network(path, **{key: value}).build()
-    assert caught.value.hint == f"write model.{key}={value}"
+    assert caught.value.hint == f"set model.{key}={value}"
     with pytest.raises(ConfigError, match="Asked"):
         network(path, key, **{key: value}).build()
 

@@ -211,7 +211,7 @@ def test_a_run_that_ended_is_explained_from_what_it_left_and_left_as_it_is(their
     assert "repeated step 3, which ended the run" in output
     assert output.rstrip().endswith("outputs/run/diagnosis/step-000003.html")
     page = Path("outputs/run/diagnosis/step-000003.html").read_text()
-    assert "Remedies" in page
+    assert "Fixes tested" in page
     assert found.verdict[1:40].replace("'", "&#39;") in page
 
 

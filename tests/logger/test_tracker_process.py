@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 
 import pytest
-from own_trackers import Own
+from own_trackers import Own, Short
 from small_runs import Kept
 
 from mptrain.logger import tracker_process
@@ -22,10 +22,10 @@ def step(number):
     return StepRecord("main", number, number, 0, 0.5, 1024.0, False, False, float("inf"), 0.1)
 
 
-def opened(tmp_path, **options):
+def opened(tmp_path, tracker=Own, **options):
     heard = Kept()
     run = TrackedRun("name", tmp_path, tmp_path / "samples", {"a": 1}, 0)
-    return TrackerProcess(Own(**options), run, tmp_path / "logger.log", heard), heard
+    return TrackerProcess(tracker(**options), run, tmp_path / "logger.log", heard), heard
 
 
 def lines(tmp_path):
@@ -54,6 +54,14 @@ def test_every_record_arrives_in_order_and_the_end_is_told(tmp_path):
     *records, last = lines(tmp_path)
     assert records == [{"record": "StepRecord", **asdict(step(n))} for n in range(1, count + 1)]
     assert last == {"record": "closed"}
+    assert messages(heard) == []
+
+
+def test_a_tracker_that_says_no_time_to_wait_for_is_closed_too(tmp_path):
+    sink, heard = opened(tmp_path, Short)
+    sink.take(step(1))
+    sink.close()
+    assert lines(tmp_path)[-1] == {"record": "closed"}
     assert messages(heard) == []
 
 

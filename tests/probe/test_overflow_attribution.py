@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from loops import each
 
 from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, nonfinite_parameters
@@ -138,5 +139,9 @@ def test_what_no_lower_scale_would_mend_is_unexpected_from_the_first_step_on():
     assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "unexpected"
     static = OverflowHistory(floor=1024.0)
     assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "unexpected"
+    rounded = float(torch.tensor(1e30))  # a scale is an FP32 number, and 1e30 is none
+    assert rounded > 1e30
+    static = OverflowHistory(floor=1e30)
+    assert static.observe(overflow=True, loss=2.0, scale=rounded, next_scale=rounded) == "unexpected"
     dynamic = OverflowHistory(floor=1.0)
     assert dynamic.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=512.0) == "calibrating"

@@ -315,3 +315,13 @@ def test_reading_recipes_imports_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+@each("name", recipe_names())
+def test_title_and_claim_are_those_of_the_recipes_page(name):
+    recipe = find_recipe(name)
+    page = (recipe.path.parent / "README.md").read_text().replace("`", "")
+    assert page.startswith(f"# {recipe.title}\n")
+    claim = " ".join(page.partition("**Claim.**")[2].partition("\n\n")[0].split())
+    assert claim
+    assert recipe.claim.startswith(claim.rstrip("."))

@@ -40,7 +40,7 @@ def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
     assert page.status.text == "fails in the backward pass alone"
     assert page.lead == "Only gradients overflow: <script>."
     assert [section.title for section in page.sections if section.blocks] == [
-        "Step", "Notes", "Remedies", "Forward pass by module", "Backward pass by module", "Operator dtypes",
+        "Step", "Notes", "Fixes tested", "Forward pass by module", "Backward pass by module", "Operator dtypes",
     ]  # fmt: skip
     text = html(page)
     assert "<script>" not in text

@@ -83,7 +83,7 @@ def test_both_cliffs_are_in_one_figure_with_failed_runs_and_the_level_of_fp32(tm
         "fp32",
     ):
         assert f">{expected}<" in svg
-    expected = "best 0.9600 at fp32, worst 0.4000 at scale=1; without 95 % CIs, this may be noise."
+    expected = "best 0.9600 at fp32, worst 0.4000 at scaler.scale=1; without 95 % CIs, this may be noise."
     assert page.lead == f"top1 (test): {expected}"
 
 
@@ -94,7 +94,7 @@ def test_settings_at_chance_level_are_called_noise_and_none_of_them_best(tmp_pat
     ]
     page = page_of(make_sweep(tmp_path / "sweep", points))
     assert page.lead == (
-        "top1 (test): 0.1008 at scale=1 to 0.1108 at scale=128, within noise of each other: "
+        "top1 (test): 0.1008 at scaler.scale=1 to 0.1108 at scaler.scale=128, within noise of each other: "
         "their 95 % CIs over test samples overlap."
     )
     text = markdown_page(page, "figures")

@@ -80,7 +80,7 @@ def load_voc(
     names = tuple(classes) if classes is not None else CLASSES
     if not names or len(set(names)) < len(names):
         raise ConfigError(
-            f"dataset.classes={list(names)} must be one or more unique names", "write dataset.classes=[cat, dog]"
+            f"dataset.classes={list(names)} must be one or more unique names", "set dataset.classes=[cat, dog]"
         )
     root = root.expanduser()
     parts = {}
