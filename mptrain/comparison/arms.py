@@ -1,6 +1,7 @@
-"""Groups runs into arms, names the arms, pairs runs by seed and chooses the reference.
+"""Grouping of runs into the arms of a comparison, names of arms, pairs of runs by seed, and choice of the reference.
 
-`mptrain.comparison.fairness` checks whether the arms may be compared.
+An arm is all runs of one configuration, one per seed. `mptrain.comparison.fairness` checks whether arms may be
+compared.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from mptrain.errors import UsageError, did_you_mean
 def group_into_arms(
     runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
 ) -> tuple[Arm, ...]:
-    """Group runs into arms, ordered by their first runs; the runs of each arm are ordered by seed.
+    """Group runs into the arms of a comparison: an arm is all runs of one configuration, one per seed.
 
     Args:
         runs: At least one run.
         names: Arm name of each run. If None, runs whose configurations differ only in seed and machine form one arm;
             runs with the same seed on different machines form separate arms.
-        places: The typed path under which each run was found. If each arm has a path of its own, the path names it.
+        places: The path under which each run was found, as the user typed it. If each arm has a path of its own, the
+            path names it; else the settings in which the arms differ do. Not used if ``names`` are given.
+
+    Returns:
+        The arms in the order of their first runs; the runs of each arm are ordered by seed.
 
     Raises:
         UsageError: Two runs of an arm have the same seed.
@@ -45,13 +50,13 @@ def group_into_arms(
 
 
 def pair_by_seed(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasures]]:
-    """Return pairs (run of the arm, run of the reference) with the same seed, ordered by seed."""
+    """Return the runs of two arms in pairs with the same seed: (run of the arm, run of the reference), by seed."""
     others = {run.seed: run for run in reference.runs}
     return [(run, others[run.seed]) for run in arm.runs if run.seed in others]
 
 
 def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
-    """Return the arm that the others are compared with.
+    """Return the reference of a comparison: the arm (all runs of one configuration) that the others are compared with.
 
     Args:
         arms: At least one arm.
@@ -72,7 +77,7 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
 
 
 def precision_of(run: RunMeasures) -> str:
-    """Return the name of the run's precision mode, as on the command line."""
+    """Return the name of a run's precision mode as on the command line (``fp32``); empty if it is not recorded."""
     return run.chosen.get("precision") or str(flat_settings(run.config).get("precision.name", ""))
 
 
@@ -89,7 +94,7 @@ def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
 
 
 def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
-    """Return whether a run is another seed of an arm."""
+    """Return whether a run has the configuration of an arm's runs, apart from machine, and a seed of its own."""
     changes = config_differences(arm[0].config, run.config)
     if all(is_below(key, MACHINE) for key in changes):
         return not changes or run.seed not in {other.seed for other in arm}
@@ -125,7 +130,10 @@ def _names(runs: Sequence[RunMeasures]) -> list[str]:
 
 
 def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
-    """Yield candidates for parts of names: one label per run, empty if the run does not have the key."""
+    """Yield candidates for parts of arm names, one setting at a time: a label for each run, such as ``scaler.scale=8``.
+
+    The label is empty if the run does not have the setting.
+    """
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]

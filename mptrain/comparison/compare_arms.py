@@ -1,6 +1,7 @@
-"""Compares arms with a reference: the measures of each arm, its verdict, and objections to the comparison.
+"""Comparison of arms with a reference: the measures of each arm, its verdict, and objections to the comparison.
 
-`to_json` and `from_json` store the result. Nothing here reads a command line or prints.
+An arm is all runs of one configuration, one per seed. `mptrain.comparison.results` stores the result. Nothing here
+reads a command line or prints.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def compare(
     notes: Sequence[str] = (),
     anyway: bool = False,
 ) -> Comparison:
-    """Compare arms with a reference, pairing runs with the same seed.
+    """Compare arms (an arm is all runs of one configuration) with a reference, pairing runs with the same seed.
 
     Args:
         arms: At least two arms, each with at least one run.
         reference: Name of the reference arm; see `mptrain.comparison.arms.choose_reference`.
-        margin: Equivalence margin, in the metric's unit.
+        margin: Equivalence margin, in the metric's unit: smaller differences count as none.
         metric: Name of a recorded metric; None for the task's own metric, or the loss if it has none.
         claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler.
         notes: Notes for the reader that are not derived from the records.

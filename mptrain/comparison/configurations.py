@@ -1,6 +1,6 @@
-"""Saved configurations as flat mappings, the keys in which two of them differ, and short labels of overrides.
+"""Saved configurations of runs as flat maps from dotted key to value, with their differences and short labels.
 
-`mptrain.comparison.fairness` decides which keys may differ.
+`mptrain.comparison.fairness` decides which keys may differ in a comparison.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ MACHINE = ("device", "threads")
 
 @lru_cache(maxsize=4096)
 def flat_settings(yaml: str) -> Mapping[str, Any]:
-    """Return a map from dotted key to value of a configuration, without empty sections."""
+    """Return a configuration as a flat map from dotted key, such as ``train.batch_size``, to value.
+
+    Empty sections are left out. Results are cached, because one comparison reads the same configuration many times.
+
+    Args:
+        yaml: The resolved configuration, YAML text.
+    """
     return MappingProxyType({key: value for key, _, value in diff("{}", yaml, ()) if value != {}})
 
 
@@ -33,9 +39,9 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
     """Return the keys in which two configurations differ, as key to (left value, right value) with `ABSENT` if missing.
 
     Args:
-        left: YAML text.
-        right: YAML text.
-        ignoring: Dotted keys or sections to ignore.
+        left: YAML text of one resolved configuration.
+        right: YAML text of the other.
+        ignoring: Dotted keys or sections to ignore; by default the seed, and keys that do not change the training.
     """
     one, other = flat_settings(left), flat_settings(right)
     keys = [*one, *(key for key in other if key not in one)]
@@ -47,12 +53,21 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:
-    """Return whether a dotted key is one of the names or inside one of these sections."""
+    """Return whether a dotted configuration key is one of the names or inside one of these sections.
+
+    Args:
+        key: The key, such as ``scaler.scale``.
+        names: Keys or sections, such as ``scaler``.
+    """
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def chosen_options(yaml: str) -> dict[str, str]:
-    """Return a map from group to chosen option."""
+    """Return the option that a run's configuration chose in each config group: ``precision`` to ``fp16_dynamic``.
+
+    Args:
+        yaml: The resolved configuration, YAML text.
+    """
     prefix = "chosen."
     return {
         key.removeprefix(prefix): str(value) for key, value in flat_settings(yaml).items() if key.startswith(prefix)
@@ -60,7 +75,7 @@ def chosen_options(yaml: str) -> dict[str, str]:
 
 
 def as_number(value: str) -> float | None:
-    """Parse a finite number; return None for any other text."""
+    """Return the finite number that a text contains, such as the value of an override; None for any other text."""
     try:
         found = float(value)
     except ValueError:
@@ -69,10 +84,10 @@ def as_number(value: str) -> float | None:
 
 
 def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
-    """Format overrides for a legend: ``fp16_static, scale=8``.
+    """Format overrides as a short label, such as in the legend of a plot: ``fp16_static, scale=8``.
 
     Args:
-        words: Key to value.
+        words: Overrides as key to value, such as ``{"precision": "fp16_static", "scaler.scale": "8"}``.
         whole_keys: Whether numbers have their whole key, ``scaler.scale=8``, and not only its last part.
     """
     return ", ".join(
@@ -82,7 +97,11 @@ def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
 
 
 def flat(config: str) -> dict[str, Any]:
-    """Return a map from dotted key to value of a resolved configuration; empty if it is missing or unreadable."""
+    """Return a configuration as a flat map from dotted key to value; empty if it is missing or unreadable.
+
+    Args:
+        config: The resolved configuration, YAML text. Unlike with `flat_settings`, damaged text is no error.
+    """
     if not config.strip():
         return {}
     try:

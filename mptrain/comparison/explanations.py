@@ -1,6 +1,7 @@
-"""Explains why an arm is not faster or does not use less memory than the reference, and makes other remarks on it.
+"""Remarks on an arm of a comparison, such as the reasons why FP16 runs are not faster or smaller than FP32 runs.
 
-Remarks rest on records only: if the records do not show a cause, none is named.
+An arm is all runs of one configuration. Remarks rest on records only: if the records do not show a cause, none is
+named.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ _STEPS = 50
 def remarks(
     arm: Arm, reference: Arm, speed: Interval | None, memory: Interval | None, together: int = 1
 ) -> tuple[str, ...]:
-    """Return remarks on an arm, one sentence each.
+    """Return remarks on an arm (all runs of one configuration) of a comparison, one sentence each.
 
-    Speed and memory are explained only if a gain is expected: the arm computes in half precision or TF32, and the
-    reference does neither.
+    They explain missing gains in speed and memory, and report skipped updates, underflow and unfinished runs. Speed and
+    memory are explained only if a gain is expected: the arm computes in half precision or TF32, and the reference does
+    neither.
 
     Args:
         arm: The arm.
@@ -64,7 +66,10 @@ def remarks(
 
 
 def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
-    """Return the largest number of runs on one host at the same time; attempts that were killed are not counted."""
+    """Return the largest number of runs on one host at the same time, which makes their speeds unreliable; at least 1.
+
+    Attempts that were killed are not counted, because their end is unknown.
+    """
     changes: dict[str, list[tuple[str, int]]] = {}
     for run in runs:
         for host, start, end in run.attempts:
@@ -172,7 +177,10 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
 
 
 def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield the share of gradients that underflowed, if both arms have histograms (``diagnostics=histograms``)."""
+    """Yield a remark if more activation gradients are zero than in the reference: the excess underflowed.
+
+    Both arms must have histograms (``diagnostics=histograms``).
+    """
     here = [run.zero_gradients for run in runs if run.zero_gradients is not None]
     there = [run.zero_gradients for run in others if run.zero_gradients is not None]
     if here and there and fmean(here) - fmean(there) > FLUSHED:

@@ -1,7 +1,7 @@
-"""Checks that arms differ only in the claimed settings.
+"""Checks that the arms of a comparison differ only in precision and in the settings that the user claims.
 
-All checks use the records and assume nothing: each check that holds becomes a sentence, and each that fails or has no
-record becomes an objection.
+An arm is all runs of one configuration. All checks use the records and assume nothing: each check that holds becomes a
+sentence, and each that fails or has no record becomes an objection.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ Found = Iterator[Objection | str]
 def check_fairness(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
-    """Return objections to a comparison, and the checks that hold.
+    """Check that the arms of a comparison started, were trained and were evaluated alike, except for precision.
+
+    Compares configurations, initial weights, order of samples, batches, evaluated samples, machines, versions and
+    lengths.
 
     Args:
-        arms: All arms, including the reference.
+        arms: All arms, including the reference; an arm is all runs of one configuration.
         reference: The arm that the others are compared with.
-        claimed: Dotted keys or sections in which arms may differ, in addition to precision and scaler.
+        claimed: Dotted configuration keys or sections in which arms may differ, in addition to precision and scaler.
 
     Returns:
         Objections, fatal ones first, and one sentence for each check that holds.
@@ -69,12 +72,21 @@ def check_fairness(
 
 
 def differing_keys(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which an arm differs from the reference, as key to (reference's value, arm's value)."""
+    """Return the configuration keys that differ between an arm and the reference of a comparison.
+
+    Returns:
+        Dotted key to (reference's value, arm's value); without the seed and keys that do not change the training.
+    """
     return config_differences(reference.runs[0].config, arm.runs[0].config)
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
-    """Return whether arms may differ in a key: a precision or scaler key, or a claimed one."""
+    """Return whether the arms of a comparison may differ in a configuration key.
+
+    Args:
+        key: The dotted key. Keys of precision and scaler, also of a single learner's scaler, may always differ.
+        claimed: Further keys or sections that may differ.
+    """
     return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
 
 

@@ -1,9 +1,9 @@
-"""Learning curves of runs, arms at equal work, and warnings about runs that have not converged.
+"""Learning curves of runs, comparison of arms at equal work, and warnings about runs that have not converged.
 
-A learning curve consists of the run's validations, plus its training loss if there are fewer than two validations.
-Arms are compared at equal updates and at equal samples, which differ because a skipped update consumes samples without
-changing the weights. Runs that have not converged, or learned nothing, get a warning, because untrained arms agree too.
-Gives no verdicts.
+A learning curve consists of the run's validations, plus its training loss if there are fewer than two validations. Arms
+(all runs of one configuration) are compared at equal updates and at equal samples, which differ because a skipped
+update consumes samples without changing the weights. Runs that have not converged, or learned nothing, get a warning,
+because untrained arms agree too. Gives no verdicts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WINDOWS, _FEWEST = 50, 10
 
 
 def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[CurvePoint, ...]:
-    """Return the points of a run's learning curve, in order.
+    """Return the learning curve of a run, in order of steps: its validations, and if they are few its training loss.
 
     Args:
         run: The open run. Its steps are read, as a stream, only if it has fewer than two validations, because
-            interpolation needs two.
-        steps: Number of attempted steps.
+            interpolation needs two. The training loss is then averaged over windows of steps.
+        steps: Number of attempted steps, skipped ones included.
         samples_per_step: Samples per step, averaged over the run.
 
     Raises:
@@ -73,11 +73,13 @@ _BOTH: tuple[By, By] = ("updates", "samples")
 
 
 def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tuple[Aligned, ...]:
-    """Compare an arm with the reference at equal updates and at equal samples.
+    """Compare the learning curves of an arm and the reference after equal work: equal updates, and equal samples.
+
+    The two differ because a skipped update consumes samples without changing the weights.
 
     Args:
         pairs: Pairs (run of the arm, run of the reference) of finished runs with the same seed.
-        metric: Validation metric. The training loss is used if the metric is unknown for a run at that point.
+        metric: Name of the validation metric. If a run has no value of it at that point, the training loss is compared.
 
     Returns:
         One result for updates and one for samples, each only if all runs have a value.
@@ -87,12 +89,32 @@ def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tupl
 
 
 def align_reference(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
-    """Return the values of the reference's finished runs, at the most updates and samples that all of them reached."""
+    """Return the values of the reference's learning curves after equal updates, and after equal samples.
+
+    The amounts of work are the largest that all its runs reached.
+
+    Args:
+        runs: Finished runs of the reference arm.
+        metric: Name of the validation metric; see `align`.
+
+    Returns:
+        As for `align`, without differences.
+    """
     return tuple(found for by in _BOTH if (found := _at_equal(runs, [], metric, by)) is not None)
 
 
 def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
-    """Return a quantity after an amount of work, interpolated linearly; NaN outside the recorded range."""
+    """Return a quantity of a run's learning curve after an amount of work, interpolated linearly between its points.
+
+    Args:
+        run: The run.
+        quantity: ``val_NAME`` for a validation metric, or ``train_loss``.
+        at: Number of updates or samples.
+        by: Unit of ``at``: applied updates, or training samples.
+
+    Returns:
+        The value; NaN outside the recorded range.
+    """
     known = [
         (moment.updates if by == "updates" else moment.samples, moment.values[quantity])
         for moment in run.course
@@ -127,12 +149,18 @@ _LEAST_FALL = 0.05
 
 
 def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str]:
-    """Return warnings if the reference has not converged, because equivalence then says little; empty if it has.
+    """Return warnings if the runs of the reference had not converged or learned; empty if they had.
+
+    Equivalence then says little, because untrained arms agree too.
 
     Args:
-        reference: The reference, whose finished runs are checked.
+        reference: The reference arm, whose finished runs are checked.
         metric: Name of the compared metric.
-        margin: The equivalence margin.
+        margin: The equivalence margin, in the metric's unit. Runs have not converged if the metric still changed by
+            more between the last two validations, on average.
+
+    Returns:
+        Sentences for the user, at most one.
     """
     runs = [run for run in reference.runs if run.status == "done" and run.course]
     moves = [abs(values[-1] - values[-2]) for run in runs if len(values := _course(run, f"val_{metric}")) > 1]

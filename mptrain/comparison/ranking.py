@@ -1,6 +1,7 @@
-"""Ranks the settings of a sweep, and names the best and the worst if their 95 % confidence intervals are disjoint.
+"""Ranking of a sweep's settings by their final metric; names the best and worst if their 95 % CIs are disjoint.
 
-The interval of a setting with one run is over test samples, as the run recorded it. The interval of a setting with
+A sweep trains one run for each combination of values of its keys. A setting is a combination without the seed. The 95 %
+confidence interval (CI) of a setting with one run is over test samples, as the run recorded it. That of a setting with
 several seeds is over seeds.
 """
 
@@ -23,14 +24,14 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class RankedSetting:
-    """The final metric of a setting.
+    """Final metric of a setting (one combination of a sweep's values, without the seed), with its confidence interval.
 
     Attributes:
         name: Label that distinguishes the setting from the others.
         value: The metric, averaged over seeds.
-        low: Lower end of the 95 % CI; NaN if unknown.
+        low: Lower end of the 95 % confidence interval (CI); NaN if unknown.
         high: Upper end of the 95 % CI; NaN if unknown.
-        seeds: Number of runs.
+        seeds: Number of runs, one for each seed.
         over_seeds: Whether the 95 % CI is over seeds; otherwise it is over test samples.
     """
 
@@ -43,26 +44,29 @@ class RankedSetting:
 
     @property
     def has_interval(self) -> bool:
-        """True if the 95 % CI is known."""
+        """True if the 95 % confidence interval of the setting's metric is known."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def overlaps(self, other: RankedSetting) -> bool:
-        """Return whether both settings have a 95 % CI and the two overlap."""
+        """Return whether both settings have a 95 % confidence interval and the two intervals overlap."""
         both = self.has_interval and other.has_interval
         return both and self.low <= other.high and other.low <= self.high
 
     def widened(self, factor: float) -> RankedSetting:
-        """Return a copy whose 95 % CI is wider by a factor."""
+        """Return a copy whose 95 % confidence interval reaches further from the value on each side, by a factor."""
         low, high = (self.value + factor * (end - self.value) for end in (self.low, self.high))
         return replace(self, low=low, high=high)
 
 
 def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
-    """Return a setting with its mean and its 95 % CI.
+    """Return the final metric of a setting of a sweep: the mean over its runs, with a 95 % confidence interval.
+
+    With several different values, the interval is over seeds; else it is over test samples, as recorded.
 
     Args:
         name: Label that distinguishes the setting from the others.
-        summaries: Summaries of its runs, which differ in seed; at least one, all with a finite metric.
+        summaries: Summaries (``summary.json``) of its runs, which differ in seed; at least one, all with a finite
+            metric.
     """
     values = [float(summary["metric"]) for summary in summaries]
     if len(set(values)) > 1:
@@ -77,7 +81,7 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
 
 
 def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, number: Callable[[float], str]) -> str:
-    """Describe the best and the worst setting in one sentence, without the metric's name.
+    """Describe the best and the worst setting of a sweep in one sentence, without the metric's name.
 
     A best setting is named only if its 95 % CI does not overlap that of the worst, together with the settings whose CIs
     overlap its own. With more than five settings the CIs are widened, because best and worst are selected among many.
@@ -85,7 +89,7 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     Args:
         ranked: At least two settings, not all with the same value.
         higher_is_better: Direction of the metric; None if unknown.
-        number: Formats a value.
+        number: Function that formats a value of the metric.
     """
     factor = _for_a_choice_among(len(ranked))
     ranked = [one.widened(factor) for one in ranked]
@@ -140,12 +144,12 @@ def _for_a_choice_among(count: int) -> float:
 def sweep_lead(
     jobs: Sequence[SweepJob], summaries: Mapping[int, Mapping[str, Any]], number: Callable[[float], str]
 ) -> str:
-    """Summarise a sweep in one sentence: the best setting, if 95 % CIs separate the settings.
+    """Summarise the final metrics of a sweep in one sentence: the best and the worst setting, as far as 95 % CIs tell.
 
     Args:
-        jobs: Jobs of the sweep.
-        summaries: Maps job number to the summary of its run; jobs without a summary are missing.
-        number: Formats a value.
+        jobs: Jobs of the sweep, one for each run.
+        summaries: Maps job number to the summary (``summary.json``) of its run; jobs without a summary are missing.
+        number: Function that formats a value of the metric.
     """
     found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
     valued = {at: summary for at, summary in found.items() if _is_finite(summary.get("metric"))}
@@ -183,12 +187,19 @@ def sweep_lead(
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the name of a summary's metric with its split: ``top1 (test)``."""
+    """Return the name of a run's final metric with the evaluated split, as text: ``top1 (test)``.
+
+    Args:
+        summary: The run's summary (``summary.json``).
+    """
     return f"{summary.get('metric_name') or 'metric'} ({summary.get('metric_split', 'test')})"
 
 
 def _of_what(ranked: Iterable[RankedSetting]) -> str:
-    """Return what the intervals are over, or an empty string if this differs between settings."""
+    """Return the phrase that says over what the intervals of settings are taken: over seeds, or over test samples.
+
+    It is empty if this differs between the settings.
+    """
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""

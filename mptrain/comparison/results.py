@@ -1,5 +1,6 @@
-"""Results of a comparison: frozen dataclasses of plain Python types, which terminal, reports and recipes display.
+"""Results of a comparison of training runs: frozen dataclasses of plain Python types, shown by terminal and reports.
 
+An arm of a comparison is all runs of one configuration, one per seed; the others are compared with the reference.
 Nothing is computed here. Differences are *arm minus reference*, in the metric's unit, whichever direction is better.
 ``comparison.json`` holds the results as strict JSON; reading it needs neither scipy nor a YAML reader.
 """
@@ -23,12 +24,12 @@ Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its confidence interval.
+    """A mean over several runs or pairs of runs, with its confidence interval.
 
     Attributes:
         mean: The mean; for ratios, the geometric mean.
-        low: Lower end; NaN for a single value.
-        high: Upper end; NaN for a single value.
+        low: Lower end of the interval; NaN for a single value.
+        high: Upper end of the interval; NaN for a single value.
         spread: Observed standard deviation with n - 1 in the denominator (of the logarithms for ratios); NaN for a
             single value. The interval may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`.
         n: Number of values.
@@ -45,15 +46,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """Two one-sided tests of a paired difference against a margin.
+    """Equivalence test of an arm and the reference: two one-sided tests of their paired differences against a margin.
 
     Attributes:
         margin: Equivalence margin, in the metric's unit.
-        low: Lower end of the 1 - 2 alpha confidence interval of the difference.
-        high: Upper end of that interval.
+        low: Lower end of the 1 - 2 alpha confidence interval of the mean difference; NaN for one pair.
+        high: Upper end of that interval; NaN for one pair.
         p: The larger of the two one-sided p values; NaN for one pair.
-        power: Probability of finding equivalence with these pairs and this spread if the true difference is zero.
-        pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000.
+        power: Probability of finding equivalence with these pairs and this spread if the true difference is zero; NaN
+            for one pair.
+        pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000 or there is one
+            pair.
         alpha: Level of each test, 0.05.
     """
 
@@ -68,7 +71,12 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on an arm against the reference: one word, and its reason in one sentence."""
+    """Verdict on an arm (all runs of one configuration) against the reference of a comparison.
+
+    Attributes:
+        word: ``better``, ``equivalent``, ``worse`` or ``undecided``; ``reference`` for the reference itself.
+        why: The reason, in one sentence.
+    """
 
     word: Word
     why: str
@@ -76,10 +84,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A point of a run's learning curve.
+    """A point of a run's learning curve: the work done so far, and the metrics at this point.
 
     Attributes:
-        step: Number of attempted steps.
+        step: Number of attempted steps, skipped ones included.
         updates: Number of applied updates, the minimum over learners.
         samples: Number of training samples consumed.
         values: ``val_NAME`` for each metric of a validation; ``train_loss``, averaged over the window up to this point.
@@ -93,7 +101,9 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """Measures of one run, read from its directory.
+    """All that a comparison reads of one run: its configuration, metrics, speed, memory and digests of its data.
+
+    A learner is a model with its optimizer; a GAN has two. Digests are SHA-256 in hexadecimal.
 
     Attributes:
         path: The run directory, as given.
@@ -103,21 +113,23 @@ class RunMeasures:
         reason: Why the run ended; empty if it is done.
         config: The resolved configuration, YAML text.
         overrides: The overrides on the command line.
-        chosen: Maps group to option.
+        chosen: Config group to chosen option, such as ``precision`` to ``fp16_dynamic``.
         metrics: Metrics of the last evaluation on `split` (``test`` if there is one, else ``val``), by name.
         metric_name: The task's own metric; None if it has none.
-        higher_is_better: Direction of that metric.
-        split: Split of `metrics`.
-        samples: Number of samples in that split.
-        steps: Number of attempted steps.
+        higher_is_better: Direction of that metric; None if unknown.
+        split: Name of the split on which `metrics` were evaluated.
+        samples: Number of samples evaluated in that split.
+        steps: Number of attempted steps, skipped ones included.
         updates: Number of applied updates, the minimum over learners.
         skipped: Number of skipped updates, summed over learners.
         skip_rate: Share of skipped updates in all attempts, 0 to 1.
-        overflows: Maps phase to number of overflows, summed over learners.
+        overflows: Phase of the loss scaler (calibrating, growth probe, unexpected) to number of overflows, summed over
+            learners.
         scale: ``first``, ``min``, ``max``, ``last`` of the first learner's loss scale.
-        terms_per_second: Steady throughput (without warm-up); None if too few steps were timed.
+        terms_per_second: Steady throughput (without warm-up) in samples or tokens per second; None if too few steps
+            were timed.
         term: Unit of the throughput: ``samples`` or ``tokens``.
-        train_seconds: Wall time of all training steps, including warm-up; NaN if not recorded.
+        train_seconds: Wall time of all training steps in seconds, including warm-up; NaN if not recorded.
         peak_memory: Peak memory in bytes; 0 if not recorded.
         memory_before: Bytes in use before the model was built; 0 if not recorded.
         energy: Energy of the device during training in joules; None if the device does not report it.
@@ -125,16 +137,17 @@ class RunMeasures:
         device: Description of the device.
         threads: Number of CPU threads; 0 if not recorded.
         versions: Versions of python, torch, mptrain and CUDA.
-        facts: Facts about model and device; see `mptrain.engine.summary`.
-        initial_weights: SHA-256 of the FP32 initial weights; empty if not recorded.
-        data: Maps epoch to (order digest, first batch digest).
-        evaluated: Maps split to the digest of the data in its last evaluation.
+        facts: Facts about model and device, such as the number of parameters; see `mptrain.engine.summary`.
+        initial_weights: Digest of the FP32 initial weights; empty if not recorded.
+        data: Epoch to (digest of the order of the samples, digest of the first batch).
         attempts: Host, start and end (UTC) of each attempt that was not killed.
         changes: Changes of the configuration on resume: ``KEY was A, now B``.
-        data_card: SHA-256 of ``data.json``, see `mptrain.comparison.run_measures`; empty if not recorded.
-        unusable: Maps split to the number of samples left out.
+        data_card: Digest of ``data.json``, see `mptrain.comparison.run_measures`; empty if not recorded.
+        evaluated: Split to the digest of the data in its last evaluation.
+        unusable: Split to the number of samples left out.
         steady_steps: Number of steps over which the throughput was measured; None if not recorded.
-        zero_gradients: Mean share of zero activation gradients in the recorded steps; None without records.
+        zero_gradients: Mean share of zero activation gradients over the steps with histograms, 0 to 1; None without
+            histograms.
         course: The learning curve, in order; not stored with a comparison.
     """
 
@@ -182,7 +195,12 @@ class RunMeasures:
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ only in their seed: ``name``, and the runs ordered by seed."""
+    """An arm of a comparison: all runs of one configuration, which differ only in their seed.
+
+    Attributes:
+        name: Name that distinguishes the arm from the others, such as ``fp16_static``.
+        runs: The runs, ordered by seed.
+    """
 
     name: str
     runs: tuple[RunMeasures, ...]
@@ -190,14 +208,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Aligned:
-    """An arm and the reference at equal work, so that skipped updates do not distort the comparison.
+    """Values of an arm and of the reference after equal work, so that skipped updates do not distort their comparison.
 
     Attributes:
-        by: ``updates`` or ``samples``.
+        by: Measure of the work: ``updates`` (applied) or ``samples`` (of the training data).
         at: Number of updates or samples; the largest that every run of both arms reached.
         quantity: Compared quantity: ``val_NAME``, the validation metric, or ``train_loss`` if that is unknown.
-        value: Value of the arm at that point.
-        difference: Paired difference, arm minus reference; None for the reference.
+        value: Mean of the quantity over the arm's runs at that point.
+        difference: Mean of the paired differences, arm minus reference; None for the reference.
     """
 
     by: Literal["updates", "samples"]
@@ -209,26 +227,29 @@ class Aligned:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """Results of an arm against the reference.
+    """Results of an arm (all runs of one configuration) of a comparison, against the reference.
+
+    Ratios are arm / reference for runs with the same seed, as geometric means; None without such a pair.
 
     Attributes:
         arm: The arm with its runs.
-        metric: Mean over its finished runs; None if no run has a finite metric.
-        difference: Difference paired by seed; None for the reference and if no pair is complete.
-        equivalence: Equivalence test; None with fewer than two complete pairs.
+        metric: Mean of the compared metric over its finished runs; None if no run has a finite metric.
+        difference: Mean difference of the metric, arm minus reference, paired by seed; None for the reference and if no
+            pair is complete.
+        equivalence: Equivalence test of these differences; None with fewer than two complete pairs.
         verdict: The verdict with its reason.
         failed: Number of runs that failed numerically or have a non-finite metric.
         missing: Number of runs that did not finish for another reason (interruption, data, disk).
-        throughput: Steady throughput in loss terms per second; None if no run has recorded it.
+        throughput: Mean steady throughput in loss terms (samples or tokens) per second; None if no run has recorded it.
         speed: Paired ratio of throughput to the reference's; above 1 is faster.
         time: Paired ratio of the wall time of training, including warm-up; below 1 is faster.
         memory: Paired ratio of peak memory; below 1 is less memory.
-        peak: Peak memory in bytes.
+        peak: Mean peak memory in bytes; None if no run has recorded it.
         energy: Paired ratio of energy; None if the device does not report it.
-        skip_rate: Mean share of skipped updates.
+        skip_rate: Mean share of skipped updates over all runs, 0 to 1.
         aligned: Values at equal updates and at equal samples.
         differs: Configuration keys that differ from the reference: key to (reference's value, arm's value).
-        remarks: Reasons for no gain in speed or memory, and other remarks.
+        remarks: Reasons for no gain in speed or memory, and other remarks, one sentence each.
     """
 
     arm: Arm
@@ -252,12 +273,12 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Objection:
-    """An objection to a comparison.
+    """An objection to the fairness of a comparison, such as arms that differ in more than their precision.
 
     Attributes:
         what: The fact, naming the keys or runs.
         fatal: Whether it prevents verdicts unless the user insists.
-        hint: What the user can do.
+        hint: Advice for the user; empty if there is none.
     """
 
     what: str
@@ -267,18 +288,21 @@ class Objection:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of arms with a reference.
+    """A comparison of arms with a reference: results of each arm, and all that limits their meaning.
+
+    An arm is all runs of one configuration, one per seed.
 
     Attributes:
         metric: Name of the compared metric.
         higher_is_better: Direction of the metric.
-        split: Split of the metric.
-        margin: Equivalence margin, in the metric's unit.
+        split: Name of the split on which the metric was evaluated.
+        margin: Equivalence margin, in the metric's unit: smaller differences count as none.
         reference: Name of the reference arm.
         arms: Results of all arms, the reference first.
         objections: Objections to the comparison; verdicts despite a fatal one were requested by the user.
         checks: Checks that hold for all arms, one sentence each (initial weights, order, augmentation ...).
-        notes: Notes for the reader: resolution of the test set, multiple comparisons, concurrent runs.
+        notes: Notes for the reader, one sentence each: resolution of the test set, multiple comparisons, concurrent
+            runs.
     """
 
     metric: str
@@ -297,11 +321,12 @@ SCHEMA = 2
 
 
 def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
-    """Write ``comparison.json``.
+    """Write the results of one or more comparisons to ``comparison.json``, as strict JSON.
 
     Args:
-        path: `mptrain.runlog.sweeps.SweepPaths.comparison`.
-        groups: Maps group to its comparison; ``""`` is the name if there are no groups.
+        path: The file: `mptrain.runlog.sweeps.SweepPaths.comparison` of a sweep.
+        groups: Name of each comparison to its results. A recipe repeats its arms in several groups and has one
+            comparison for each; a single comparison has the name ``""``.
 
     Raises:
         StorageError: The file cannot be written.
@@ -311,7 +336,10 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:
-    """Read the comparisons that `write_comparisons` wrote, by group.
+    """Read the comparisons that `write_comparisons` wrote.
+
+    Returns:
+        Name of each comparison to its results, without learning curves; the name is ``""`` if there is only one.
 
     Raises:
         StorageError: The file is missing, damaged or of another version.
@@ -324,9 +352,10 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Convert a comparison to JSON values; non-finite numbers become null and are listed (`mptrain.records.as_json`).
+    """Convert a comparison to JSON values; `from_json` restores it.
 
-    The learning curves are left out, because the run directories have them.
+    Non-finite numbers become null and are listed (`mptrain.records.as_json`). The learning curves are left out, because
+    the run directories have them.
     """
     fields = asdict(comparison)
     for result in fields["arms"]:
@@ -337,7 +366,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Comparison:
-    """Rebuild a comparison from `to_json`, without the learning curves.
+    """Restore a comparison from the JSON values of `to_json`; the learning curves of its runs are empty.
 
     Raises:
         StorageError: The data is damaged.

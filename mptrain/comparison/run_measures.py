@@ -1,7 +1,8 @@
-"""Reads the measures of a run from its directory, and determines the resolution of metrics.
+"""Measures of a run for a comparison, read from its run directory, and the resolution of metrics.
 
 Only recorded values are used; what an unfinished run has not recorded stays unknown. A share of N samples changes in
-steps of 1 / N, which `mptrain.comparison.statistics` takes into account in intervals.
+steps of 1 / N, which `mptrain.comparison.statistics` takes into account in intervals. The digest of a run's
+``data.json`` is taken with file names without folders, so that the same data in another folder has the same digest.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Events:
 
 
 def measure(run: Run) -> RunMeasures:
-    """Return the measures of a run, finished or not.
+    """Read all that a comparison needs of a run, finished or not: metrics, speed, memory, skipped updates, digests.
 
     Args:
         run: The open run. Its events are read once, as a stream; its steps only if summary or validations are missing.
@@ -235,19 +236,20 @@ _SHARE = re.compile(r"top\d+|accuracy|exact_match")
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric is a share of samples for which higher is better, judged by its name."""
+    """Return whether a metric, judged by its name, is a share of samples for which higher is better: ``top1``."""
     return bool(_SHARE.search(metric))
 
 
 def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
-    """Return the smallest amount by which a metric can change: one sample of its split.
+    """Return the smallest amount by which a metric of an evaluation can change: one sample of its split.
 
     Args:
         metric: Name of the metric.
         runs: Runs with this metric; the run with the fewest samples determines the result.
 
     Returns:
-        The step; 0 if the metric is not a share of samples (a loss) or the number of samples is not recorded.
+        1 / N for a share of N samples; 0 if the metric is not a share of samples (a loss) or the number of samples is
+        not recorded.
     """
     sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
     return 1 / min(sizes) if sizes and is_share(metric) else 0.0

@@ -1,6 +1,7 @@
 """Statistics of a comparison: confidence intervals, equivalence tests and their power, as pure functions of numbers.
 
-Knows nothing about runs and arms. Distributions and integration come from scipy.
+The numbers are usually differences of a metric between runs with the same seed. Nothing here knows about runs.
+Distributions and integration come from scipy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TAIL = 1e-13
 
 
 def rounding_spread(*steps: float) -> float:
-    """Return the standard deviation of the rounding error of a value, or of a difference of two values.
+    """Return the standard deviation of the rounding error of a metric's value, or of a difference of two values.
 
     The error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12. The variances
     of the two sides of a difference add up. A share of N samples has the step 1 / N, so a difference of two shares has
@@ -37,16 +38,15 @@ def rounding_spread(*steps: float) -> float:
 def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float = 0.0) -> Interval:
     """Return the mean of a normal sample with its confidence interval mean ± t(level, n - 1) s / sqrt(n).
 
-    The interval is Student's (1908).
-
-    A few rounded values are often equal, or nearly equal, by chance. Their observed standard deviation s is then far
-    too small, and so is an interval from s alone: with two differences of an accuracy over 397 samples, 12 % of the
-    95 % intervals exclude a true difference of zero. So the variance of the rounding error is added to s^2. With many
-    values s already contains the rounding error, and the interval is then slightly too wide, never too narrow.
+    The interval is Student's (1908). A few rounded values are often equal, or nearly equal, by chance. Their observed
+    standard deviation s is then far too small, and so is an interval from s alone: with two differences of an accuracy
+    over 397 samples, 12 % of the 95 % intervals exclude a true difference of zero. So the variance of the rounding
+    error is added to s^2. With many values s already contains the rounding error, and the interval is then slightly too
+    wide, never too narrow.
 
     Args:
-        values: At least one finite value. For a single value, ends and spread are NaN. If all values are equal and not
-            rounded, the interval is a point.
+        values: At least one finite value, such as a metric for each seed. For a single value, ends and spread are NaN.
+            If all values are equal and not rounded, the interval is a point.
         level: Confidence level, 0 to 1; the lower bound of the coverage.
         rounding: Standard deviation of the rounding error of a value; see `rounding_spread`. 0 for values that are
             exact to floating-point precision.
@@ -67,9 +67,10 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the geometric mean of paired ratios with its confidence interval, from `mean_interval` of the logarithms.
+    """Return the geometric mean of paired ratios, such as speed-ups, with its confidence interval.
 
-    So a ratio and its inverse give the same result, and a pair that is slow in both arms has the same weight as others.
+    The interval is that of `mean_interval` for the logarithms. So a ratio and its inverse give the same result, and a
+    pair that is slow in both arms has the same weight as others.
 
     Args:
         numerators: At least one positive number.
@@ -90,17 +91,20 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], l
 
 
 def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05, rounding: float = 0.0) -> Equivalence:
-    """Test equivalence by two one-sided tests of paired differences (Schuirmann 1987).
+    """Test whether the mean of paired differences is zero up to a margin, by two one-sided tests (Schuirmann 1987).
 
     Arms are equivalent if "below -margin" and "above +margin" are both rejected at ``alpha``. This holds exactly if the
     1 - 2 alpha confidence interval of the mean difference is within the margin.
 
     Args:
-        differences: At least one finite paired difference.
-        margin: Equivalence margin; positive.
+        differences: At least one finite paired difference of a metric, one for each seed.
+        margin: Equivalence margin, in the metric's unit; positive.
         alpha: Level of each of the two tests; also the probability of a false "equivalent".
         rounding: Standard deviation of the rounding error of a difference; see `mean_interval`. Tests, power and the
             number of pairs take it into account.
+
+    Returns:
+        The tests; all statistics are NaN for a single difference.
 
     Raises:
         ValueError: There is no difference, one is not finite, or the margin is not positive.
@@ -124,9 +128,15 @@ def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05
 
 
 def tost_p(difference: float, standard_error: float, df: int, margin: float) -> float:
-    """Return the larger p value of the two one-sided t tests of a difference against -margin and +margin.
+    """Return the p value of two one-sided t tests (TOST) of a difference: the larger of both p values.
 
-    Without spread, it is 0 inside the margin and 1 outside.
+    The tests are against -margin and +margin. Without spread, the result is 0 inside the margin and 1 outside.
+
+    Args:
+        difference: Observed mean difference.
+        standard_error: Estimated standard error of the mean difference; 0 or more.
+        df: Degrees of freedom of the standard error: number of pairs less one.
+        margin: Equivalence margin; positive.
     """
     if standard_error == 0:
         return 0.0 if abs(difference) < margin else 1.0
@@ -134,7 +144,7 @@ def tost_p(difference: float, standard_error: float, df: int, margin: float) -> 
 
 
 def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.05, difference: float = 0.0) -> float:
-    """Return the power of two one-sided tests: the probability that they find equivalence.
+    """Return the power of two one-sided tests (TOST): the probability that they find equivalence.
 
     Exact (Phillips 1990, who uses Owen's Q). Given the estimated standard error, the estimated difference is normal,
     and passes if it is inside the margin by at least t(1 - alpha, df) estimated standard errors. This probability is
@@ -168,13 +178,13 @@ def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.0
 def pairs_for_power(
     margin: float, spread: float, power: float = 0.8, alpha: float = 0.05, most: int = MOST_PAIRS
 ) -> int | None:
-    """Return the fewest pairs, at least 2, that reach a power if the true difference is zero.
+    """Return the fewest pairs of runs, at least 2, with which an equivalence test of equal arms has a power.
 
     Args:
         margin: Equivalence margin; positive.
         spread: True standard deviation of the paired differences; 0 or more.
-        power: Target power.
-        alpha: Level of each test.
+        power: Target probability that the test finds equivalence if the true difference is zero.
+        alpha: Level of each of the two one-sided tests.
         most: Largest number of pairs considered.
 
     Returns:

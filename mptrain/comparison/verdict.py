@@ -1,4 +1,4 @@
-"""Verdict on an arm against the reference, as one word and one sentence.
+"""Verdict on an arm (all runs of one configuration) against the reference, as one word and one sentence.
 
 Computes no intervals: those come from `mptrain.comparison.statistics`. *Undecided* is a valid verdict.
 """
@@ -17,7 +17,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class PairedEvidence:
-    """Evidence for a verdict.
+    """Evidence for the verdict on an arm against the reference, from runs paired by seed.
 
     Attributes:
         metric: Name of the compared metric.
@@ -43,7 +43,7 @@ class PairedEvidence:
 
 
 def decide(evidence: PairedEvidence) -> Verdict:
-    """Return the verdict on an arm that is not the reference.
+    """Decide whether an arm is better than, equivalent to or worse than the reference of a comparison, or undecided.
 
     Numerical failures come first: an exact sign test (McNemar 1947) of the pairs in which exactly one run failed
     decides whether the arm fails more often than by chance. If any run failed, the remaining runs are a biased
@@ -82,7 +82,14 @@ def _decide(evidence: PairedEvidence) -> Verdict:
 
 
 def sign_test(arm_only: int, reference_only: int) -> float:
-    """Return the two-sided p value of an exact sign test of pairs in which exactly one run failed (McNemar 1947)."""
+    """Return the two-sided p value of an exact sign test of numerical failures of runs paired by seed (McNemar 1947).
+
+    Only pairs in which exactly one run failed count; without any, the p value is 1.
+
+    Args:
+        arm_only: Number of pairs in which only the arm's run failed.
+        reference_only: Number of pairs in which only the reference's run failed.
+    """
     return float(stats.binomtest(arm_only, arm_only + reference_only).pvalue) if arm_only + reference_only else 1.0
 
 
@@ -180,12 +187,12 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
 
 
 def signed(value: float) -> str:
-    """Format a difference with its sign and three digits; a rounding error around zero becomes +0."""
+    """Format a difference of a metric with its sign and three digits; a rounding error around zero becomes +0."""
     return f"{round(value, 12) + 0.0:+.3g}"
 
 
 def percent(share: float) -> str:
-    """Format a share from 0 to 1 in whole per cent."""
+    """Format a share from 0 to 1 as text in whole per cent: ``95 %``."""
     return f"{100 * share:.0f} %"
 
 

@@ -23,19 +23,19 @@ _BLOCK = 256
 
 
 def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNegativeInt = 0) -> dict[str, float]:
-    """Add uniform numbers from [0, 1) one by one and round each sum to a dtype (section 3.3: reductions in FP32).
+    """Add uniform random numbers from [0, 1) one by one, rounding the running sum to a dtype after each addition.
 
-    From 2048 on, adjacent FP16 numbers are 2 apart. A number below 1 is less than half that distance, so the sum stops
-    growing.
+    Shows the need for reductions in FP32 (section 3.3 of the paper). From 2048 on, adjacent FP16 numbers are 2 apart. A
+    number below 1 is less than half that distance, so an FP16 sum stops growing.
 
     Args:
-        dtype: The dtype of the running sum.
+        dtype: The dtype of the terms and of the running sum.
         terms: Number of terms.
         seed: Seed of the random numbers.
 
     Returns:
-        ``value``: the sum; ``truth``: the sum of the same terms in FP64; ``error``: the relative error,
-        (truth - value) / truth.
+        ``value``: the sum; ``truth``: the sum of the same terms in FP64; ``error``: the relative error, (truth - value)
+        / truth.
     """
     kind: torch.dtype = getattr(torch, dtype)
     numbers = torch.rand(terms, generator=torch.Generator().manual_seed(seed)).to(kind)
@@ -49,10 +49,11 @@ def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNeg
 def cross_entropy_of_half_logits(
     dtype: Dtype = "float16", samples: Count = 8192, classes: Count = 4096, seed: NonNegativeInt = 0
 ) -> dict[str, float]:
-    """Compute the mean cross-entropy of FP16 logits, with log-softmax and sum in a dtype (section 3.3).
+    """Compute the mean cross-entropy of random FP16 logits, with log-softmax and the sum of the losses in a dtype.
 
-    An untrained network has a loss of about the logarithm of its number of classes, ln 4096 = 8.3. Over 8,192 samples
-    the sum is 68,000, above the largest FP16 number 65,504. The mean is representable in FP16, but the sum overflows.
+    Shows why the loss is computed in FP32 (section 3.3 of the paper). An untrained network has a loss of about the
+    logarithm of its number of classes, ln 4096 = 8.3. Over 8,192 samples the sum is 68,000, above the largest FP16
+    number 65,504. The mean is representable in FP16, but the sum overflows.
 
     Args:
         dtype: The dtype of the log-probabilities and of their sum.
@@ -61,7 +62,7 @@ def cross_entropy_of_half_logits(
         seed: Seed of logits and targets.
 
     Returns:
-        ``sum`` and ``mean`` in that format; ``truth``: the mean of the same logits in FP64.
+        ``sum`` and ``mean`` of the losses in ``dtype``; ``truth``: the mean for the same logits, computed in FP64.
     """
     kind: torch.dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -76,11 +77,12 @@ def cross_entropy_of_half_logits(
 
 
 def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNegativeInt = 0) -> dict[str, float]:
-    """Compute the variance of one channel of FP16 activations for batch normalisation (section 3.3). An emulation.
+    """Compute the variance of one channel of FP16 activations, as batch normalisation would with sums in FP16.
 
-    No torch kernel accumulates in FP16, so this function emulates the naive method: accumulate the sum and the sum of
-    squares in FP16 and subtract. Both sums exceed 65,504 and become inf, and their difference is NaN. torch's batch
-    normalisation of the same FP16 values accumulates in FP32 and stays finite.
+    Shows why batch statistics are accumulated in FP32 (section 3.3 of the paper). It is an emulation, because no torch
+    kernel accumulates in FP16: the naive method accumulates the sum and the sum of squares in FP16 and subtracts. Both
+    sums exceed 65,504 and become inf, and their difference is NaN. torch's batch normalisation of the same FP16 values
+    accumulates in FP32 and stays finite.
 
     Args:
         values: Number of activations of the channel; 98,304 are 24 images of 64x64.
@@ -89,7 +91,8 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
 
     Returns:
         ``naive_sum``, ``naive_sum_of_squares``, ``naive_variance``: accumulated in FP16, in blocks of 256;
-        ``naive_is_finite``: 1 or 0; ``torch_variance``: from `torch.nn.functional.batch_norm`; ``truth``: FP64.
+        ``naive_is_finite``: 1 if ``naive_variance`` is finite, else 0; ``torch_variance``: from
+        `torch.nn.functional.batch_norm`; ``truth``: in FP64.
     """
     generator = torch.Generator().manual_seed(seed)
     channel = (torch.randn(values, generator=generator) + mean).half()
@@ -109,15 +112,15 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
 
 
 def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = -11) -> dict[str, float]:
-    """Add a small update to a weight in FP16 and in FP32 (section 3.1: the reason for FP32 master weights).
+    """Add a small update to a weight, once in FP16 and once in FP32.
 
-    The FP16 neighbours of 1 are 2^-10 above and 2^-11 below. An update of 2^-11 is half-way to the next number, and
-    rounding to even drops it. The smallest FP16 number is 2^-24, and half of it rounds to zero: a smaller update is
-    lost before it is added to the weight.
+    Shows the need for FP32 master weights (section 3.1 of the paper). The FP16 neighbours of 1 are 2^-10 above and
+    2^-11 below. An update of 2^-11 is half-way to the next number, and rounding to even drops it. The smallest FP16
+    number is 2^-24, and half of it rounds to zero: a smaller update is lost before it is added to the weight.
 
     Args:
         weight: The weight.
-        exponent: Exponent of the update, a power of two.
+        exponent: Exponent of the update: 2^exponent is added.
 
     Returns:
         ``half`` and ``single``: weight plus update in FP16 and FP32; ``smallest``: 2^-24 in FP16; ``half_of_smallest``:

@@ -1,15 +1,16 @@
-"""Shares of an exponent histogram that FP16 loses at any loss scale. Nothing here imports torch.
+"""Shares of a tensor's values that FP16 loses at a given loss scale, computed from the tensor's exponent histogram.
 
-Multiplying by a power of two shifts the exponent of every value and changes nothing else. So the counts of one step
-show how much of a tensor FP16 would lose at every scale, provided the values have not underflowed already. Use counts
-of FP32 or bfloat16 values, or of FP16 values at a sufficiently high scale.
+An exponent histogram counts the values x of a tensor by floor(log2 |x|). Multiplying by a power of two shifts the
+exponent of every value and changes nothing else. So the counts of one step show how much of a tensor FP16 would lose at
+every scale, provided the values have not underflowed already. Use counts of FP32 or bfloat16 values, or of FP16 values
+at a sufficiently high scale.
 
 FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
 
-The largest FP16 gradient of a step is read from its histograms. For a step between two sampled steps it is interpolated
-from both (`HistogramSample`). The forecast of static scales and the replay of scaling rules share these functions, so
-they agree on the same run.
+The largest FP16 gradient of a step is read from its histograms. For a step between two sampled steps (steps with
+histograms) it is interpolated from both (`HistogramSample`). The forecast of static scales and the replay of scaling
+rules share these functions, so they agree on the same run. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ INFINITE_FROM = 65520.0
 
 
 def nonzero(counts: ExponentCounts) -> int:
-    """Return the number of values that are not zero, infinite or NaN."""
+    """Return the number of counted values of a histogram that are not zero, infinite or NaN."""
     return sum(counts.counts)
 
 
 def total(counts: ExponentCounts) -> int:
-    """Return the number of all values."""
+    """Return the number of all values of a histogram, including zeros, infinities and NaN."""
     return nonzero(counts) + counts.zeros + counts.inf + counts.nan
 
 
 def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
-    """Merge the counts of several tensors or steps; ``dtype`` is ``mixed`` if the dtypes differ."""
+    """Add up the exponent histograms of several tensors or steps; without any, the result is empty.
+
+    The result's ``dtype`` is ``mixed`` if the dtypes differ, and its ``largest`` is the largest of all.
+    """
     parts = list(several)
     filled = [part for part in parts if part.counts]
     lowest = min((part.lowest for part in filled), default=0)
@@ -63,7 +67,13 @@ def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
 
 
 def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
-    """Return unscaled counts; the shift uses the nearest power of two, ``largest`` is divided by the exact scale."""
+    """Return the histogram of gradients divided by their loss scale, from the histogram of the scaled gradients.
+
+    Exponents shift by the power of two nearest to the scale; ``largest`` is divided by the exact scale.
+
+    Raises:
+        ValueError: The loss scale is not positive and finite.
+    """
     if not (loss_scale > 0 and math.isfinite(loss_scale)):
         raise ValueError(f"loss scale {loss_scale}: it must be positive and finite")
     shift = round(math.log2(loss_scale))
@@ -71,11 +81,12 @@ def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
 
 
 def ties_below(counts: ExponentCounts) -> ExponentCounts:
-    """Move the expected exact powers of two among FP16 counts one exponent down, because FP16 rounds that tie to zero.
+    """Move the expected exact powers of two among FP16 values one exponent down, because FP16 rounds that tie to zero.
 
-    At a smaller scale a value of exactly 2^-25 is a tie, which is rounded to zero. Each exponent has one power of two:
-    the only FP16 number with exponent -24, one of two with -23, and one of 1024 in the normal range. All FP16 numbers
-    with the same exponent are assumed equally likely.
+    At a smaller scale a value of exactly 2^-25 is half-way between zero and the smallest FP16 number, a tie, which is
+    rounded to zero. The functions here count only values below 2^-25 as lost, so moving the ties makes them count as
+    lost too. Each exponent has one power of two: the only FP16 number with exponent -24, one of two with -23, and one
+    of 1024 in the normal range. All FP16 numbers with the same exponent are assumed equally likely.
 
     Args:
         counts: Counts of FP16 numbers, before `unscaled`.
@@ -95,36 +106,63 @@ def _powers(exponent: int, count: int) -> int:
 
 
 def lost_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values that FP16 rounds to zero after multiplication by 2^exponent.
+    """Return the share of nonzero values that FP16 rounds to zero (underflow) after multiplication by 2^exponent.
 
     These are the values below 2^-25. A value of exactly 2^-25 is rounded to zero too but not counted here. Such values
     are rare in FP32, but at half the scale all of the smallest FP16 numbers are ties. `ties_below` accounts for them.
 
     Args:
-        counts: Counts of a tensor.
-        exponent: Exponent of the factor, an integer in all of these functions.
+        counts: Exponent histogram of a tensor.
+        exponent: Exponent of the factor: log2 of the loss scale for unscaled gradients, 0 for values as they are. It is
+            an integer in all of these functions.
+
+    Returns:
+        The share, 0 to 1; 0 if there is no nonzero value.
     """
     return _share(counts, None, TINIEST - 1 - exponent)
 
 
 def zero_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of all values that are zero in FP16 after multiplication by 2^exponent, with existing zeros."""
+    """Return the share of all values that are zero in FP16 after multiplication by 2^exponent, with existing zeros.
+
+    Args:
+        counts: Exponent histogram of a tensor.
+        exponent: Exponent of the factor; see `lost_share`.
+    """
     count = total(counts)
     return (counts.zeros + lost_share(counts, exponent) * nonzero(counts)) / count if count else 0.0
 
 
 def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values below 2^-24 after scaling; about half of them round up to 2^-24."""
+    """Return the share of nonzero values below 2^-24, the smallest FP16 number, after multiplication by 2^exponent.
+
+    About half of them round up to 2^-24, the others to zero.
+
+    Args:
+        counts: Exponent histogram of a tensor.
+        exponent: Exponent of the factor; see `lost_share`.
+    """
     return _share(counts, None, TINIEST - exponent)
 
 
 def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values in [2^-24, 2^-14) after scaling; FP16 stores them with fewer bits."""
+    """Return the share of nonzero values in [2^-24, 2^-14) after multiplication by 2^exponent.
+
+    These are subnormal in FP16, which stores them with fewer bits.
+
+    Args:
+        counts: Exponent histogram of a tensor.
+        exponent: Exponent of the factor; see `lost_share`.
+    """
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
 
 
 def headroom(largest: float) -> float:
-    """Return the number of doublings before a magnitude overflows FP16: log2(65504 / largest); inf for 0."""
+    """Return the number of doublings of a magnitude up to FP16's largest number: log2(65504 / largest); inf for 0.
+
+    Args:
+        largest: The magnitude, usually the largest of a tensor. Above 65504 the result is negative.
+    """
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
@@ -136,13 +174,13 @@ def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
 
 
 class ExponentTails:
-    """Cumulative shares of one histogram below any exponent, computed in one pass.
+    """Cumulative shares of a tensor's values below any power of two, from its exponent histogram.
 
-    A histogram does not record the mantissa. Mantissas are assumed uniform, so values with exponent e average
-    1.5 * 2^e.
+    The constructor adds up the counts once, so every query is a look-up. A histogram does not record the mantissa:
+    mantissas are assumed uniform, so values with exponent e average 1.5 * 2^e.
 
     Args:
-        counts: The histogram.
+        counts: Exponent histogram of the tensor.
     """
 
     def __init__(self, counts: ExponentCounts) -> None:
@@ -153,15 +191,15 @@ class ExponentTails:
         self._zeros, self._total = counts.zeros, total(counts)
 
     def share_below(self, exponent: int) -> float:
-        """Return the share of nonzero values below 2^exponent."""
+        """Return the share of nonzero values with a magnitude below 2^exponent; 0 if there is no nonzero value."""
         return self._counts[self._place(exponent)] / self._counts[-1] if self._counts[-1] else 0.0
 
     def zeros_below(self, exponent: int) -> float:
-        """Return the share of all values that are zero once values below 2^exponent are rounded to zero."""
+        """Return the share of all values that are zero once those below 2^exponent round to zero; 0 without values."""
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """Return the share of the sum of all magnitudes that values below 2^exponent contribute."""
+        """Return the share of the sum of all magnitudes that values below 2^exponent contribute; 0 without values."""
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
 
     def _place(self, exponent: int) -> int:
@@ -170,7 +208,9 @@ class ExponentTails:
 
 @dataclass(frozen=True, slots=True)
 class Fp16Gradients:
-    """Histograms of the gradients of a sampled step that passed through FP16; of all gradients if none did.
+    """Exponent histograms of a step's gradients that were FP16 numbers at some point; of all gradients if none were.
+
+    All are scaled by the step's loss scale. `gradients_of` selects them.
 
     Attributes:
         modules: Histograms of gradients at module outputs, by module name.
@@ -184,19 +224,19 @@ class Fp16Gradients:
 
     @property
     def named(self) -> dict[str, ExponentCounts]:
-        """Histograms of modules and parameters; on a name clash the parameter wins."""
+        """Histograms of modules and parameters in one map, by name; on a name clash the parameter wins."""
         return {**self.modules, **self.parameters}
 
 
 @dataclass(frozen=True, slots=True)
 class LargestGradient:
-    """The largest gradient of a step that did not overflow, without the loss scale.
+    """The largest gradient element of a step that did not overflow, divided by the loss scale.
 
     Attributes:
-        value: The magnitude; 0 if there is no gradient.
-        where: Name of the module or parameter.
-        certain: The largest gradient stored in FP16. A larger ``value`` belongs to an FP32 tensor that appears to have
-            passed through FP16.
+        value: The largest magnitude over all FP16 gradients (`Fp16Gradients`); 0 if there is no gradient.
+        where: Name of the module or parameter with that element.
+        certain: The largest magnitude among gradients stored in FP16. A larger ``value`` belongs to an FP32 tensor that
+            appears to have passed through FP16.
     """
 
     value: float
@@ -206,12 +246,12 @@ class LargestGradient:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """Sampled step used to interpolate the steps around it.
+    """The largest gradient of a step with histograms, as a node for interpolating it at the steps without histograms.
 
     Attributes:
         step: The step number.
-        largest: log2 of the largest unscaled gradient.
-        ratio: log2 of the largest gradient divided by the norm of all gradients.
+        largest: log2 of the largest magnitude of the step's unscaled gradients.
+        ratio: log2 of the largest magnitude divided by the L2 norm of all gradients.
     """
 
     step: int
@@ -220,11 +260,15 @@ class HistogramSample:
 
 
 def gradients_of(record: HistogramRecord) -> Fp16Gradients:
-    """Return the gradients of a sampled step that FP16 limits.
+    """Select those histograms of a step's gradients that FP16's range limits.
 
     In an FP16 step these are the tensors stored in FP16 and the FP32 tensors that passed through FP16: gradients of
     FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has no value
-    below FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow.
+    below FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow. In
+    a step without FP16 gradients, all gradients are selected.
+
+    Args:
+        record: All histograms of the step.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
@@ -235,13 +279,13 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 
 
 def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
-    """Return the largest gradient of a step.
+    """Return the largest gradient element of a step, with the module or parameter that it belongs to.
 
     FP32 sums over micro-batches may exceed the gradient of each micro-batch. In a step without overflow no micro-batch
-    overflowed, so values are capped at FP16's largest number.
+    overflowed, so in an FP16 step the value is capped at FP16's largest number before it is unscaled.
 
     Args:
-        gradients: Gradients of a step that did not overflow.
+        gradients: Scaled gradients of a step that did not overflow.
         loss_scale: The loss scale of the gradients, above 0.
     """
     both = (*gradients.modules.items(), *gradients.parameters.items())
@@ -254,24 +298,35 @@ def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
 
 
 def sample_at(step: int, largest: float, norm: float) -> HistogramSample | None:
-    """Return a sample for interpolation; None if the largest gradient or the norm is zero or not finite."""
+    """Return the largest gradient of a step in the form that `interpolate` uses for steps without histograms.
+
+    Args:
+        step: The step number.
+        largest: Largest magnitude of the step's unscaled gradients, from its histograms.
+        norm: L2 norm of the step's unscaled gradients.
+
+    Returns:
+        Logarithms of both; None if ``largest`` or ``norm`` is zero or not finite.
+    """
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
 
 
 def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
-    """Interpolate the largest gradient of a step between two samples, which may be identical.
+    """Estimate the largest gradient of a step without histograms from a step with histograms on either side.
+
+    The ratio of largest gradient to norm is interpolated linearly in log space, and multiplied by the step's own norm.
 
     Args:
-        before: The sample before the step, or the nearest.
-        after: The sample after the step, or the nearest.
-        step: The step.
-        norm: Norm of the unscaled gradients, recorded for every step without overflow. If it is zero or not finite, as
-            after an overflow, the largest gradient itself is interpolated.
+        before: The sampled step before, or the nearest; ``before`` and ``after`` may be identical.
+        after: The sampled step after, or the nearest.
+        step: The step number.
+        norm: L2 norm of the step's unscaled gradients, recorded for every step without overflow. If it is zero or not
+            finite, as after an overflow, the largest gradient itself is interpolated in log space.
 
     Returns:
-        The norm times the ratio of largest gradient to norm, interpolated in log space.
+        The estimated largest magnitude of the step's unscaled gradients.
     """
     span = after.step - before.step
     share = (step - before.step) / span if span else 0.0
@@ -281,12 +336,15 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
 
 def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
-    """Estimate the largest gradient of a step from the samples around it.
+    """Estimate the largest gradient of any step from the nearest steps with histograms; see `interpolate`.
 
     Args:
-        samples: At least one sample, sorted by step.
-        step: The step.
-        norm: See `interpolate`.
+        samples: The steps with histograms, at least one, sorted by step.
+        step: The step number. Before the first and after the last sample, the nearest sample is used alone.
+        norm: L2 norm of the step's unscaled gradients; see `interpolate`.
+
+    Returns:
+        The estimated largest magnitude of the step's unscaled gradients.
     """
     at = bisect_left(samples, step, key=lambda one: one.step)
     before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))

@@ -83,7 +83,9 @@ _share = operator.attrgetter("share")
 
 @dataclass(frozen=True, slots=True)
 class ScaleForecast:
-    """Underflow and overflow that a run would have at one scale.
+    """Forecast of the underflow and overflow that a run would have with one static FP16 loss scale.
+
+    A sampled step is a recorded step with exponent histograms. Activation gradients are gradients at module outputs.
 
     Attributes:
         exponent: The scale is 2^exponent.
@@ -91,12 +93,12 @@ class ScaleForecast:
         worst_lost: The module with the largest such share over all sampled steps.
         zeros: Share of all activation gradients that are zero at this scale, with those that are zero already.
         subnormal: Share of nonzero activation gradients that are subnormal in FP16.
-        taken: The largest share of its magnitude that a module loses at a sampled step.
-        starved: Number of sampled steps at which that share exceeds `MOST_TAKEN`.
-        weights_lost: Share of nonzero weight gradients that underflow.
+        taken: The module, at one sampled step, whose gradient loses the largest share of its magnitude (sum of |x|).
+        starved: Number of sampled steps at which a module loses a larger share of its magnitude than `MOST_TAKEN`.
+        weights_lost: Share of nonzero weight gradients that underflow, over all parameters and sampled steps.
         worst_weights_lost: The parameter with the largest such share.
-        overflowing: Number of sampled steps that overflow.
-        overflow_share: Expected share of all steps that overflow.
+        overflowing: Number of sampled steps that overflow at this scale.
+        overflow_share: Expected share of all steps that overflow, 0 to 1.
     """
 
     exponent: int
@@ -114,22 +116,24 @@ class ScaleForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast from the histograms of one learner.
+    """Forecast of every static FP16 loss scale from 1 to 2^24 for a run, with a recommended scale, for one learner.
+
+    A learner is a model with its optimizer; a GAN has two. A sampled step is a recorded step with exponent histograms.
 
     Attributes:
-        sampled_steps: Steps with histograms.
-        steps: Number of steps that ``overflow_share`` refers to.
+        sampled_steps: The sampled steps that have a gradient and a usable loss scale.
+        steps: Number of steps that the ``overflow_share`` of each scale refers to.
         epochs: Number of epochs that the recorded steps reach, the last one possibly in part; 0 without steps.
         scales: One forecast for each of `EXPONENTS`; empty if no sampled step has a gradient.
         largest: The sampled step with the largest gradient, among those without overflow.
         lowest: Exponent of the smallest scale without excessive underflow; None if there is none.
         highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None if no scale
             from 1 on qualifies.
-        evidence: Confidence that few steps overflow.
-        too_few: Whether more samples or steps are needed before a scale can be recommended.
+        evidence: Statistical evidence that less than 1 % of the steps overflow, up to which scale.
+        too_few: Whether more sampled or recorded steps are needed before a scale can be recommended.
         recommended: Exponent of the recommended scale; None if there is none.
-        smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are
-            not visible in the histograms. 0 without FP16 gradients.
+        smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are not
+            visible in the histograms. 0 without FP16 gradients.
         at_smallest: Largest share of a module's nonzero gradients equal to FP16's smallest number. A considerable share
             means that more values have underflowed.
         unusable: Number of sampled steps without information: loss scale 0 or not finite, or no gradient.
@@ -151,24 +155,29 @@ class Forecast:
 
     @property
     def top(self) -> int | None:
-        """Exponent of the largest usable scale: no overflow expected, and less than 1 % with confidence."""
+        """Exponent of the largest usable scale; None if there is none.
+
+        At that scale no step is expected to overflow, and less than 1 % do with 95 % confidence.
+        """
         sure = self.evidence.sure
         return None if sure is None or self.highest is None else min(sure, self.highest)
 
     @property
     def has_range(self) -> bool:
-        """True if at least one scale is usable."""
+        """True if at least one scale is usable: neither excessive underflow nor overflow, on sufficient evidence."""
         return not self.too_few and self.lowest is not None and self.top is not None and self.lowest <= self.top
 
 
 @dataclass
 class GradientHistory:
-    """Accumulator of the histograms of one learner, with bounded memory for each sampled step.
+    """Accumulator of one learner's gradient histograms over a run, from which `forecast` finds the usable loss scales.
+
+    Add the records of all steps with histograms, then call `forecast`. Memory per sampled step is bounded.
 
     Attributes:
-        sampled_steps: Sampled steps added so far.
-        activations: Unscaled activation gradients by module, over all sampled steps without overflow, with ties as in
-            `ties_below`.
+        sampled_steps: Sampled steps (steps with histograms) added so far, without those that have no usable gradient.
+        activations: Unscaled activation gradients (at module outputs) by module, over all sampled steps without
+            overflow; in FP16 steps with ties moved as in `ties_below`.
         weights: Unscaled weight gradients by parameter, likewise.
         together: Unscaled gradients of all modules, without the adjustment of ties.
     """
@@ -183,7 +192,10 @@ class GradientHistory:
     _half: bool = False
 
     def add(self, record: HistogramRecord) -> None:
-        """Add the histograms of one step; a step without a usable scale or gradient is only counted."""
+        """Add the histograms of one step.
+
+        A step without any gradient, or whose loss scale is not positive and finite, is only counted as unusable.
+        """
         gradients, loss_scale = gradients_of(record), record.loss_scale
         usable = loss_scale > 0 and math.isfinite(loss_scale)
         if not usable or not any(total(counts) for counts in gradients.named.values()):
@@ -212,10 +224,10 @@ class GradientHistory:
         )
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
-        """Return the forecast.
+        """Return the forecast of all static loss scales from the histograms added so far.
 
         Args:
-            steps: All recorded steps of this learner; without them only the sampled steps count.
+            steps: All recorded steps of this learner, in order; without them only the sampled steps count.
         """
         sampled_steps = tuple(self.sampled_steps)
         sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
@@ -284,7 +296,7 @@ def _is_settled(found: Forecast) -> bool:
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
-    """Return unscaled counts; for FP16 numbers, ties at 2^-25 count as lost."""
+    """Return the histogram of a tensor's unscaled gradients; values of an FP16 step at the tie 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 

@@ -1,4 +1,4 @@
-"""Properties of floating-point formats, derived from their numbers of bits.
+"""Floating-point formats (FP32, FP16, bfloat16) with their ranges and precisions, derived from their numbers of bits.
 
 A format is defined by its exponent and mantissa bits (IEEE 754, binary16/32; BF16 is binary32 truncated to 7 mantissa
 bits). Nothing here imports torch.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with subnormals, infinities and NaN.
+    """A binary floating-point format with subnormals, infinities and NaN, such as FP16.
 
     Attributes:
-        name: The name of the torch dtype.
+        name: The name of its torch dtype, such as ``float16``.
         exponent_bits: Width of the exponent field.
         mantissa_bits: Stored bits of the significand; the leading one is implied.
     """
@@ -62,7 +62,7 @@ def is_power_of_two(value: float) -> bool:
 
 
 def scale_in_words(scale: float) -> str:
-    """Format a loss scale for display: ``8``, ``1000``, and powers of two from 1024 on as ``2^16``."""
+    """Format a loss scale as text: ``8``, ``1000``, and powers of two from 1024 on as ``2^16``."""
     if scale >= 1024 and is_power_of_two(scale):
         return f"2^{math.frexp(scale)[1] - 1}"
     return f"{scale:g}"

@@ -25,7 +25,9 @@ _ROW = 4096
 
 
 class Verdict(NamedTuple):
-    """Result of the overflow check of one step. Tensors are on the training device; float32 replaces a missing FP64.
+    """Result of a training step's overflow check: whether a gradient is not finite, and whether the update is applied.
+
+    Tensors are on the training device; float32 replaces float64 on a device without FP64.
 
     Attributes:
         overflow: bool, shape (1,): whether a gradient has inf or NaN, or the scale is 0; true exactly if ``grad_norm``
@@ -61,13 +63,13 @@ _PIECE = 32768
 
 
 def gradient_norms(grads: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each gradient in FP64.
+    """Return the L2 norm of each gradient, computed in FP64 so that finite FP32 elements never overflow.
 
     Args:
         grads: P tensors of any float dtype and shape on one device.
 
     Returns:
-        float64, shape (P,); float32 on a device without FP64.
+        float64, shape (P,); float32 on a device without FP64 (see `float32_norm`).
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
@@ -80,10 +82,12 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
 
 
 class HostJudge:
-    """Overflow check of gradients in CPU memory, where the host reads values without synchronising.
+    """Fast overflow check and gradient norm of a step for gradients in CPU memory, which the host reads directly.
 
-    For small networks the cost is the number of operators, because the forward and backward passes have filled the
-    caches. For large networks it is memory bandwidth: squares are added in FP32 in rows of 256, and the rows in FP64.
+    Call it with the gradients and the loss scale of a step. If it returns None, a gradient is not finite, and `judge`
+    finds the offending parameters. For small networks the cost is the number of operators, because the forward and
+    backward passes have filled the caches. For large networks it is memory bandwidth: squares are added in FP32 in rows
+    of 256, and the rows in FP64.
 
     Args:
         weights: P tensors in CPU memory; each gradient has the shape of its weight.
@@ -112,7 +116,15 @@ class HostJudge:
         self._norms = torch.zeros(len(weights), dtype=torch.float64)
 
     def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
-        """Return the verdict on P finite gradients, without individual norms; None on overflow or a scale of 0."""
+        """Check the gradients of a step, and return the verdict if all are finite.
+
+        Args:
+            grads: P scaled gradients, in the order and with the shapes of the weights.
+            scale: float32, shape (1,): the loss scale of the gradients.
+
+        Returns:
+            The verdict, in which the norms of single gradients are 0; None on overflow or a scale of 0.
+        """
         squares = [group.square(grads) for group in self._groups]
         large = [_flat(grads[index], order) for index, order in self._large.items()]
         if self._exact or any(grad.dtype != torch.float32 for grad in large):
@@ -176,7 +188,11 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions in memory order, as for channels_last; None if contiguous or if the tensor has gaps."""
+    """Return the order of a tensor's dimensions in memory, slowest first: (0, 2, 3, 1) for channels_last.
+
+    Returns:
+        The dimensions; None if the tensor is contiguous, or has gaps in memory so that no order makes it contiguous.
+    """
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -202,6 +218,12 @@ def float32_norm(tensor: Tensor) -> Tensor:
     the largest underflow. Squares are added in rows, so the relative error is below 2^-11 for up to 2^36 elements in
     any summation order. On a CPU it measured 2^-22 for up to 50 million elements, where a single sum was off by 2^-8. A
     norm beyond FP32 becomes the largest FP32 number; a norm below the normal range may become 0.
+
+    Args:
+        tensor: A tensor of any float dtype and shape, converted to FP32.
+
+    Returns:
+        float32, shape ().
     """
     flat = tensor.detach().float().flatten()
     if not flat.numel():
@@ -224,14 +246,15 @@ def judge(
     complete: bool = False,
     measured: Tensor | None = None,
 ) -> Verdict:
-    """Compute the verdict from per-parameter norms.
+    """Compute the overflow verdict of a step from its gradient norms, without synchronising with the host.
 
     Args:
-        norms: float64, shape (P,): norms of the scaled gradients; -1 for a parameter without a gradient.
+        norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; -1 for a parameter without a gradient.
+            float32 on a device without FP64.
         scale: float32, shape (1,): the loss scale of the gradients.
         refuses: Whether the update is skipped on overflow; otherwise it is always applied.
         complete: Whether every parameter has a gradient.
-        measured: The measurement that the scaler requests.
+        measured: The measurement that the scaler requests, shape (1,); None if it requests none.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (
@@ -259,16 +282,16 @@ def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor that clips a gradient norm to ``max_norm``, at most 1 (as `torch.nn.utils.clip_grad_norm_`).
+    """Return the factor that clips gradients to an L2 norm, at most 1 (as `torch.nn.utils.clip_grad_norm_`).
 
     A non-finite norm gives 1, because clipping by it would silently zero the finite gradients.
 
     Args:
-        grad_norm: float64, shape (1,): norm of the unscaled gradients.
+        grad_norm: float64, shape (1,): L2 norm of all unscaled gradients together.
         max_norm: The largest norm allowed.
 
     Returns:
-        float64, shape (1,).
+        float64, shape (1,): max_norm / grad_norm if the norm is larger, else 1.
     """
     coefficient = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     return torch.where(grad_norm.isfinite(), coefficient, 1.0)

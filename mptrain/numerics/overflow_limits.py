@@ -1,7 +1,8 @@
 """Loss scales at which the steps of one learner overflow, and statistical bounds on the share of overflowing steps.
 
-`mptrain.numerics.forecast` explains how both enter a recommendation. Nothing here imports torch. The distributions of
-the bounds come from scipy, which is imported only when a bound is computed, so training never imports it.
+A learner is a model with its optimizer; a GAN has two. `mptrain.numerics.forecast` explains how both enter a
+recommendation. Nothing here imports torch. The distributions of the bounds come from scipy, which is imported only when
+a bound is computed, so training never imports it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ _NEVER: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WorstTensor:
-    """The worst of several tensors: its share, its name and the step at which it occurs (0: over all steps)."""
+    """The tensor that loses the largest share to FP16 underflow among several tensors.
+
+    Attributes:
+        share: The share that it loses, 0 to 1: of its values or of its magnitude.
+        name: Name of the module or parameter; empty if there is no tensor.
+        step: The step at which it loses that share; 0 for a share over all steps.
+    """
 
     share: float = 0.0
     name: str = ""
@@ -46,14 +53,15 @@ class WorstTensor:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """One step with histograms.
+    """Summary of a step with exponent histograms: its largest gradient, and its underflow at every loss scale.
 
     Attributes:
         step: The step number.
         loss_scale: The loss scale of the step.
-        largest: The largest unscaled gradient; inf if the step overflowed.
+        largest: The largest magnitude of its unscaled gradients; inf if the step overflowed.
         where: Name of the module or parameter with the largest gradient.
-        taken: For each of `EXPONENTS`, the module that loses the largest share of its magnitude.
+        taken: For each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|)
+            at the scale 2^exponent; empty if the step overflowed.
     """
 
     step: int
@@ -63,7 +71,11 @@ class SampledStep:
     taken: tuple[WorstTensor, ...]
 
     def overflows(self, exponent: int) -> bool:
-        """Return whether the step overflows at 2^exponent; if it did in the run, it also does at all larger scales."""
+        """Return whether the step's gradients overflow FP16 at the loss scale 2^exponent.
+
+        A step that overflowed in the run overflows at its own scale and at all larger ones; lower scales are assumed
+        safe.
+        """
         if math.isinf(self.largest):
             return 2.0**exponent >= self.loss_scale
         return self.largest * 2.0**exponent >= INFINITE_FROM
@@ -71,12 +83,13 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class OverflowEvidence:
-    """Evidence that a scale overflows at less than 1 % of the steps: two kinds, each with 95 % confidence.
+    """Evidence that less than 1 % of a run's steps overflow at a loss scale: two kinds, each with 95 % confidence.
 
     Either kind suffices, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
-        by_samples: Exponent of the largest scale that the sampled steps prove; None if they prove no scale from 1 on.
+        by_samples: Exponent of the largest scale that the sampled steps (those with histograms) prove; None if they
+            prove no scale from 1 on.
         by_record: Exponent of the largest scale that FP16 steps without overflow prove; None if there is none.
         with_more: Limit of ``by_samples`` for many more samples with the same spread, possibly negative; None if
             unknown.
@@ -94,15 +107,22 @@ class OverflowEvidence:
 
     @property
     def sure(self) -> int | None:
-        """The larger of ``by_samples`` and ``by_record``."""
+        """Exponent of the largest scale that either kind of evidence proves; None if neither proves any."""
         return max((each for each in (self.by_samples, self.by_record) if each is not None), default=None)
 
 
 class RecordedSteps:
-    """Counter of FP16 steps without overflow, by the exponent of their loss scale.
+    """Counter of a run's FP16 steps without overflow, by the exponent of their loss scale.
+
+    Such a step would not have overflowed at any lower scale either.
 
     Args:
-        half: Whether the steps were computed in FP16.
+        half: Whether the steps were computed in FP16; otherwise they are no evidence, and none counts as without
+            overflow.
+
+    Attributes:
+        steps: Number of steps passed so far that have a finite loss.
+        epochs: Number of epochs that the passed steps reach.
     """
 
     def __init__(self, half: bool) -> None:
@@ -112,7 +132,10 @@ class RecordedSteps:
         self._held: Counter[int] = Counter()
 
     def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Yield the steps unchanged and count them, except those whose non-finite loss no scale could avoid."""
+        """Yield step records unchanged and count them on the way.
+
+        A step with a non-finite loss is not counted, because no scale could avoid its overflow.
+        """
         for step in steps:
             self.epochs = max(self.epochs, step.epoch + 1)
             if math.isfinite(step.loss):
@@ -122,11 +145,15 @@ class RecordedSteps:
             yield step
 
     def held_at(self, exponent: int) -> int:
-        """Return the number of steps known not to overflow at 2^exponent."""
+        """Return the number of counted steps known not to overflow at the loss scale 2^exponent."""
         return sum(count for scale, count in self._held.items() if scale >= exponent)
 
     def proves(self) -> int | None:
-        """Return the exponent of the largest scale proven to overflow at less than 1 % of the steps, or None."""
+        """Return the exponent of the largest loss scale proven to overflow at less than 1 % of the steps.
+
+        Returns:
+            One of `EXPONENTS`, proven with 95 % confidence; None if no scale from 1 on is proven.
+        """
         proven = (
             exponent
             for exponent in reversed(EXPONENTS)
@@ -136,7 +163,12 @@ class RecordedSteps:
 
 
 def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
-    """Return the evidence on overflows from samples and recorded steps."""
+    """Return the evidence that less than 1 % of a run's steps overflow, from sampled steps and from recorded steps.
+
+    Args:
+        sampled_steps: The steps with histograms, in order.
+        record: Counts of all recorded steps.
+    """
     proven = record.proves()
     found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(sampled_steps)
@@ -150,12 +182,19 @@ def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -
 
 
 def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
-    """Return the number of steps that begin to overflow at each exponent; steps with a non-finite loss are ignored.
+    """Return the number of steps that begin to overflow at each exponent of the loss scale.
+
+    The limit of a step is the smallest exponent at which its gradients overflow FP16. It follows from the histograms of
+    a sampled step, and is interpolated from the gradient norm for any other (`mptrain.numerics.exponents.interpolate`).
+    Overflows with a non-finite loss are ignored, because no scale avoids them.
 
     Args:
-        sampled_steps: The sampled steps of a learner.
-        steps: The steps of the learner, in order.
+        sampled_steps: The sampled steps (those with histograms) of a learner.
+        steps: All recorded steps of the learner, in order.
         half: Whether the steps were computed in FP16: then a step without overflow has none at lower scales either.
+
+    Returns:
+        Exponent to number of steps; 2^16 is the exponent of sampled steps whose gradients are all zero.
     """
     left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
@@ -237,7 +276,7 @@ def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_B
 
 
 def tolerance_factor(samples: int) -> float:
-    """Return k of the one-sided normal tolerance limit: ``mean - k * deviation`` lies below 99 % of all values.
+    """Return the factor k of a one-sided normal tolerance limit: ``mean - k * deviation`` is below 99 % of all values.
 
     Holds for normal values with 95 % confidence (NIST/SEMATECH e-Handbook, 7.2.6.3; ISO 16269-6): 10.6 for 3 samples,
     3.98 for 10, 3.06 for 30, and 2.33 in the limit.
@@ -252,17 +291,21 @@ def tolerance_factor(samples: int) -> float:
 
 
 def limit_factor() -> float:
-    """Return the limit of `tolerance_factor` for many samples."""
+    """Return the limit of `tolerance_factor` for many samples, 2.33: the 99 % quantile of the normal distribution."""
     from scipy import special
 
     return float(special.ndtri(1 - MOST))
 
 
 def largest_share(found: int, samples: int) -> float:
-    """Return the upper confidence bound on a share, given ``found`` cases in ``samples`` (Clopper and Pearson, 1934).
+    """Return the 95 % upper confidence bound (Clopper and Pearson, 1934) on a share, such as that of overflowing steps.
 
     Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299
     samples without a case, or 473 with one.
+
+    Args:
+        found: Number of cases among the samples.
+        samples: Number of samples.
     """
     from scipy import special
 

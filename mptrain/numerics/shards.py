@@ -1,7 +1,7 @@
 """Functions that treat sharded tensors (torch's DTensor) and plain tensors alike.
 
 Shards are those of ``torch.distributed.fsdp.fully_shard``: contiguous along the first dimension and of equal length,
-except the last ones, which may be shorter or empty.
+except the last ones, which may be shorter or empty. Each rank (process) holds one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,33 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is sharded, so that this rank holds only a part."""
+    """Return whether a tensor is sharded (a DTensor), so that this rank holds only a part of it."""
     return hasattr(tensor, "placements")
 
 
 def part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, in the same memory and without an autograd graph."""
+    """Return this rank's shard of a sharded tensor, in the same memory and without an autograd graph.
+
+    A plain tensor is returned unchanged, with its graph.
+    """
     return cast("Any", tensor.detach()).to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, gathered from all ranks; a collective that every rank must call."""
+    """Return the whole of a sharded tensor, gathered from all ranks: a collective that every rank must call.
+
+    A plain tensor is returned unchanged, without communication.
+    """
     return cast("Any", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Wrap this rank's shard in a tensor that is sharded like another one; return it unchanged if ``like`` is plain."""
+    """Wrap this rank's shard in a sharded tensor (DTensor) with the shape, ranks and placement of another one.
+
+    Args:
+        tensor: This rank's shard, a plain tensor. A tensor that is sharded already is returned unchanged.
+        like: The sharded tensor to imitate. If it is plain, ``tensor`` is returned unchanged.
+    """
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor
@@ -40,7 +51,12 @@ def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def part_for(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the part of a tensor that this rank holds of ``like``, a tensor of the same shape."""
+    """Return the rows of a whole tensor that this rank holds of a sharded tensor of the same shape.
+
+    Args:
+        tensor: A plain tensor, the same on all ranks; or a sharded one, whose own shard is returned.
+        like: The sharded tensor that determines the rows. If it is plain, ``tensor`` is returned whole.
+    """
     if is_sharded(tensor) or not is_sharded(like):
         return part(tensor)
     mesh = cast("Any", like).device_mesh

@@ -1,1 +1,1 @@
-"""Recipes: their format, their expectations, and their reproduction."""
+"""Recipes: published claims as sets of runs with expected results, which ``mptrain reproduce`` trains and judges."""

@@ -1,6 +1,7 @@
-"""Lookup of recipes, and the sweep points of a recipe.
+"""Look-up of recipes by name or path, and expansion of a recipe to its runs.
 
-This module runs nothing and must not import torch. `mptrain.recipe.reproduction` runs and judges recipes.
+A recipe is a published claim with the runs and the expected results that test it. This module runs nothing and must not
+import torch. `mptrain.recipe.reproduction` runs and judges recipes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Read a recipe, given its name or the path of its folder or file.
+    """Read a recipe (a published claim with the runs that test it), given its name or its path.
+
+    Args:
+        name: Name of a recipe that comes with mptrain, or path of a recipe's folder or file.
 
     Raises:
         UsageError: If there is no such recipe.
@@ -49,11 +53,11 @@ def find_recipe(name: str) -> Recipe:
 
 
 def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], str]:
-    """Check the user's overrides for all runs of a recipe.
+    """Check the overrides that the user adds on the command line to all runs of a recipe.
 
     Args:
         recipe: The recipe.
-        words: The overrides of the command line.
+        words: The overrides of the command line, each ``KEY=VALUE``.
 
     Returns:
         The overrides without ``run.root``, and the value of ``run.root`` (default ``outputs``).
@@ -98,12 +102,12 @@ def _varied(recipe: Recipe) -> set[str]:
 
 
 def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = False) -> list[Point]:
-    """Return a point for every run of a recipe: each arm of each group with each seed.
+    """Return the runs of a recipe as points of a sweep: each arm (configuration) of each group with each seed.
 
     Args:
         recipe: The recipe.
         words: Further overrides of every run. They are applied last.
-        smoke: Whether to make short runs of one seed.
+        smoke: Whether to make short runs of one seed, which only check that everything works.
     """
     short = recipe.smoke if smoke else ()
     seeds = recipe.seeds[:1] if smoke else recipe.seeds
@@ -115,14 +119,14 @@ def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = Fa
 
 
 def require_same_arms(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Check that a folder's runs belong to the same version of a recipe with the same overrides.
+    """Check that the runs in a folder belong to the same version of a recipe with the same overrides.
 
     Args:
         sweep: The sweep in the folder.
-        points: The points to run there.
+        points: The points (one for each run) to run there.
 
     Raises:
-        ConfigError: If arms are new, removed or changed. The message names them.
+        ConfigError: If arms (configurations) are new, removed or changed. The message names them.
     """
     before, now = _arms((job.arm, job.overrides) for job in sweep.jobs), _arms((p.arm, p.overrides) for p in points)
     changes = [f"{arm} is new" for arm in now if arm not in before]

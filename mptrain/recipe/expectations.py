@@ -1,9 +1,11 @@
-"""Judgement of a recipe's expectations from the numbers of its runs: met, not met or undecided.
+"""Judgement of a recipe's expectations from the measures of its runs: met, not met or undecided.
 
-The statistics are those of `mptrain.comparison.statistics`. A run that failed numerically has no metric, but it still
-has a skip rate. Such a run is left out, and a statement about metrics is then undecided. If all runs of an arm failed,
-the arm counts as worse than any other. Metrics that count samples are rounded, and intervals include this rounding.
-``within 0`` requires exact equality for every seed. Counts, scales and rates are used without rounding.
+An expectation is a statement about arms such as ``fp16.top1 = fp32.top1 within 0.5``; an arm is all runs of one
+configuration, one per seed. The statistics are those of `mptrain.comparison.statistics`. A run that failed numerically
+has no metric, but it still has a skip rate. Such a run is left out, and a statement about metrics is then undecided. If
+all runs of an arm failed, the arm counts as worse than any other. Metrics that count samples are rounded, and intervals
+include this rounding. ``within 0`` requires exact equality for every seed. Counts, scales and rates are used without
+rounding.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ Outcome = Literal["met", "not met", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of an expectation.
+    """Outcome of one expectation of a recipe, with the numbers behind it.
 
     Attributes:
-        text: The statement.
+        text: The expected statement as written in the recipe.
         outcome: ``met``, ``not met`` (the numbers contradict it) or ``undecided`` (the numbers do not decide it).
         numbers: The numbers and the distance from the bound, in one sentence.
         statistics: The available statistics as numbers: ``mean``, ``low``, ``high``, ``n``, ``power`` ...
@@ -41,12 +43,12 @@ class Finding:
 
 
 def judge(expectation: Expectation, runs: Runs, arithmetic: Arithmetic) -> Finding:
-    """Judge one expectation.
+    """Judge whether one expectation of a recipe is met by the measures of its runs.
 
     Args:
-        expectation: The expectation. Its arms and entries must exist; see `unknown_measures`.
-        runs: Full name of an arm to its runs. All arms have the same seeds.
-        arithmetic: Arithmetic entry to measure to value.
+        expectation: The expectation. Its arms and arithmetic entries must exist; see `unknown_measures`.
+        runs: Full name of an arm, such as ``fp32`` or ``sgd/fp32``, to its runs. All arms have the same seeds.
+        arithmetic: Name of an arithmetic entry (numbers computed without training) to measure to value.
     """
     statement = expectation.statement
     left = sample(statement.left, runs, arithmetic)
@@ -122,7 +124,7 @@ def _of_numbers(statement: Statement, left: Sample, right: Sample) -> Finding:
 
 @dataclass(frozen=True)
 class _Differences:
-    """Differences left minus right for each seed; differences of logarithms if ratios are compared.
+    """Differences left minus right of a statement's sides for each seed; of their logarithms if ratios are compared.
 
     Attributes:
         statement: The statement about the differences.
@@ -140,7 +142,7 @@ class _Differences:
 
     @property
     def bound(self) -> float:
-        """The amount of the statement in the unit of the values."""
+        """Amount of the statement (after ``by`` or ``within``) in the unit of the values: its logarithm for a ratio."""
         amount = self.statement.amount
         if self.statement.is_ratio:
             return math.log(amount or 1.0)
@@ -294,12 +296,12 @@ Arithmetic = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of one side of a statement.
+    """Values of one side of an expected statement: a measure of an arm's runs for each seed, or one number.
 
     Attributes:
-        name: The name in the statement.
+        name: The side as written: ``ARM.MEASURE``, or a number.
         values: Seed to value; empty for a number.
-        number: The value for every seed; None for an arm.
+        number: The value for every seed, of a number or of an arithmetic entry; None for an arm.
         failed: Seeds without a value because their runs failed numerically.
         missing: Seeds whose runs have no record of the value.
         step: Resolution of a metric that counts whole samples; 0 for measures without such rounding.
@@ -314,37 +316,37 @@ class Sample:
 
     @property
     def all_failed(self) -> bool:
-        """True if every run failed numerically, so that there is no value to compare."""
+        """True if every run of the arm failed numerically, so that there is no value to compare."""
         return bool(self.failed) and not self.values and not self.missing
 
     @property
     def arm(self) -> str:
-        """The arm of the name."""
+        """Name of the arm in ``ARM.MEASURE``, with its group if it has one."""
         return self.name.rpartition(".")[0]
 
     @property
     def measure(self) -> str:
-        """The measure of the name."""
+        """Name of the measure in ``ARM.MEASURE``, such as ``top1``."""
         return self.name.rpartition(".")[2]
 
     @property
     def mean(self) -> float:
-        """The mean of the values, or the number. There must be at least one value."""
+        """Mean of the values over the seeds, or the number. There must be at least one value."""
         return math.fsum(self.values.values()) / len(self.values) if self.number is None else self.number
 
     @property
     def shown(self) -> str:
-        """The mean as text."""
+        """The mean over the seeds as text; ``nothing`` if there is no value."""
         return in_digits(self.mean) if self.values or self.number is not None else "nothing"
 
 
 def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample:
-    """Collect the values of one side of a statement.
+    """Collect the values of one side of an expected statement, seed by seed.
 
     Args:
         side: A measure of an existing arm or arithmetic entry, or a number.
         runs: Full name of an arm to its runs.
-        arithmetic: Arithmetic entry to measure to value.
+        arithmetic: Name of an arithmetic entry to measure to value.
     """
     if not isinstance(side, Quantity):
         return Sample(in_digits(side), number=side)
@@ -366,18 +368,18 @@ def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample
 
 
 def failed(run: RunMeasures) -> bool:
-    """Return whether a run failed numerically or ended with a non-finite metric."""
+    """Return whether a run failed numerically or ended with a non-finite final metric."""
     value = run.metrics.get(run.metric_name or "loss")
     return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
 
 def unknown_measures(expectations: Sequence[Expectation], runs: Runs, arithmetic: Arithmetic) -> list[Problem]:
-    """Return a problem for each measure that no run, or no arithmetic entry, has.
+    """Return a problem for each measure in a recipe's expectations that no run, or no arithmetic entry, has.
 
     Args:
         expectations: The expectations to check.
         runs: Full name of an arm to its runs. If no run has a metric, measures of arms are not checked.
-        arithmetic: Arithmetic entry to measure to value.
+        arithmetic: Name of an arithmetic entry (numbers computed without training) to measure to value.
     """
     metrics = {name for some in runs.values() for run in some for name in run.metrics}
     problems = []
@@ -391,5 +393,5 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs, arithmetic
 
 
 def in_digits(value: float) -> str:
-    """Format a number with four significant digits, or a whole number exactly."""
+    """Format a number as text: with four significant digits, or exactly if it is whole and below 1e15."""
     return f"{value:.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"

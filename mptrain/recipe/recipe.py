@@ -1,8 +1,9 @@
 """Format of ``recipe.yaml``, with a reader that reports all problems of a file at once.
 
-The reader does not compose the overrides, must not import torch and calls nothing that a recipe names. A recipe is
-an untrusted file: its overrides cannot choose which code may be called or where files are written, and its arithmetic
-may only call functions of `mptrain.numerics.demonstrations`.
+A recipe is a published claim with the runs and the expected results that test it. The reader does not compose the
+overrides, must not import torch and calls nothing that a recipe names. A recipe is an untrusted file: its overrides
+cannot choose which code may be called or where files are written, and its arithmetic may only call functions of
+`mptrain.numerics.demonstrations`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Text = Annotated[str, MinLen(1)]
 
 @dataclass(frozen=True)
 class Needs:
-    """The resources that a recipe needs.
+    """Resources that a recipe needs, as it declares them.
 
     Attributes:
-        gpu: ``required`` if it cannot run without a CUDA device.
-        minutes: Wall time on 2 CPU cores, or on the GPU that it requires.
+        gpu: ``required`` if it cannot run without a CUDA device, else ``optional``.
+        minutes: Wall time in minutes on 2 CPU cores, or on the GPU that it requires.
         data: The data that it needs beyond those that come with mptrain, or ``none``.
     """
 
@@ -46,11 +47,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Expectation:
-    """An expected statement for one group.
+    """Expected result of a recipe: a statement about its arms, for one group.
 
     Attributes:
         text: The statement as written, with its group if it applies to every group.
-        statement: The statement with full names of arms.
+        statement: The parsed statement with full names of arms.
     """
 
     text: str
@@ -59,25 +60,27 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checked recipe.
+    """A recipe: a published claim, with the runs and the expected results that test it; read from ``recipe.yaml``.
+
+    An arm is a configuration that is trained with each seed.
 
     Attributes:
         name: The name of its folder.
-        path: Its file.
+        path: The path of its file.
         title: A title of one line.
         claim: The claim that it tests.
         source: Paper and section of the claim.
         base: Overrides of every run.
-        groups: Name to overrides. Every arm is repeated in each group. Empty if there are none.
-        arms: Name, without the group, to overrides.
-        reference: The arm that the others are compared with in each group; empty if there are no arms.
+        groups: Name of each group to its overrides. Every arm is repeated in each group. Empty if there are none.
+        arms: Name of each arm, without the group, to its overrides.
+        reference: Name of the arm that the others are compared with in each group; empty if there are no arms.
         seeds: The seeds of the runs of each arm.
-        margin: The margin of equivalence, in the unit of the metric.
-        metric: The metric to compare; None for the task's metric.
+        margin: The equivalence margin, in the unit of the metric.
+        metric: Name of the metric to compare; None for the task's metric.
         expectations: The expected statements; empty if only the numbers are of interest.
-        arithmetic: Name to the function that computes numbers without training.
+        arithmetic: Name of each entry to the function that computes its numbers without training.
         needs: The resources that it needs.
-        smoke: Overrides that shorten any of its runs.
+        smoke: Overrides that shorten any of its runs, to check that everything works.
     """
 
     name: str
@@ -99,7 +102,7 @@ class Recipe:
 
     @property
     def full_arms(self) -> dict[str, tuple[str, ...]]:
-        """Full name of each arm, such as ``sgd/fp32``, to the overrides of group and arm."""
+        """Full name of each arm (configuration), such as ``sgd/fp32``, to the overrides of its group and its own."""
         if not self.groups:
             return dict(self.arms)
         return {
@@ -144,7 +147,10 @@ class _File:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read and check the recipe in a file.
+    """Read a recipe from its YAML file, and check it without composing its overrides or calling its functions.
+
+    Args:
+        path: The file. If it is ``recipe.yaml``, its folder names the recipe, else the file does.
 
     Raises:
         ConfigError: If the recipe is invalid. The error lists all problems.

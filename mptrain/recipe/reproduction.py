@@ -1,6 +1,7 @@
-"""Reproduction of a recipe: its folder, arithmetic, runs and verdict.
+"""Reproduction of a recipe: checks it, plans its runs in a folder, computes its arithmetic and judges its expectations.
 
-`mptrain.sweep.runner` starts the processes, and `mptrain.cli` prints the output.
+A recipe is a published claim with the runs and the expected results that test it. `mptrain.sweep.runner` starts the
+processes, and `mptrain.cli` prints the output.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ Numbers = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe that is ready to run.
+    """A recipe that is checked and ready to run, with its folder and all its runs.
 
     Attributes:
         recipe: The recipe.
         smoke: Whether to make short runs that only check that everything works.
         words: The user's overrides for every run.
-        folder: The folder of the runs.
-        points: The points of the runs.
-        composer: The composer of the configurations.
+        folder: The folder that holds the run directories.
+        points: The runs, as points of a sweep with checked configurations.
+        composer: The composer that made the configurations.
         config_dirs: The user's config folders.
     """
 
@@ -65,7 +66,11 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class RecipeVerdict:
-    """The outcome of a recipe: a finding for each expectation, in the recipe's order."""
+    """Outcome of a whole recipe.
+
+    Attributes:
+        findings: The outcome of each expectation, in the recipe's order.
+    """
 
     findings: tuple[Finding, ...]
 
@@ -77,30 +82,40 @@ class RecipeVerdict:
         return "REPRODUCED" if all(one.outcome == "met" for one in self.findings) else "NOT REPRODUCED"
 
     def count(self, outcome: str) -> int:
-        """Return the number of expectations with an outcome."""
+        """Return the number of expectations with an outcome: ``met``, ``not met`` or ``undecided``."""
         return sum(one.outcome == outcome for one in self.findings)
 
 
 def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Return the folder of a recipe's runs."""
+    """Return the folder that holds a recipe's run directories: ``ROOT/recipes/NAME``.
+
+    Args:
+        recipe: The recipe.
+        root: The folder ``ROOT``, the user's ``run.root``.
+        smoke: Whether the runs are short ones, which have a folder ``NAME-smoke`` of their own.
+    """
     return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
 
 
 def prepare(
     recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
-    """Check everything that can be checked before the first run, without writing anything.
+    """Check all that can be checked of a recipe before its first run, without writing anything.
 
     Args:
         recipe: The recipe to run.
-        words: Further overrides of every run.
+        words: Further overrides of every run, from the command line.
         root: The folder in which ``recipes/NAME`` is created.
-        program: The program that the jobs run.
+        program: The program that each run starts.
         smoke: Whether to make short runs of one seed.
         config_dirs: Further config folders.
 
+    Returns:
+        The recipe with its folder and all its runs, ready to run.
+
     Raises:
-        ConfigError: If an override, an arithmetic entry or a point is invalid, or the folder holds other runs.
+        ConfigError: If an override, an arithmetic entry or a point (one run) is invalid, or the folder holds other
+            runs.
         EnvironmentRefused: If a GPU is missing, or a point cannot run on this machine.
         DataError: If data is missing.
     """
@@ -119,7 +134,14 @@ def prepare(
 
 
 def plan(reproduction: Reproduction, parallel: int) -> Sweep:
-    """Write the sweep and a copy of the recipe to the folder. Earlier runs are kept.
+    """Write the plan of all runs (``sweep.json``) and a copy of the recipe to its folder. Earlier runs are kept.
+
+    Args:
+        reproduction: The checked recipe.
+        parallel: Number of runs at the same time.
+
+    Returns:
+        The planned sweep, with the status of runs that already exist.
 
     Raises:
         StorageError: If the folder holds something else or cannot be written to.
@@ -143,7 +165,10 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
 
 
 def compute(recipe: Recipe) -> Numbers:
-    """Compute the numbers of the recipe's arithmetic. This imports torch.
+    """Compute a recipe's arithmetic: numbers that its expectations name and that need no training. This imports torch.
+
+    Returns:
+        Name of each arithmetic entry to measure to value.
 
     Raises:
         ConfigError: If an entry rejects its arguments or does not return numbers.
@@ -158,11 +183,11 @@ def compute(recipe: Recipe) -> Numbers:
 
 
 def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasures]], numbers: Numbers) -> None:
-    """Check that every measure in the expectations exists.
+    """Check that every measure that a recipe's expectations name exists.
 
     Args:
         reproduction: The reproduction of the recipe.
-        runs: The runs of `measured`; empty before the first run.
+        runs: The result of `measured`; empty before the first run, and then measures of runs are not checked.
         numbers: The numbers of `compute`.
 
     Raises:
@@ -174,7 +199,10 @@ def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasure
 
 
 def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
-    """Return the measures of all runs by full name of the arm.
+    """Read the measures (metric, skip rate, speed ...) of all runs of a recipe.
+
+    Returns:
+        Full name of each arm (configuration), such as ``sgd/fp32``, to its runs.
 
     Raises:
         StorageError: If the records of a run are missing or damaged.
@@ -191,13 +219,13 @@ def decide(
     numbers: Numbers,
     comparisons: Mapping[str, Comparison] | None = None,
 ) -> RecipeVerdict:
-    """Judge every expectation. All are undecided if a comparison is unfair.
+    """Judge every expectation of a recipe from its runs. All are undecided if a comparison is unfair.
 
     Args:
         recipe: The recipe.
-        runs: Full name of an arm to its runs.
-        numbers: The numbers of its arithmetic.
-        comparisons: Group to the comparison of its arms.
+        runs: Full name of an arm (configuration) to its runs.
+        numbers: The numbers of its arithmetic; see `compute`.
+        comparisons: Name of each group to the comparison of its arms.
     """
     findings = [judge(expectation, runs, numbers) for expectation in recipe.expectations]
     unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
@@ -210,7 +238,14 @@ def decide(
 
 
 def other_circumstances(sweep: Sweep) -> list[str]:
-    """Return one sentence for each set of versions of ended runs that differs from the current versions."""
+    """Return sentences about runs of a recipe that were made with other versions of software than the current ones.
+
+    Args:
+        sweep: The runs of the recipe; only ended ones are checked.
+
+    Returns:
+        One sentence for each set of differing versions.
+    """
     now = versions_now()
     found: dict[str, None] = {}
     for job in sweep.jobs:
@@ -224,7 +259,12 @@ def other_circumstances(sweep: Sweep) -> list[str]:
 
 
 def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: Numbers) -> Path:
-    """Write ``verdict.json`` as strict JSON. `mptrain.records.as_json` encodes non-finite numbers.
+    """Write the outcome of a recipe to ``verdict.json`` in its folder, as strict JSON.
+
+    `mptrain.records.as_json` encodes non-finite numbers.
+
+    Returns:
+        The path of the file.
 
     Raises:
         StorageError: If the file cannot be written.

@@ -1,6 +1,7 @@
-"""Parser of the statements about arms in recipes, such as ``s2^0.top1 < fp32.top1 by 0.5``.
+"""Parser of a recipe's expected statements about its arms, such as ``s2^0.top1 < fp32.top1 by 0.5``.
 
-This module only parses. `mptrain.recipe.expectations` decides whether a statement holds.
+An arm is a configuration that is trained with several seeds. This module only parses. `mptrain.recipe.expectations`
+decides whether a statement holds.
 
     STATEMENT := SIDE ("<" | ">") SIDE ["by" AMOUNT]      below or above by more than the amount
                | SIDE "=" SIDE ["within" AMOUNT]          equal up to the amount
@@ -32,7 +33,7 @@ _SHAPE = "write it like: ARM.top1 < ARM.top1 by 0.5, ARM.top1 = ARM.top1 within 
 
 
 class StatementError(ValueError):
-    """Raised for an invalid statement. The message says what is wrong; ``hint`` says what to write."""
+    """Raised for an invalid statement in a recipe. The message says what is wrong; ``hint`` says what to write."""
 
     def __init__(self, message: str, hint: str = _SHAPE) -> None:
         super().__init__(message)
@@ -41,7 +42,12 @@ class StatementError(ValueError):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measure of the runs of an arm, such as ``fp32.top1``, or a number of an arithmetic entry."""
+    """One side of a statement that is not a number: ``ARM.MEASURE``, such as ``fp32.top1``.
+
+    Attributes:
+        arm: Name of an arm (all runs of one configuration), with its group as ``GROUP/ARM``, or of an arithmetic entry.
+        measure: Name of a metric or another measure of the runs, or of a number of the arithmetic entry.
+    """
 
     arm: str
     measure: str
@@ -52,15 +58,15 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim about one or two measures.
+    """An expected relation between a measure of a recipe's runs and another measure or a number.
 
     Attributes:
         text: The statement as written.
-        left: The left side.
+        left: The left side; a number there was moved to the right.
         relation: ``<``, ``>`` or ``=``.
         right: The right side.
-        amount: The minimum difference (``<``, ``>``) or the tolerance (``=``); None if not given. Not negative, and
-            1 or more for a ratio.
+        amount: The minimum difference (``<``, ``>``) or the tolerance (``=``); None if not given. Not negative, and 1
+            or more for a ratio.
         is_ratio: Whether the amount is a factor and ratios are compared instead of differences.
     """
 
@@ -73,13 +79,19 @@ class Statement:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """The measures that the statement names."""
+        """The measures that the statement names, left side first."""
         return (self.left, self.right) if isinstance(self.right, Quantity) else (self.left,)
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of groups, arms and arithmetic entries that statements may use."""
+    """Names in a recipe that its statements may use.
+
+    Attributes:
+        groups: Names of the groups, in each of which all arms are repeated; empty if there are none.
+        arms: Names of the arms (configurations), without groups.
+        arithmetic: Names of the arithmetic entries (numbers computed without training).
+    """
 
     groups: tuple[str, ...]
     arms: tuple[str, ...]
@@ -87,12 +99,12 @@ class Names:
 
     @property
     def full(self) -> tuple[str, ...]:
-        """The full names of the arms, as used in results."""
+        """Full names of the arms as in results: ``GROUP/ARM`` for each group, or ``ARM`` without groups."""
         return tuple(f"{group}/{arm}" for group in self.groups for arm in self.arms) if self.groups else self.arms
 
 
 def read_statement(text: str) -> Statement:
-    """Parse a statement. A number on the left is moved to the right side.
+    """Parse a recipe's statement such as ``fp16.top1 = fp32.top1 within 0.5``. A number on the left moves to the right.
 
     Raises:
         StatementError: If the text is not a valid statement.
@@ -116,7 +128,11 @@ def read_statement(text: str) -> Statement:
 
 
 def in_groups(statement: Statement, names: Names) -> list[tuple[str, Statement]]:
-    """Expand a statement to one statement for each group, with full names of arms.
+    """Expand a statement that holds for every group of a recipe to one statement for each, with full names of arms.
+
+    Args:
+        statement: The parsed statement.
+        names: The names in the recipe.
 
     Returns:
         Pairs of group and statement. The group is empty if the statement uses full names or names no arm.

@@ -1,4 +1,7 @@
-"""Tables and figures of a comparison: results, verdicts, differences, curves, speed and memory."""
+"""Tables and figures in the report of a comparison: results, verdicts, differences, curves, speed and memory.
+
+A comparison has arms: an arm is all runs of one configuration, one per seed. One arm is the reference for the others.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return the main table: metric, difference, speed, memory, share of skipped steps and verdict of each arm."""
+    """Return the main table of a comparison's report, with a row for each arm (all runs of one configuration).
+
+    Columns: metric, difference from the reference, throughput, speed, memory, share of skipped steps, verdict.
+    """
     term = next((run.term for result in comparison.arms for run in result.arm.runs), "samples")
     metric, reference, energy = comparison.metric, comparison.reference, _energy(comparison)
     measured = (f"{metric} ± 95 % CI", f"Δ vs {reference} [95 % CI]", f"{term}/s", "speed", "peak", energy, "skipped")
@@ -58,7 +64,11 @@ def _energy(comparison: Comparison) -> str | None:
 
 
 def ratios_table(comparison: Comparison) -> Table | None:
-    """Return a table of speed, time, memory and energy as ratios to the reference; None with fewer than two arms."""
+    """Return the table of each arm's speed, time, memory and energy as ratios to the reference of a comparison.
+
+    Returns:
+        The table; None with fewer than two arms.
+    """
     if len(comparison.arms) < 2:
         return None
     rows = [
@@ -94,7 +104,7 @@ def _verdict(comparison: Comparison, result: ArmResult) -> str:
 
 
 def value_and_error(interval: Interval | None) -> str:
-    """Format a mean with its error, ``0.9184 ± 0.0021``, or the value alone if there is one run."""
+    """Format the mean of an arm's runs with half its 95 % CI: ``0.9184 ± 0.0021``; the value alone for one run."""
     if interval is None:
         return UNKNOWN
     error = (interval.high - interval.low) / 2
@@ -104,7 +114,7 @@ def value_and_error(interval: Interval | None) -> str:
 
 
 def difference_and_interval(interval: Interval | None) -> str:
-    """Format a difference, ``+0.0005 [+0.0001, +0.0009]``, or the value alone if there is one pair."""
+    """Format a mean difference with its 95 % CI: ``+0.0005 [+0.0001, +0.0009]``; alone if there is one pair."""
     if interval is None:
         return UNKNOWN
     error = (interval.high - interval.low) / 2
@@ -114,7 +124,7 @@ def difference_and_interval(interval: Interval | None) -> str:
 
 
 def verdict_list(comparison: Comparison) -> Bullets:
-    """Return the reason for the verdict of each arm."""
+    """Return the verdict on each arm of a comparison, except the reference, with its reason as a list of sentences."""
     return Bullets(
         tuple(
             f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
@@ -125,7 +135,7 @@ def verdict_list(comparison: Comparison) -> Bullets:
 
 
 def remarks_table(comparison: Comparison) -> Table:
-    """Return a table of remarks, such as the reasons why an arm is not faster or smaller."""
+    """Return the table of remarks on the arms of a comparison, such as the reasons why an arm is not faster."""
     rows = [
         [result.arm.name if at == 0 else "", remark]
         for result in comparison.arms
@@ -135,7 +145,7 @@ def remarks_table(comparison: Comparison) -> Table:
 
 
 def aligned_table(comparison: Comparison) -> Table:
-    """Return a table of all arms after the same number of updates and the same number of samples."""
+    """Return the table that compares all arms after the same number of updates and after the same number of samples."""
     rows = [
         [
             result.arm.name,
@@ -153,7 +163,7 @@ def aligned_table(comparison: Comparison) -> Table:
 
 
 def objections_list(comparison: Comparison) -> Bullets:
-    """Return the objections to the fairness of the comparison, with hints to fix them."""
+    """Return the objections to the fairness of a comparison, with hints to fix them, as a list of sentences."""
     items = [
         f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
         + (f" To fix it: {objection.hint.rstrip('.')}." if objection.hint else "")
@@ -177,9 +187,16 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 def forest_plot(name: str, comparison: Comparison) -> Plot | None:
-    """Plot the differences from the reference with their intervals and the band of the margin.
+    """Plot each arm's difference from the reference with its 95 % and 90 % CI, over the band of the equivalence margin.
 
     The axis covers the arms near the margin. An arm far outside is drawn as an arrow with its numbers.
+
+    Args:
+        name: Name of the figure: its file name, and the prefix of its ids.
+        comparison: The comparison.
+
+    Returns:
+        The figure; None with fewer than two arms.
     """
     arms = [result for result in comparison.arms if result.verdict.word != "reference"]
     if len(comparison.arms) < 2:
@@ -242,7 +259,13 @@ def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
 
 
 def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
-    """Plot the metric of every run, with lines between runs of the same seed."""
+    """Plot the final metric of every run of a comparison, a column for each arm, with lines between runs of a seed.
+
+    Args:
+        name: Name of the figure: its file name, and the prefix of its ids.
+        comparison: The comparison.
+        styles: Colour and line style of each arm, by arm name.
+    """
     metric = comparison.metric
     values = {
         result.arm.name: {
@@ -277,14 +300,16 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
 
 
 def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve]], styles: Styles) -> Plot | None:
-    """Plot a quantity over steps: the mean over seeds of each arm, with a band from the lowest to the highest.
+    """Plot a quantity of a comparison's runs over steps: the mean over the seeds of each arm, with a band.
+
+    The band spans the lowest to the highest seed.
 
     Args:
-        name: Name of the figure.
+        name: Name of the figure: its file name, and the prefix of its ids.
         unit: Label of the vertical axis.
         what: Name of the quantity in the caption.
         arms: The curves of each arm's runs, by arm name.
-        styles: Colour and line style of each arm.
+        styles: Colour and line style of each arm, by arm name.
     """
     merged = {arm: mean_over_runs(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
     with plotting.drawing(name, 2.7) as figure:
@@ -304,10 +329,10 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
 
 
 def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
-    """Plot a bar for the mean of each arm and a dot for each of its runs.
+    """Plot a measure of a comparison's runs, such as throughput: a bar for the mean of each arm, a dot for each run.
 
     Args:
-        name: Name of the figure.
+        name: Name of the figure: its file name, and the prefix of its ids.
         unit: Label of the axis.
         what: Name of the quantity in the caption.
         arms: The values of each arm's runs, by arm name. The first arm is the reference.

@@ -1,6 +1,6 @@
-"""Report of a comparison or a recipe: the differences from the reference and the fairness of the comparison.
+"""Report page of a comparison or a recipe: the arms' differences from the reference, and their fairness.
 
-If there are several groups, the figure names of each group have a prefix of their own.
+An arm is all runs of one configuration, one per seed; the others are compared with the reference arm.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Read = Callable[[Path], OpenedRun | str]
 
 
 def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
-    """Return the report of a comparison's folder. Verdicts are missing until the jobs are done.
+    """Return the report of the folder of a comparison or recipe. Verdicts are missing until the jobs are done.
 
     Args:
         paths: The paths of the folder.
@@ -173,14 +173,14 @@ _MOST_BYTES: Final = 400_000
 
 @dataclass(frozen=True)
 class LoadedComparison:
-    """A comparison and the location of its records.
+    """A comparison's results with the means to read the records of its runs.
 
     Attributes:
-        comparison: The result of the comparison.
+        comparison: The results of the comparison.
         folder: The folder that the paths of runs are relative to.
-        read: Function that opens a run or returns an error message.
+        read: Function that opens a run directory, or returns an error message.
         points: The jobs of the comparison; empty if it compares existing runs.
-        prefix: Prefix of the names of its figures.
+        prefix: Prefix of the names of its figures, so that several comparisons can share a page.
     """
 
     comparison: Comparison
@@ -191,7 +191,7 @@ class LoadedComparison:
 
 
 def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
-    """Return the sections of a comparison: table and verdicts first, then the evidence."""
+    """Return the sections of a comparison's report: table and verdicts first, then the evidence."""
     comparison = compared.comparison
     arms = [_arm_runs(compared, result) for result in comparison.arms]
     others = len(arms) - 1
@@ -303,23 +303,32 @@ _MOST_PANELS: Final = 8
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The records of an arm: its opened runs, and messages about runs that could not be read."""
+    """Records of an arm (all runs of one configuration) of a comparison.
+
+    Attributes:
+        name: Name of the arm.
+        runs: The runs that could be opened, with their records.
+        problems: Messages about runs or records that could not be read, one sentence each.
+    """
 
     name: str
     runs: tuple[OpenedRun, ...]
     problems: tuple[str, ...]
 
     def learners(self) -> list[LearnerHistory]:
-        """Return the first learner of every run."""
+        """Return the step records of each run's first learner.
+
+        A learner is a model with its optimizer; a GAN has two.
+        """
         return [next(iter(run.history.learners.values())) for run in self.runs if run.history.learners]
 
     def metric(self, name: str) -> list[Curve]:
-        """Return the curves of a metric on validation data, one for each run that has it."""
+        """Return the curves of a metric on validation data, one for each run of the arm that has it."""
         found = [run.history.evaluations.get("val", {}).get(name) for run in self.runs]
         return [curve for curve in found if curve is not None]
 
     def panel(self) -> Panel | None:
-        """Return a panel of loss scales and overflows, or None if the loss scale never changed."""
+        """Return the arm's loss scales and overflows as a panel of a figure; None if no loss scale ever changed."""
         curves = [learner.loss_scale for learner in self.learners()]
         overflows: list[Overflows] = []
         for run in self.runs:

@@ -1,4 +1,4 @@
-"""Quantities over steps in bounded memory: a run of any length is reduced to a few thousand points at most.
+"""Quantities of a run over its steps in bounded memory, as a few thousand points at most however long the run is.
 
 Extremes are kept, so the curve of a long run still shows every spike. This module reads no files and draws nothing.
 """
@@ -21,14 +21,19 @@ Points = tuple[list[float], list[float]]
 
 
 class Curve:
-    """One quantity over steps, which are added in ascending order.
+    """A quantity over the steps of a run, such as the loss, reduced to a bounded number of buckets of steps.
 
-    Steps fall into buckets of equal width. Once a step needs more than ``most`` buckets, neighbours are merged and the
-    width doubles. One pass over a record of unknown length is therefore enough, and curves over the same steps have
-    the same buckets.
+    Add values in ascending order of steps. Each bucket keeps the mean, the lowest and the highest of its values. Steps
+    fall into buckets of equal width. Once a step needs more than ``most`` buckets, neighbours are merged and the width
+    doubles. One pass over a record of unknown length is therefore enough, and curves over the same steps have the same
+    buckets.
 
     Args:
         most: Maximum number of buckets.
+
+    Attributes:
+        width: Number of steps in a bucket.
+        count: Number of values added, non-finite ones included.
     """
 
     def __init__(self, most: int = MOST_BUCKETS) -> None:
@@ -38,11 +43,16 @@ class Curve:
         self._buckets: list[list[float]] = []
 
     def __len__(self) -> int:
-        """Return the number of buckets."""
+        """Return the number of buckets, which is the number of points of the curve's mean."""
         return len(self._buckets)
 
     def add(self, step: int, value: float) -> None:
-        """Add the value of a step, counted from 1 (or 0). A non-finite value is counted but not drawn."""
+        """Add the value of a step. A non-finite value is counted but not drawn.
+
+        Args:
+            step: Number of the step, from 1 (or 0); not below that of the step before.
+            value: The value. A magnitude of `LARGEST` or more counts as not finite.
+        """
         index = max(step - 1, 0) // self.width
         buckets = self._buckets
         if not buckets or buckets[-1][_INDEX] != index:
@@ -64,12 +74,18 @@ class Curve:
         return None
 
     def means(self) -> Points:
-        """Return the middle of each bucket and the mean of its finite values, or NaN, which breaks the line."""
+        """Return the points to draw as a line: the middle step of each bucket, and the mean of its finite values.
+
+        The mean is NaN without a finite value, which breaks the line.
+        """
         middles = [self._middle(bucket) for bucket in self._buckets]
         return middles, [b[_TOTAL] / b[_COUNT] if b[_COUNT] else math.nan for b in self._buckets]
 
     def extremes(self) -> Points:
-        """Return the lowest and the highest value of each bucket with their steps, in ascending order of steps."""
+        """Return the lowest and the highest value of each bucket with their steps, in ascending order of steps.
+
+        A bucket without a finite value gives one point with the value NaN.
+        """
         steps: list[float] = []
         values: list[float] = []
         for bucket in self._buckets:
@@ -80,27 +96,35 @@ class Curve:
         return steps, values
 
     def smooth(self, over: float = 0.02) -> Points:
-        """Return a centred moving mean of the bucket means over a fraction ``over`` of the whole range."""
+        """Return the points of a smoothed curve: a centred moving mean of the bucket means.
+
+        Args:
+            over: Width of the moving window, as a fraction of the whole range.
+        """
         steps, values = self.means()
         reach = max(round(len(values) * over / 2), 1)
         return steps, [_mean(values[max(at - reach, 0) : at + reach + 1]) for at in range(len(values))]
 
     def lost(self) -> list[float]:
-        """Return the middles of the buckets that had non-finite values."""
+        """Return the middle steps of the buckets with non-finite values, such as losses of steps that overflowed."""
         return [self._middle(bucket) for bucket in self._buckets if bucket[_LOST]]
 
     def finite(self) -> list[float]:
-        """Return the lowest and highest value of every bucket that has a finite value."""
+        """Return the lowest and highest value of every bucket with a finite value, to find the range of the curve."""
         return [value for bucket in self._buckets if bucket[_COUNT] for value in (bucket[_LOW], bucket[_HIGH])]
 
     def last(self) -> tuple[float, float] | None:
-        """Return the middle and the mean of the last bucket with a finite value, or None."""
+        """Return the last point of the curve: middle step and mean of the last bucket with a finite value, or None."""
         steps, values = self.means()
         found = [(step, value) for step, value in zip(steps, values, strict=True) if not math.isnan(value)]
         return found[-1] if found else None
 
     def by_bucket(self, width: int) -> dict[int, float]:
-        """Return the mean by bucket index after widening the buckets to ``width``, a multiple of the current width."""
+        """Return the mean of each bucket by its index, after widening the buckets; curves of one width can be combined.
+
+        Args:
+            width: New number of steps in a bucket, a multiple of the current one.
+        """
         if width > self.width:
             self._coarsen(width)
         return {int(b[_INDEX]): b[_TOTAL] / b[_COUNT] for b in self._buckets if b[_COUNT]}
@@ -122,9 +146,12 @@ class Curve:
 
 
 def mean_over_runs(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Combine the curves of several runs: steps, and mean, lowest and highest of their bucket means.
+    """Combine the curves of several runs, such as the seeds of a configuration, to a mean curve with a band.
 
     Buckets that fewer than half of the curves reached are left out, so that the line does not end with a single run.
+
+    Returns:
+        Middle steps of the buckets, and the mean, lowest and highest of the runs' bucket means.
     """
     present = [curve for curve in curves if len(curve)]
     width = max((curve.width for curve in present), default=1)

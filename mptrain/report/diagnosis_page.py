@@ -1,4 +1,4 @@
-"""Report of a step diagnosis: the cause, the values of every module and the remedies that were tried."""
+"""Report of a step diagnosis: the cause of non-finite values in a training step, by module, and the remedies tried."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ NEAR: Final = 0.25
 
 
 def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ()) -> Path:
-    """Write the three files of a diagnosis and replace earlier ones of the same step and overrides.
+    """Write the report of an examined training step as JSON, Markdown and HTML.
+
+    Earlier files of the same step and overrides are replaced.
 
     Args:
         folder: The folder to write to. It is created if missing.
@@ -71,7 +73,7 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
 
 
 def diagnosis_page(found: Examination) -> Page:
-    """Return the report of an examined step."""
+    """Return the report of an examined training step: its cause of failure, values of all modules, remedies."""
     tone: Tone = "good" if found.cause == "none" else "bad"
     return Page(
         over="mptrain step diagnosis",
@@ -91,13 +93,18 @@ def diagnosis_page(found: Examination) -> Page:
 
 
 def as_sentence(text: str, operator: str = "") -> str:
-    """Return a text as a sentence: a capital at the start, unless it starts with the operator's name, and a period."""
+    """Return a text with a capital at the start and a period at the end.
+
+    Args:
+        text: The text, without a period.
+        operator: Name of an operator; a text that starts with it gets no capital.
+    """
     begins = text if operator and text.startswith(f"{operator} ") else f"{text[:1].upper()}{text[1:]}"
     return f"{begins}."
 
 
 def breaking(row: ModuleRow) -> str:
-    """Return the mark of a module in which values become wrong."""
+    """Return the label of the module in which a step's values become wrong: ``first not finite``, ``wrong values``."""
     reach = row.forward if row.breaks == "forward" else row.backward
     return "wrong values" if reach is not None and not reach.inf and not reach.nan else "first not finite"
 
@@ -112,7 +119,7 @@ def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdict_on(remedy: Remedy) -> str:
-    """Return whether a remedy helps, in words."""
+    """Return the outcome of a remedy that was tried on a failing step: ``helps``, ``no help`` or ``not checked``."""
     return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
 
 
@@ -142,7 +149,15 @@ def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
 
 
 def cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
-    """Return one pass of a module: largest magnitude, its share of the FP16 maximum, share below 2^-14, zeros."""
+    """Return the table cells for the values of a module in one pass (forward or backward) of a diagnosed step.
+
+    Args:
+        row: The module.
+        reach: The range of its values in that pass; None leaves the cells empty.
+
+    Returns:
+        Largest magnitude, its share of the FP16 maximum, share below 2^-14, share of zeros.
+    """
     if reach is None:
         return (Cell(""), Cell(""), Cell(""), Cell(""))
     broken = "inf" if reach.inf else "nan" if reach.nan else ""

@@ -1,4 +1,4 @@
-"""Forecast of the usable static loss scales of a run, in words, as a table and as a figure.
+"""Sentences, table and figure in a report that recommend a static FP16 loss scale, from a run's gradient histograms.
 
 The figure has underflow on the left, overflow on the right, and the measurements of a sweep in the panels below.
 """
@@ -39,16 +39,18 @@ _LITTLE = 1e-4
 
 
 def power(exponent: int) -> str:
-    """Format a scale, ``2^7 (128)``, without the digits if they are long."""
+    """Format a loss scale of 2^exponent as text: ``2^7 (128)``, or ``2^14`` without the digits if they are long."""
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
-    """Return the overrides that set a static scale, up to its value: ``precision=fp16_static scaler.scale=``.
+    """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
+
+    Only the overrides that the run's configuration needs are included. The caller appends the scale.
 
     Args:
         settings: The configuration of the run, dotted key to value.
-        learner: The learner whose scale is set; empty if the run has only one.
+        learner: Name of the learner (a model with its optimizer) whose scale is set; empty if the run has only one.
     """
     own = f"learners.{learner}.scaler" if learner else "scaler"
     if settings.get("precision.compute") != "float16":
@@ -60,10 +62,10 @@ def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
 
 
 def recommendation(forecast: Forecast, words: str) -> str:
-    """Return the recommendation in words.
+    """Return the recommended static loss scale and the usable range, or the reason for none, as sentences for the user.
 
     Args:
-        forecast: The forecast of a learner.
+        forecast: The forecast of a learner (a model with its optimizer).
         words: The overrides that set its scale; see `scale_words`.
     """
     if not forecast.sampled_steps:
@@ -142,7 +144,7 @@ def _more_looks(forecast: Forecast) -> str:
 
 
 def reasons(forecast: Forecast) -> list[str]:
-    """Return the reasons for both ends of the usable range, and caveats, as sentences."""
+    """Return the reasons for both ends of the usable range of loss scales, and caveats, as sentences for the user."""
     said = []
     if forecast.scales:
         said += [*_below(forecast), *_above(forecast)]
@@ -244,11 +246,11 @@ def _cut_off(forecast: Forecast) -> str:
 
 
 def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
-    """Return a table with a row for each scale.
+    """Return the table of forecast underflow and overflow, with a row for each static loss scale.
 
     Args:
         forecast: A forecast with scales.
-        measured: The measurements of a sweep at some of the scales.
+        measured: The measurements of a sweep at some of the scales, as further columns.
     """
     kinds = list(measured.kinds) if measured else []
     head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
@@ -335,13 +337,16 @@ _OVERFLOWING: Final[dict[str, Any]] = {"color": plotting.VERMILLION, "marker": "
 def forecast_plot(
     name: str, forecast: Forecast, whose: str = "", measured: MeasuredScales | None = None
 ) -> Plot | None:
-    """Plot the forecast over the scale's exponent with the usable range, and the measurements of a sweep below.
+    """Plot the forecast underflow and overflow over the loss scale with the usable range, and a sweep's results below.
 
     Args:
-        name: Name of the figure.
+        name: Name of the figure: its file name, and the prefix of its ids.
         forecast: The forecast. Without scales, no figure is drawn.
-        whose: The learner, for the caption.
+        whose: Text that names the learner in the caption, such as ``, generator``; empty if there is only one.
         measured: The measurements of a sweep at some scales, or None.
+
+    Returns:
+        The figure; None if the forecast has no scales.
     """
     if not forecast.scales:
         return None

@@ -27,12 +27,12 @@ _FIRST: Final = ("model", "dataset", "task", "train")
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The static scales that the histograms of a run recommend.
+    """Static FP16 loss scales recommended for a run from its gradient histograms, with all that its report shows.
 
     Attributes:
-        opened: The run.
-        forecasts: The forecast of each learner.
-        measured: The measurements of a sweep; None without one.
+        opened: The run with its records.
+        forecasts: The forecast of each learner (a model with its optimizer; a GAN has two), by name.
+        measured: The measurements of a sweep over loss scales; None without one.
         sweep: The folder of that sweep.
         notes: Notes about unreadable records and about a run that has not ended.
     """
@@ -45,7 +45,7 @@ class Recommendation:
 
     @property
     def unlike(self) -> str:
-        """A warning that names the keys in which the sweep differs from this run; empty if it does not."""
+        """Warning that names the configuration keys in which the sweep differs from this run; empty if it does not."""
         found = self.measured.unlike(self.opened.run.config) if self.measured else {}
         if not found:
             return ""
@@ -58,7 +58,7 @@ class Recommendation:
         )
 
     def sentences(self) -> list[str]:
-        """Return the recommendation for each learner, with learner names if there are several."""
+        """Return the recommended loss scale of each learner in words, with learner names if there are several."""
         settings = self.opened.settings
         several = len(self.forecasts) > 1
         return [
@@ -67,21 +67,21 @@ class Recommendation:
         ]
 
     def reasons(self, learner: str) -> list[str]:
-        """Return the reasons for a learner's recommendation, as sentences."""
+        """Return the reasons for the loss scale recommended for a learner, as sentences."""
         return reasons(self.forecasts[learner])
 
     def table(self, learner: str) -> Table | None:
-        """Return a table with a row for each scale, or None if there is no forecast."""
+        """Return a learner's table with a row for each static loss scale, or None if nothing can be forecast."""
         forecast = self.forecasts[learner]
         return forecast_table(forecast, self.measured) if forecast.scales else None
 
 
 def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
-    """Recommend static loss scales from the histograms of a run.
+    """Recommend static FP16 loss scales for a run from its gradient histograms.
 
     Args:
         path: The run directory.
-        sweep: The folder of a sweep over static scales, or None.
+        sweep: The folder of a sweep over static scales whose results are shown beside the forecast, or None.
 
     Raises:
         StorageError: If the path is not a run or has no histograms, or if the sweep is none or has no static scales.
@@ -101,7 +101,7 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 
 
 def forecast_page(found: Recommendation) -> Page:
-    """Return the report of a recommendation."""
+    """Return the report of the static loss scales recommended for a run."""
     opened = found.opened
     notes = Bullets(found.notes, "warn")
     return Page(

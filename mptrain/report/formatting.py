@@ -1,4 +1,4 @@
-"""Formatting of numbers and untrusted text for reports, independent of HTML and Markdown."""
+"""Formatting of numbers and untrusted text in reports, independent of HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def plain(text: object, *, lines: bool = False) -> str:
 
 
 def elided(text: object, most: int) -> str:
-    """Return the text as one line of at most ``most`` characters, with an ellipsis in place of an omitted middle."""
+    """Return a text as one line of at most ``most`` characters, with an ellipsis in place of an omitted middle.
+
+    Characters that could control a terminal or a page are replaced; see `plain`.
+    """
     whole = plain(text)
     if len(whole) <= most:
         return whole
@@ -45,7 +48,7 @@ def elided(text: object, most: int) -> str:
 
 
 def number(value: float | None, error: float | None = None) -> str:
-    """Format a measured number.
+    """Format a measured number for a report: ``0.9184``, ``12,345``, ``∞``; a dash if there is none.
 
     Args:
         value: The number, or None if there is none.
@@ -69,13 +72,16 @@ def number(value: float | None, error: float | None = None) -> str:
 
 
 def signed(value: float, error: float | None = None) -> str:
-    """Format a difference like `number`, always with its sign."""
+    """Format a difference like `number`, with its sign, also if it is positive; zero has none."""
     text = number(value, error)
     return text if text.startswith(MINUS) or text == UNKNOWN or float(value) == 0 else f"+{text}"
 
 
 def share(value: float | None) -> str:
-    """Format a fraction as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``."""
+    """Format a fraction from 0 to 1 as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``.
+
+    A dash stands for None and for a number that is not finite.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     percent = 100 * value
@@ -85,14 +91,14 @@ def share(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format a rate per second: three significant digits below 100, whole numbers from there on."""
+    """Format a rate per second without its unit: three significant digits below 100, whole numbers from there on."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration: ``0:42``, ``12:05``, ``3:00:10``."""
+    """Format a duration in seconds as minutes and seconds, or with hours: ``0:42``, ``12:05``, ``3:00:10``."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     hours, rest = divmod(round(seconds), 3600)
@@ -101,12 +107,16 @@ def duration(seconds: float | None) -> str:
 
 
 def scale(value: float | None) -> str:
-    """Format a loss scale: ``128``, ``1000``, and powers of two from 1,024 on as ``2^16``."""
+    """Format a loss scale: ``128``, ``1000``, and powers of two from 1,024 on as ``2^16``; a dash for None."""
     return UNKNOWN if value is None else scale_in_words(value)
 
 
 def scale_path(path: dict[str, float]) -> str:
-    """Describe the course of a loss scale by ``first``, ``min``, ``max`` and ``last``; empty if one is missing."""
+    """Describe the course of a run's loss scale in words: ``2^24 to 2^15, between 2^14 and 2^24``.
+
+    Args:
+        path: The loss scale's ``first``, ``min``, ``max`` and ``last`` value; the result is empty if one is missing.
+    """
     if not {"first", "min", "max", "last"} <= path.keys():
         return ""
     if path["min"] == path["max"]:
@@ -118,12 +128,18 @@ def scale_path(path: dict[str, float]) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
+    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``.
+
+    Args:
+        count: The count.
+        one: The noun in the singular.
+        many: The noun in the plural; empty for the singular with an ``s``.
+    """
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
 
 
 def moment(iso: str) -> str:
-    """Format a UTC time of ``run.json`` to the second. Other text is returned unchanged."""
+    """Format a UTC time in ISO 8601 to the second: ``2025-01-31 12:05:42 UTC``. Other text is returned unchanged."""
     date, separator, rest = iso.partition("T")
     return f"{date} {rest[:8]} UTC" if separator and iso.endswith("+00:00") else iso

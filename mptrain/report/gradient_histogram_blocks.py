@@ -1,6 +1,7 @@
-"""Blocks of a run's report about its tensors and the FP16 range. Only runs with histograms have them.
+"""Blocks of a run's report about the magnitudes of its tensors and the FP16 range, from exponent histograms.
 
-They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps.
+They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps. Only
+runs with ``diagnostics=histograms`` have them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ _OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients",
 
 
 def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
-    """Return figures and tables of the tensors against the FP16 range, and the recommended static loss scale."""
+    """Return the blocks of a run's report on the magnitudes of its tensors, and its recommended static loss scale.
+
+    They show nothing if the run recorded no histograms.
+    """
     notes: list[str] = []
     found = read_histograms(opened.run, notes)
     several = len(found) > 1

@@ -1,4 +1,7 @@
-"""Summary of a run's histograms for the report, read in one pass and in bounded memory."""
+"""Summary of a run's exponent histograms for its report, read in one pass and in bounded memory.
+
+An exponent histogram counts a tensor's values x by floor(log2 |x|). A sampled step is a step with histograms.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _GRADIENTS: Final = ("activation_gradients", "weight_gradients")
 
 @dataclass(frozen=True, slots=True)
 class HistogramSummary:
-    """Summary of one sampled step.
+    """Shares of zero, lost and subnormal gradients at one step with exponent histograms, and its ineffective updates.
+
+    Activation gradients are gradients at module outputs, scaled by the loss scale as in the run.
 
     Attributes:
         step: The attempted step.
@@ -52,14 +57,14 @@ class HistogramSummary:
 
 @dataclass
 class LearnerHistograms:
-    """Histograms of one learner.
+    """Exponent histograms of one learner (a model with its optimizer; a GAN has two), merged over all sampled steps.
 
     Attributes:
-        gradients: The gradient history that a forecast needs.
+        gradients: The gradient history that a forecast of loss scales needs.
         kinds: Counts by kind and tensor name over all sampled steps, as the device saw them. Gradients of steps that
             overflowed are left out.
         seen: Summaries of the sampled steps that did not overflow.
-        overflowed: The sampled steps that overflowed.
+        overflowed: Numbers of the sampled steps that overflowed.
         unchanged: By parameter, the elements with a nonzero update and how many of them would not change in FP16.
         dtypes: The dtypes of the tensors of each kind.
     """
@@ -72,7 +77,7 @@ class LearnerHistograms:
     dtypes: dict[TensorKind, set[str]] = field(default_factory=dict)
 
     def add(self, record: HistogramRecord) -> None:
-        """Add the record of one sampled step."""
+        """Add the histograms of one step."""
         self.gradients.add(record)
         for kind, named in record.tensors.items():
             self.dtypes.setdefault(kind, set()).update(counts.dtype for counts in named.values())
@@ -91,19 +96,19 @@ class LearnerHistograms:
 
     @property
     def sampled_steps(self) -> int:
-        """Return the number of sampled steps."""
+        """Number of steps with histograms, those that overflowed included."""
         return len(self.seen) + len(self.overflowed)
 
     def together(self, kind: TensorKind) -> ExponentCounts:
-        """Return the counts of all tensors of a kind."""
+        """Return one histogram of all tensors of a kind, such as ``weights``, over all sampled steps."""
         return merged(self.kinds.get(kind, {}).values())
 
     def unscaled_gradients(self) -> ExponentCounts:
-        """Return the counts of all activation gradients, unscaled."""
+        """Return one histogram of all activation gradients, divided by the loss scale."""
         return self.gradients.together
 
     def lost_unscaled(self) -> float:
-        """Return the share of the nonzero activation gradients that FP16 rounds to zero without a loss scale."""
+        """Return the share of nonzero activation gradients that FP16 rounds to zero without a loss scale, 0 to 1."""
         return lost_share(merged(self.gradients.activations.values()))
 
 
@@ -124,7 +129,7 @@ def _seen(record: HistogramRecord) -> HistogramSummary:
 
 
 def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
-    """Return the histograms of a run by learner, up to a damaged record; empty if the run has none.
+    """Read the exponent histograms of a run, merged by learner, up to a damaged record; empty if the run has none.
 
     Args:
         run: The run.
@@ -140,7 +145,14 @@ def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
-    """Return the forecast of each learner. Steps after a damaged step record are not used."""
+    """Return the forecast of static loss scales for each learner of a run, by name.
+
+    Steps after a damaged step record are not used.
+
+    Args:
+        run: The run, whose step records are read.
+        histograms: The histograms of its learners, by name.
+    """
     return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 
@@ -152,7 +164,11 @@ def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
 
 
 def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:
-    """Sort tensors by the magnitude that they lose in FP16, then by lost precision, worst first."""
+    """Sort tensors by the share of their magnitude that they lose in FP16, then by lost precision, worst first.
+
+    Args:
+        named: Exponent histograms by tensor name; tensors without a nonzero value are left out.
+    """
 
     def badness(item: tuple[str, ExponentCounts]) -> tuple[float, float, float]:
         tails = ExponentTails(item[1])

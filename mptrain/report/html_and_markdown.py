@@ -1,4 +1,4 @@
-"""Rendering of pages as HTML and as Markdown. Only this module handles markup and escapes text.
+"""Rendering of report pages as HTML and as Markdown. Only this module handles markup and escapes text.
 
 Values reach the templates as plain text. The template environment escapes every value: markupsafe escapes HTML, and
 `markdown` escapes Markdown so that names are shown literally.
@@ -30,17 +30,17 @@ MOST_LETTERS: Final = 1500
 
 
 def html(page: Page) -> str:
-    """Render the page as one self-contained HTML document."""
+    """Render a report page as one self-contained HTML document, without scripts and with all figures inside."""
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return _HTML.get_template("page.html.j2").render(page=page, style=style, policy=POLICY, version=__version__)
 
 
 def markdown_page(page: Page, figures: str) -> str:
-    """Render the page as Markdown.
+    """Render a report page as a Markdown document that links to its figures.
 
     Args:
         page: The page.
-        figures: The folder of its figures, relative to the document.
+        figures: The folder of its figures (``NAME.svg``), relative to the document.
     """
     return _MARKDOWN.get_template("page.md.j2").render(page=page, figures=figures, version=__version__)
 
@@ -101,7 +101,12 @@ def markdown(text: object) -> str:
 
 
 def fenced(text: object, language: str = "") -> str:
-    """Return a fenced code block whose fence is longer than any run of backticks in the text."""
+    """Return text as a fenced Markdown code block whose fence is longer than any run of backticks in the text.
+
+    Args:
+        text: The code.
+        language: Name of the language for highlighting; empty for none.
+    """
     code = plain(text, lines=True)
     longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -1,6 +1,7 @@
-"""Blocks of a run's report about loss scales: their course, the steps that overflowed and the skipped updates.
+"""Blocks of a report about FP16 loss scales: their course, the steps that overflowed and the skipped updates.
 
-Reports of runs draw the loss scale figure with a panel for each learner, comparisons with a panel for each arm.
+Reports of runs draw the loss scale figure with a panel for each learner (a model with its optimizer), comparisons with
+a panel for each arm (all runs of one configuration).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_ROWS, _MOST_NAMED = 6, 12
 
 
 def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
-    """Return the plots of loss scales, overflows and skipped updates, and the tables of overflows."""
+    """Return the part of a run's report on its loss scales: figures of scales and skips, tables of overflows."""
     history = opened.history
     if not history.learners:
         return []
@@ -133,7 +134,13 @@ _WINDOWS: Final = 60
 
 @dataclass(frozen=True)
 class Panel:
-    """Loss scales that share an axis: title, curves and overflows."""
+    """Content of one panel in a figure of loss scales: a learner of a run, or an arm (configuration) of a comparison.
+
+    Attributes:
+        title: Title above the panel; empty for none.
+        scales: Loss scales over steps, one curve for each run.
+        overflows: The overflows of each run, drawn as markers.
+    """
 
     title: str
     scales: Sequence[Curve]
@@ -146,10 +153,11 @@ def loss_scale_plot(
     """Plot loss scales over steps, one axis for each panel, with markers that show the phase of each overflow.
 
     Args:
-        name: Name of the figure.
+        name: Name of the figure: its file name, and the prefix of its ids.
         caption: Caption of the figure.
         panels: One or more panels.
-        offenders: Parameters that overflowed. Each gets a row of markers below the panels.
+        offenders: Names and overflows of parameters with non-finite gradients. Each gets a row of markers below the
+            panels.
     """
     rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
     heights = [*[1.75 if len(panels) == 1 else 1.6] * len(panels), *[rows] * bool(offenders)]

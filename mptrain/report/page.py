@@ -1,4 +1,4 @@
-"""Content model of a report, independent of the output format: sections of blocks that the templates render.
+"""Content model of a report page, independent of the output format: sections of blocks that the templates render.
 
 Every string here is plain text and never markup. Only `mptrain.report.html_and_markdown` escapes text.
 """
@@ -15,7 +15,7 @@ Tone = Literal["", "good", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A table cell: a word or number with a tone."""
+    """A cell of a table in a report: its text, and a tone (good, warn, bad) that colours it."""
 
     text: str
     tone: Tone = ""
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph."""
+    """A block of a report: one paragraph, with a tone (good, warn, bad) that colours it."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -32,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """A bulleted list of sentences."""
+    """A block of a report: a bulleted list of sentences, with a tone (good, warn, bad) that colours it."""
 
     kind: ClassVar[str] = "bullets"
     items: tuple[str, ...]
@@ -41,7 +41,11 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The most important numbers, each as name, value and remark."""
+    """A block of a report: its most important numbers in large print.
+
+    Attributes:
+        tiles: Name, value and remark of each number.
+    """
 
     kind: ClassVar[str] = "tiles"
     tiles: tuple[tuple[str, str, str], ...]
@@ -49,7 +53,11 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Pairs of name and value. `facts` omits rows without a value."""
+    """A block of a report: a list of names with their values.
+
+    Attributes:
+        rows: Pairs of name and value. `facts` makes them without those that have no value.
+    """
 
     kind: ClassVar[str] = "facts"
     rows: tuple[tuple[str, str], ...]
@@ -57,13 +65,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
+    """A block of a report: a table. `table` makes one from strings.
 
     Attributes:
         head: Names of the columns.
         rows: Rows with one cell for each column.
         numeric: Indices of the columns that hold numbers. They are right-aligned.
-        note: A sentence below the table.
+        note: A sentence below the table; empty for none.
     """
 
     kind: ClassVar[str] = "table"
@@ -75,7 +83,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure: name, caption and SVG document. The name is the file name and the prefix of the ids."""
+    """A figure of a report.
+
+    Attributes:
+        name: Letters, digits and hyphens: the figure's file name, and the prefix of the ids in its SVG.
+        caption: Text below the figure.
+        svg: The SVG document.
+    """
 
     name: str
     caption: str
@@ -84,7 +98,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Plots:
-    """Figures, side by side if the page is wide enough."""
+    """A block of a report: figures, side by side if the page is wide enough."""
 
     kind: ClassVar[str] = "plots"
     plots: tuple[Plot, ...]
@@ -92,7 +106,13 @@ class Plots:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG file of the run: path relative to the report, caption and bytes."""
+    """A block of a report: an image from the run's samples.
+
+    Attributes:
+        file: Path of the PNG file, relative to the report.
+        caption: Text below the image.
+        png: Content of the file, which the HTML page embeds.
+    """
 
     kind: ClassVar[str] = "picture"
     file: str
@@ -102,7 +122,13 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A WAV file of the run: path relative to the report, caption and bytes."""
+    """A block of a report: a sound from the run's samples.
+
+    Attributes:
+        file: Path of the WAV file, relative to the report.
+        caption: Text below the player.
+        wav: Content of the file, which the HTML page embeds.
+    """
 
     kind: ClassVar[str] = "sound"
     file: str
@@ -112,7 +138,12 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Preformatted text such as a command or a configuration."""
+    """A block of a report: preformatted text such as a command or a configuration.
+
+    Attributes:
+        text: The text, which may have several lines.
+        language: Name of the language for highlighting, such as ``sh``; empty for none.
+    """
 
     kind: ClassVar[str] = "code"
     text: str
@@ -121,7 +152,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks that are collapsed until the reader opens them."""
+    """A block of a report: blocks that are collapsed below a title until the reader opens them."""
 
     kind: ClassVar[str] = "fold"
     title: str
@@ -133,7 +164,7 @@ Block = Text | Bullets | Tiles | Facts | Table | Plots | Picture | Sound | Code 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with the blocks below it."""
+    """A section of a report: a heading with the blocks below it."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -141,13 +172,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A whole report.
+    """A whole report of a run, sweep or comparison, which is rendered as HTML and as Markdown.
 
     Attributes:
         over: The kind of report, shown above the title.
         title: The subject of the report.
         status: The status of the subject. An empty one is not shown.
-        lead: The main result in one sentence.
+        lead: The main result in one or a few sentences.
         sections: The sections in order. Those without blocks are left out.
     """
 
@@ -158,12 +189,12 @@ class Page:
     sections: tuple[Section, ...]
 
     def plots(self) -> list[Plot]:
-        """Return all figures of the page in order."""
+        """Return all figures of the report in order, also those in collapsed blocks."""
         return [plot for section in self.sections for block in section.blocks for plot in _plots(block)]
 
 
 def section(title: str, *blocks: Block | None) -> Section:
-    """Return a section of the given blocks without those that are None or empty."""
+    """Return a section of a report with those of the given blocks that are neither None nor empty."""
     return Section(title, tuple(block for block in blocks if block is not None and not _is_empty(block)))
 
 
@@ -175,14 +206,14 @@ def _is_empty(block: Block) -> bool:
 
 
 def facts(*rows: tuple[str, str]) -> Facts:
-    """Return a block of name and value pairs, without the pairs that have no value."""
+    """Return a block of a report with pairs of name and value, without the pairs that have no value."""
     return Facts(tuple((name, text) for name, text in rows if text))
 
 
 def table(
     head: Sequence[str | None], rows: Iterable[Sequence[Cell | str]], numeric: Iterable[int] = (), note: str = ""
 ) -> Table:
-    """Return a table of cells and plain strings.
+    """Return a table of a report from cells and plain strings.
 
     Args:
         head: Names of the columns. A column whose name is None is left out.
@@ -198,7 +229,7 @@ def table(
 
 
 def plots(*found: Plot | None) -> Plots:
-    """Return `Plots` of the figures that are not None."""
+    """Return a block of a report with those of the given figures that are not None."""
     return Plots(tuple(plot for plot in found if plot is not None))
 
 

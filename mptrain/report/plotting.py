@@ -1,4 +1,4 @@
-"""Style of figures, drawing helpers and SVG output. Only this module sets matplotlib options.
+"""Style of a report's figures, drawing helpers and SVG output. Only this module sets matplotlib options.
 
 Figures are made without pyplot, so no global state is left behind. Text stays text in the SVG and is shown in the
 reader's fonts. It is measured with the font that matplotlib ships, so the same run gives the same bytes everywhere.
@@ -90,11 +90,17 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Drawing:
-    """A figure under construction. The legend is placed below all axes, covers no data and adds to the height.
+    """A figure of a report under construction; `drawing` makes one.
+
+    The legend is placed below all axes, covers no data and adds to the height.
 
     Args:
         name: Letters, digits and hyphens. It is the prefix of all ids, so that figures can share a page.
         height: Height in inches without the legend.
+
+    Attributes:
+        svg: The SVG document; empty until `finish`.
+        figure: The matplotlib figure.
     """
 
     def __init__(self, name: str, height: float) -> None:
@@ -106,16 +112,27 @@ class Drawing:
         self._legend: list[tuple[str, Any]] = []
 
     def panels(self, count: int = 1, heights: Sequence[float] | None = None) -> list[Axes]:
-        """Add axes in one column with a shared horizontal axis. ``heights`` are the height ratios."""
+        """Add axes to the figure, in one column with a shared horizontal axis, and return them from top to bottom.
+
+        Args:
+            count: Number of axes.
+            heights: Height ratios of the axes; None for equal heights.
+        """
         grid = self.figure.subplots(count, 1, sharex=True, squeeze=False, height_ratios=heights)
         return list(grid[:, 0])
 
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
-        """Add a legend entry for a drawn handle, or for a line of the given style."""
+        """Add an entry to the figure's legend.
+
+        Args:
+            text: The label.
+            handle: A drawn matplotlib artist; None for a line of the given style.
+            style: Line properties of matplotlib.
+        """
         self._legend.append((text, Line2D([], [], **style) if handle is None else handle))
 
     def finish(self) -> None:
-        """Add the legend in as many columns as fit and write the SVG document."""
+        """Add the legend in as many columns as fit, and store the SVG document in ``svg``."""
         labels = [label for label, _ in self._legend]
         if labels:
             columns = max(1, min(len(labels), 56 // (max(map(len, labels)) + 6)))
@@ -132,7 +149,14 @@ class Drawing:
 
 @contextmanager
 def drawing(name: str, height: float) -> Iterator[Drawing]:
-    """Context manager that yields a `Drawing`. After the block, its ``svg`` holds the SVG document."""
+    """Context manager that yields a figure to draw on, in the style of the reports.
+
+    After the block, the ``svg`` of the `Drawing` holds the SVG document.
+
+    Args:
+        name: Letters, digits and hyphens: the prefix of all ids in the SVG.
+        height: Height in inches without the legend.
+    """
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()  # ignores the user's matplotlibrc
         mpl.rcParams.update({**_STYLE, "svg.hashsalt": name})
@@ -144,26 +168,33 @@ def drawing(name: str, height: float) -> Iterator[Drawing]:
 
 
 def series(count: int) -> list[tuple[str, str]]:
-    """Return colour and line style of ``count`` unordered series."""
+    """Return colour and line style of ``count`` curves of a figure that have no order, such as learners."""
     return [(SERIES[at % len(SERIES)], LINES[at // len(SERIES) % len(LINES)]) for at in range(count)]
 
 
 def dashed_series(count: int) -> list[tuple[str, str]]:
-    """Return styles like `series`, but with varying line styles so that overlapping curves stay visible."""
+    """Return colours and line styles like `series`, but with varying styles so that overlapping curves stay visible."""
     return [
         (SERIES[at % len(SERIES)], LINES[(at % len(SERIES) + at // len(SERIES)) % len(LINES)]) for at in range(count)
     ]
 
 
 def ordered_series(count: int) -> list[tuple[str, str]]:
-    """Return colour and line style of ``count`` series ordered by a number, from dark to light."""
+    """Return colour and line style of ``count`` curves that are ordered by a number, from dark to light."""
     ramp = mpl.colormaps["viridis"]
     shades = [ramp(0.88 * at / max(count - 1, 1)) for at in range(count)]
     return [(mpl.colors.to_hex(shade), "-") for shade in shades]
 
 
 def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = math.inf) -> None:
-    """Label the vertical axis with plain numbers; logarithmic if positive values span more than ``factor``."""
+    """Label the vertical axis of a figure with plain numbers, and make it logarithmic for values of a wide range.
+
+    Args:
+        axes: The axes.
+        values: The drawn values, from which the range is taken.
+        factor: The axis is logarithmic if all values are positive and the largest is more than this many times the
+            smallest.
+    """
     if values and min(values) > 0 and max(values) > factor * min(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
@@ -176,20 +207,26 @@ def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = mat
 
 
 def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) -> None:
-    """Set ticks at the given places, labelled by ``text``."""
+    """Set the ticks of a figure's axis.
+
+    Args:
+        axis: The horizontal or vertical axis.
+        places: Positions of the ticks.
+        text: Function that returns the label of a position.
+    """
     axis.set_major_locator(FixedLocator(places))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Label the rows of the vertical axis with names, the first at the top."""
+    """Turn the vertical axis of a figure into rows 0, 1, ... labelled with names, the first at the top."""
     ticks_at(axes.yaxis, range(len(names)), lambda value: elided(names[int(value)], 22))
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
 
 
 def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool = False, **style: Any) -> None:
-    """Draw markers without connecting lines.
+    """Draw values as markers without connecting lines in a figure.
 
     Args:
         axes: The axes to draw on.
@@ -205,11 +242,11 @@ def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool
 def dots_and_means(
     axes: Axes, points: Sequence[tuple[float, float]], colour: str, line: str, *, means: Any, **style: Any
 ) -> Line2D:
-    """Draw every value as a dot and a line through the means at each position.
+    """Draw values, such as the metrics of runs, as dots in a figure, and a line through the means at each position.
 
     Args:
         axes: The axes to draw on.
-        points: Pairs of position and value.
+        points: Pairs of horizontal position and value.
         colour: Colour of the dots and the line.
         line: Line style.
         means: Further properties of the line.
@@ -230,18 +267,29 @@ def dots_and_means(
 
 
 def failures_at(axes: Axes, across: Sequence[float], up: Sequence[float], transform: Any = None) -> None:
-    """Draw crosses for failed runs. By default ``up`` is a fraction of the height of the axes."""
+    """Draw crosses that mark failed runs in a figure.
+
+    Args:
+        axes: The axes to draw on.
+        across: Horizontal positions, in data coordinates.
+        up: Vertical positions, as fractions of the height of the axes.
+        transform: Another matplotlib transform of the positions; None for these coordinates.
+    """
     dots(axes, across, up, transform=transform or axes.get_xaxis_transform(), **FAILED)
 
 
 def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
-    """Return the points with log2 of their values, NaN where a value is not positive."""
+    """Return a curve's points for an axis of powers of two: log2 of the values, NaN where a value is not positive.
+
+    Args:
+        points: Steps, and their values such as loss scales.
+    """
     steps, values = points
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 
 
 def power_of_two_y_axis(axes: Axes) -> None:
-    """Set ticks at integer powers of two on a vertical axis that shows the exponents of loss scales."""
+    """Set the ticks of a vertical axis that shows log2 of loss scales: labels ``2^8``, ``2^10`` ..."""
     low, high = axes.get_ylim()
     middle, half = (low + high) / 2, max((high - low) / 2, 1.2)
     low, high = middle - half, middle + half
@@ -253,13 +301,13 @@ def power_of_two_y_axis(axes: Axes) -> None:
 
 
 def numeric_x_axis(axes: Axes, label: str) -> None:
-    """Label the horizontal axis and its ticks with plain numbers."""
+    """Label the horizontal axis of a figure, and its ticks with plain numbers."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
 def step_axis(axes: Axes, last: float) -> None:
-    """Set up the horizontal axis for steps from 0 to the last one."""
+    """Set up the horizontal axis of a figure for training steps, from 0 to the last one."""
     axes.set_xlabel("step")
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -267,12 +315,12 @@ def step_axis(axes: Axes, last: float) -> None:
 
 
 def tick(value: float) -> str:
-    """Format a tick label."""
+    """Format the label of a tick: six significant digits below 10,000, and ``12k`` or ``2.5M`` from there on."""
     return thousands(value) if abs(value) >= 10_000 else f"{value:.6g}".replace("-", MINUS)
 
 
 def thousands(value: float) -> str:
-    """Format a tick label of a count: ``400``, ``12k``, ``2.5M``."""
+    """Format the label of a tick that is a count: ``400``, ``12k``, ``2.5M``."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             unit = 1e3 if letter == "k" else size
@@ -281,7 +329,7 @@ def thousands(value: float) -> str:
 
 
 def inlined(svg: str) -> str:
-    """Return an SVG document as an inline element that scales to the available width."""
+    """Return an SVG document as an inline element of an HTML page, which scales to the available width."""
     start = svg.index("<svg")
     return re.sub(r' (?:width|height)="[^"]*pt"', "", svg[start:], count=2)
 

@@ -1,6 +1,7 @@
 """Blocks of a recipe's report: its claim, its expectations with their numbers, and the verdict.
 
-They show the content of ``verdict.json`` in a recipe's folder. This module judges nothing itself.
+A recipe is a published claim with the runs and the expected results that test it. The blocks show the content of
+``verdict.json`` in a recipe's folder. This module judges nothing itself.
 """
 
 from __future__ import annotations
@@ -29,25 +30,34 @@ _TONES: Final[dict[str, Tone]] = {
 
 @dataclass(frozen=True)
 class SavedVerdict:
-    """The content of ``verdict.json``; empty, with the reason in ``problem``, if it cannot be read."""
+    """Verdict on a recipe (a published claim with expected results), as read from ``verdict.json``.
+
+    Attributes:
+        fields: The content of the file; empty if there is none or it cannot be read.
+        problem: The error message if it cannot be read; else empty.
+    """
 
     fields: Mapping[str, Any]
     problem: str = ""
 
     @property
     def verdict(self) -> Cell | None:
-        """The verdict in capitals; None if there is none yet."""
+        """The verdict, ``REPRODUCED`` or ``NOT REPRODUCED``, as a table cell; None if there is none yet."""
         word = str(self.fields.get("verdict") or "")
         return Cell(word, _TONES.get(word, "warn")) if word else None
 
     @property
     def title(self) -> str:
-        """The title of the recipe."""
+        """Title of the recipe, or its name if it has no title; empty if neither is recorded."""
         return str(self.fields.get("title") or self.fields.get("recipe") or "")
 
 
 def read_verdict(folder: Path) -> SavedVerdict:
-    """Read the verdict in a recipe's folder. The result is empty if there is none yet."""
+    """Read the verdict on a recipe from its folder. The result is empty if there is none yet, or it is damaged.
+
+    Args:
+        folder: The folder of the recipe's runs, or of any comparison (which has no verdict of a recipe).
+    """
     path = SweepPaths(folder).verdict
     try:
         if not path.exists():
@@ -60,7 +70,7 @@ def read_verdict(folder: Path) -> SavedVerdict:
 
 
 def expectations_in_words(found: SavedVerdict) -> str:
-    """Return the number of expectations met, not met and undecided; empty if none is judged."""
+    """Return the number of a recipe's expectations met, not met and undecided in words; empty if none is judged."""
     outcomes = [str(one.get("outcome")) for one in _expectations(found)]
     if not outcomes or not found.verdict:
         return ""
@@ -75,7 +85,7 @@ def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
 
 
 def claim_blocks(found: SavedVerdict) -> list[Block]:
-    """Return the claim with its source, the table of expectations and, if there is any, the arithmetic."""
+    """Return the part of a recipe's report on its claim: claim and source, table of expectations, computed numbers."""
     fields = found.fields
     rows: list[list[Cell | str]] = []
     for one in _expectations(found):

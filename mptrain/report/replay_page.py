@@ -1,4 +1,7 @@
-"""Report of a replay: the loss scales of a run and those of another loss scaling rule on the same run."""
+"""Report of a replay: the loss scales that another loss-scaling rule would have chosen, beside those of the run.
+
+A replay feeds the overflows and gradients that a run recorded to the rule. It trains nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ from mptrain.report.run_history import MOST_MARKS
 
 @dataclass
 class ScaleTrajectory:
-    """Loss scales over steps and their outcomes, recorded or replayed.
+    """Course of the loss scale over a run's steps, with the numbers of updates, skips and overflows.
+
+    It is either recorded, or replayed with another loss-scaling rule.
 
     Attributes:
         scales: Loss scales over steps.
@@ -58,7 +63,14 @@ class ScaleTrajectory:
     last: float = 0.0
 
     def add(self, step: int, loss_scale: float, overflow: bool, skipped: bool) -> None:
-        """Add a step."""
+        """Add a step whose outcome is known or estimated.
+
+        Args:
+            step: The step number.
+            loss_scale: The loss scale of the step.
+            overflow: Whether a gradient overflowed at that scale.
+            skipped: Whether the update was skipped.
+        """
         self._at(step, loss_scale)
         self.updates += not skipped
         self.skipped += skipped
@@ -67,7 +79,7 @@ class ScaleTrajectory:
             self.marks.add(step, loss_scale)
 
     def pass_over(self, step: int, loss_scale: float) -> None:
-        """Add a step of which only the loss scale is known."""
+        """Add a step of which only the loss scale is known, not whether a gradient overflowed at that scale."""
         self._at(step, loss_scale)
         self.unknown += 1
 
@@ -85,11 +97,11 @@ class ScaleTrajectory:
 
 @dataclass(frozen=True)
 class ReplayedLearner:
-    """The recorded and replayed loss scales of one learner.
+    """Recorded and replayed loss scales of one learner (a model with its optimizer; a GAN has two) of a run.
 
     Attributes:
         name: Name of the learner.
-        recorded_rule: Description of the run's own rule.
+        recorded_rule: Description of the run's own loss-scaling rule.
         rule: Description of the replayed rule.
         recorded: The recorded trajectory.
         replayed: The trajectory under the replayed rule.
@@ -113,11 +125,14 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """True if the replayed scale is constant, differs from the run's own, and skips updates."""
+        """True if the replayed loss scale is constant, differs from the run's own, and skips updates.
+
+        An overflow can then recur at every step, because a skipped update leaves the weights unchanged.
+        """
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
-        """Return how many of the replayed scales equal the recorded ones, as a clause."""
+        """Return a clause on the number of steps at which the replayed loss scale equals the recorded one."""
         steps = self.recorded.steps
         if self.parted is None:
             return f"its scale equals the recorded one at all {steps:,} steps"
@@ -129,7 +144,7 @@ class ReplayedLearner:
         )
 
     def basis(self) -> str:
-        """Return how many outcomes are known, estimated and unknown, as a clause."""
+        """Return a clause on the number of steps whose outcome in the replay is known, estimated and unknown."""
         counts = {"known": self.known, "estimated": self.estimated, "unknown": self.replayed.unknown}
         parts = [f"{count:,} {how}" for how, count in counts.items() if count]
         return f"outcomes of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
@@ -137,7 +152,7 @@ class ReplayedLearner:
 
 @dataclass(frozen=True)
 class Replay:
-    """A loss scaling rule replayed on the records of a run.
+    """A loss-scaling rule replayed on the records of a run: the scales that it would have chosen.
 
     Attributes:
         root: The run directory.
@@ -174,7 +189,7 @@ _LONGEST: Final = 80
 
 
 def replay_rows(replay: Replay) -> list[list[str]]:
-    """Return two rows for each learner: recorded and replayed."""
+    """Return the table of a replay: two rows for each learner, recorded and replayed, with the columns `COLUMNS`."""
     return [
         [
             learner.name,
@@ -190,7 +205,7 @@ def replay_rows(replay: Replay) -> list[list[str]]:
 
 
 def replay_page(replay: Replay) -> Page:
-    """Return the report of a replay."""
+    """Return the report of a loss-scaling rule that was replayed on a run."""
     several = len(replay.learners) > 1
     lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
     return Page(
@@ -234,7 +249,10 @@ def _rules(replay: Replay) -> Block:
 
 
 def file_name(replay: Replay) -> str:
-    """Return ``replay-NAME-KEY-VALUE`` in letters, digits and hyphens. A long name is cut and ends with a digest."""
+    """Return the file name of a replay's report without its suffix: ``replay-NAME-KEY-VALUE``.
+
+    It has letters, digits and hyphens. A long name is cut and ends with a digest.
+    """
     words = [_SCALER.sub(r"\1", word) for word in replay.words if not _RULE.match(word)]
     whole = " ".join([replay.scaler, *masked(words)])
     plain = re.sub("[^A-Za-z0-9]", "-", whole)

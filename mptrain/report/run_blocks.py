@@ -28,11 +28,11 @@ from mptrain.runlog.run_reader import Run, read_run
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run and its records.
+    """A run opened for a report: its small files, and the histories of its steps and events.
 
     Attributes:
-        run: The content of its small files.
-        history: Its records.
+        run: The content of its small files, such as ``run.json`` and ``summary.json``.
+        history: The records of its steps, overflows and evaluations, as curves and counts.
         settings: Its configuration as dotted key to value; empty if it has none.
         dead: Whether its status is running although no process holds its lock.
     """
@@ -44,7 +44,7 @@ class OpenedRun:
 
     @property
     def status(self) -> Cell:
-        """The status of the run in words."""
+        """Status of the run in words, such as ``failed (exit code 4)``, as a table cell with a tone."""
         state = self.run.state
         code = f" (exit code {state.exit_code})" if state.exit_code else ""
         match state.status:
@@ -59,26 +59,26 @@ class OpenedRun:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """True if a higher metric is better, False if a lower one is; None if the summary does not say."""
+        """True if a higher value of the task's metric is better, False if a lower one is; None if unknown."""
         return self.run.summary.get("higher_is_better")
 
     @property
     def metric(self) -> str:
-        """The name of the task's metric; empty if it has none."""
+        """Name of the task's metric, such as ``top1``; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")
 
     def title(self) -> str:
-        """Return model, dataset and precision, or the id of the run if one is unknown."""
+        """Return the title of the run's report: ``MODEL on DATASET, PRECISION``, or the run's id if one is unknown."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
         return f"{names[0]} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
 
 
 def open_with_history(path: Path, most: int) -> OpenedRun:
-    """Open the run in a directory and read its history.
+    """Open the run in a directory, and read all its records for a report.
 
     Args:
         path: The run directory.
-        most: Maximum number of buckets of each curve.
+        most: Maximum number of buckets (points) of each curve.
 
     Raises:
         StorageError: If the directory is not a run, or one of its small files is damaged.
@@ -94,14 +94,23 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
 
 
 def unfinished_note(dead: bool) -> str:
-    """Return a note for a run whose status is running. ``dead`` says that no process holds its lock."""
+    """Return a sentence for the report of a run whose status is ``running``.
+
+    Args:
+        dead: Whether no process holds the run's lock, so that it was killed.
+    """
     if dead:
         return "the run has not ended (it was killed, or the machine went down): this covers the steps so far"
     return "the run is still running: this covers the steps so far"
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Return the device, versions, commit, precision, seed and attempts of a run."""
+    """Return a run's device, versions, commit, precision, seed and attempts as a block of names and values.
+
+    Args:
+        run: The run.
+        settings: Its configuration as dotted key to value.
+    """
     state = run.state
     attempts = state.attempts
     threads = run.summary.get("threads")
@@ -126,7 +135,7 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
 
 
 def commands(run: Run) -> list[Block]:
-    """Return the exact command and, collapsed, the resolved configuration."""
+    """Return the exact command of a run and, collapsed, its resolved configuration, as blocks of a report."""
     blocks: list[Block] = [Code(run.state.command, "sh")]
     if run.config:
         blocks.append(Fold("Resolved configuration", (Code(run.config, "yaml"),)))
@@ -136,7 +145,15 @@ def commands(run: Run) -> list[Block]:
 
 
 def open_or_reason(path: Path, most: int) -> OpenedRun | str:
-    """Return the run of `open_with_history`, or the message of its error."""
+    """Open a run for the report of several runs, in which one unreadable run is no error.
+
+    Args:
+        path: The run directory.
+        most: Maximum number of buckets (points) of each curve.
+
+    Returns:
+        The run with its records, or the message of the error that `open_with_history` raises.
+    """
     try:
         return open_with_history(path, most)
     except StorageError as error:
@@ -154,9 +171,10 @@ _WAV: Final = b"RIFF"
 
 
 def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[Block]:
-    """Return the newest sample file of each kind: images, then texts, then audio.
+    """Return a run's newest sample of each kind as blocks of a report: images, then texts, then audio.
 
-    Damaged and too large files are left out. Audio files are sorted by number, so that related ones are adjacent.
+    A kind is the name of a sample file before its step number. Damaged and too large files are left out. Audio files
+    are sorted by number, so that related ones are adjacent.
 
     Args:
         run: The run whose samples are shown.
@@ -232,7 +250,9 @@ Calls = Sequence[Mapping[str, Any]]
 
 
 def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
-    """Return a sentence with the number of operators by dtype and of casts, and collapsed tables of them.
+    """Return the dtypes in which the operators of a training step computed, as blocks of a report.
+
+    They are a sentence, and collapsed tables of the operators and of the casts between dtypes.
 
     Args:
         found: ``operators`` and ``casts`` as in the event ``operators``; empty if the run has none.
@@ -249,7 +269,11 @@ def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
 
 
 def summary(found: Mapping[str, Calls]) -> str:
-    """Return the number of operators by output dtype and the number of casts, in one sentence."""
+    """Return the number of a step's operators by output dtype, and of its casts between dtypes, in one sentence.
+
+    Args:
+        found: ``operators`` and ``casts`` as in the event ``operators``.
+    """
     by_dtype: Counter[str] = Counter()
     for one in found.get("operators") or []:
         by_dtype[str(one["outputs"])] += int(one["calls"])
@@ -259,12 +283,15 @@ def summary(found: Mapping[str, Calls]) -> str:
 
 
 def by_operator(operators: Calls) -> list[tuple[str, ...]]:
-    """Return rows of pass, operator, inputs, outputs and calls, forward pass first."""
+    """Return the table rows of a step's operators: pass, operator, dtypes in, dtypes out and number of calls.
+
+    The operators of the forward pass come first.
+    """
     return _by_pass(operators, ("operator", "inputs", "outputs"))
 
 
 def by_cast(casts: Calls) -> list[tuple[str, ...]]:
-    """Return rows of pass, from, to and calls, forward pass first."""
+    """Return the table rows of a step's casts: pass, dtype from, dtype to and number of calls, forward pass first."""
     return _by_pass(casts, ("from", "to"))
 
 

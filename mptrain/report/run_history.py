@@ -1,4 +1,4 @@
-"""Curves and short lists from the records of a run, read in one pass and in bounded memory.
+"""Curves and short lists for a report from the records of a run, read in one pass and in bounded memory.
 
 Reading stops at a damaged record and adds a note instead of raising, because reports matter most for broken runs.
 """
@@ -30,7 +30,18 @@ _USUAL: Final = frozenset(
 
 @dataclass
 class LearnerHistory:
-    """The records of one learner in ``steps.jsonl`` as curves and counts."""
+    """Step records of one learner (a model with its optimizer; a GAN has two) of a run, as curves and counts.
+
+    Attributes:
+        loss: Unscaled loss over steps.
+        loss_scale: Loss scale over steps.
+        grad_norm: L2 norm of the unscaled gradients before clipping, over steps without overflow.
+        lr: Learning rate over steps.
+        skipped: 1 at steps whose update was skipped, else 0.
+        attempts: Number of attempted steps.
+        updates: Number of applied updates.
+        refused: Number of skipped updates.
+    """
 
     loss: Curve
     loss_scale: Curve
@@ -43,11 +54,15 @@ class LearnerHistory:
 
     @classmethod
     def empty(cls, most: int) -> LearnerHistory:
-        """Return the history of a learner without steps."""
+        """Return the history of a learner without steps.
+
+        Args:
+            most: Maximum number of buckets of each curve.
+        """
         return cls(Curve(most), Curve(most), Curve(most), Curve(most), Curve(most))
 
     def add(self, record: StepRecord) -> None:
-        """Add the record of a step."""
+        """Add the record of the learner's next step."""
         self.loss.add(record.step, record.loss)
         self.loss_scale.add(record.step, record.loss_scale)
         if not record.overflow:  # the norm is meaningless after an overflow
@@ -61,14 +76,20 @@ class LearnerHistory:
 
 @dataclass
 class FirstAndLast:
-    """The first and the last `MOST_ROWS` items of a sequence of any length."""
+    """Bounded list that keeps the first and the last `MOST_ROWS` items added, for a table of a report.
+
+    Attributes:
+        first: The first items.
+        last: The last items.
+        count: Number of items added.
+    """
 
     first: list[Any] = field(default_factory=list)
     last: deque[Any] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
     count: int = 0
 
     def add(self, item: Any) -> None:
-        """Add an item."""
+        """Add an item. If the list is full, the oldest of the last items is dropped."""
         self.count += 1
         if len(self.first) < MOST_ROWS:
             self.first.append(item)
@@ -77,17 +98,25 @@ class FirstAndLast:
 
     @property
     def between(self) -> int:
-        """Return the number of items that are dropped between the first and the last ones."""
+        """Number of dropped items, between the first and the last ones."""
         return self.count - len(self.first) - len(self.last)
 
     def kept(self) -> list[Any]:
-        """Return the kept items in order."""
+        """Return the kept items in the order in which they were added."""
         return [*self.first, *self.last]
 
 
 @dataclass
 class Offender:
-    """A parameter with non-finite gradients: counts of inf and NaN, and marks of the steps by phase."""
+    """A parameter whose gradient was inf or NaN in overflowing steps, with counts and steps.
+
+    Attributes:
+        first: The first step that overflowed there.
+        last: The last such step.
+        kinds: ``inf`` and ``nan`` to number of overflows.
+        marks: Phase of the loss scaler (calibrating, growth probe, unexpected) to a curve with the value 1 at each such
+            step.
+    """
 
     first: int
     last: int = 0
@@ -96,11 +125,17 @@ class Offender:
 
     @property
     def count(self) -> int:
-        """The number of overflows that name this parameter."""
+        """Number of overflows that name this parameter."""
         return sum(self.kinds.values())
 
     def add(self, kind: str, phase: str, step: int) -> None:
-        """Add one overflow."""
+        """Add one overflow of this parameter's gradient.
+
+        Args:
+            kind: ``inf`` or ``nan``.
+            phase: Phase of the loss scaler: ``calibrating``, ``growth probe`` or ``unexpected``.
+            step: The step number.
+        """
         self.last = step
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, 1.0)
@@ -108,35 +143,59 @@ class Offender:
 
 @dataclass
 class Overflows:
-    """The overflows of one learner: counts and marks (step, loss scale) by phase, and the affected parameters."""
+    """Overflows of one learner (a model with its optimizer) of a run, by phase of the loss scaler and by parameter.
+
+    The phases are ``calibrating``, ``growth probe`` and ``unexpected``.
+
+    Attributes:
+        counts: Phase to number of overflows.
+        marks: Phase to a curve of the loss scales at which steps overflowed.
+        offenders: Name of each parameter with non-finite gradients to its overflows.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Curve] = field(default_factory=dict)
     offenders: dict[str, Offender] = field(default_factory=dict)
 
     def add(self, phase: str, step: int, scale: float, tensors: Iterable[tuple[str, str]] = ()) -> None:
-        """Add one overflow. ``tensors`` are pairs of parameter name and kind (inf or nan)."""
+        """Add one overflow of the learner.
+
+        Args:
+            phase: Phase of the loss scaler.
+            step: The step number.
+            scale: The loss scale of the step.
+            tensors: Pairs of parameter name and kind (inf or nan).
+        """
         self.counts[phase] = self.counts.get(phase, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, scale)
         for name, kind in tensors:
             self.offenders.setdefault(name, Offender(step)).add(kind, phase, step)
 
     def worst(self, most: int) -> list[tuple[str, Offender]]:
-        """Return the parameters that overflowed most often, most frequent first. Ties keep the order of the model."""
+        """Return the parameters whose gradients overflowed most often, most frequent first.
+
+        Ties keep the order in which parameters first overflowed.
+
+        Args:
+            most: Maximum number of parameters.
+
+        Returns:
+            Pairs of parameter name and its overflows.
+        """
         return sorted(self.offenders.items(), key=lambda item: -item[1].count)[:most]
 
 
 @dataclass
 class History:
-    """The records of a run.
+    """Records of a run for a report, reduced to curves, counts and short lists.
 
     Attributes:
-        learners: Learner histories by name, in stepping order.
-        overflows: Overflows by learner.
+        learners: Step records of each learner (a model with its optimizer) by name, in stepping order.
+        overflows: Overflows by name of the learner.
         overflow_rows: The first and last overflow events.
-        evaluations: Curves by split and metric.
+        evaluations: Curves of metrics by split and name of the metric.
         operators: Operators and casts with their dtypes, as found by the newest rehearsal.
-        occurrences: Step, kind and description of each unusual event.
+        occurrences: Step, kind and description of each unusual event, the first and last ones.
         notes: One sentence for each problem when reading the records.
     """
 
@@ -150,23 +209,23 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The largest number of steps that any learner attempted."""
+        """Largest number of steps that any learner attempted."""
         return max((learner.attempts for learner in self.learners.values()), default=0)
 
     @property
     def scaled(self) -> bool:
-        """Return whether any loss scale differs from 1."""
+        """True if the loss scale of any step differs from 1."""
         return any(
             value != 1 for learner in self.learners.values() for value in (learner.loss_scale.finite() or [1.0])
         ) or any(len(learner.loss_scale.lost()) for learner in self.learners.values())
 
 
 def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
-    """Read the record files of a run up to the first damaged record of each.
+    """Read the step and event records of a run for a report, up to the first damaged record of each file.
 
     Args:
         run: The run.
-        most: Maximum number of buckets of each curve.
+        most: Maximum number of buckets (points) of each curve.
     """
     history = History()
     for record in _as_far_as_possible(run.steps(), history.notes, "steps"):
@@ -223,7 +282,7 @@ def _counted(rows: Any, words: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def describe(fields: dict[str, Any]) -> str:
-    """Format the fields of an event as one line: the message if it is the only field, else ``key: value``."""
+    """Format the fields of an event of a run as one line: the message if it is the only field, else ``key: value``."""
     if set(fields) == {"message"}:
         return str(fields["message"])
     return "; ".join(f"{key}: {_value(value)}" for key, value in fields.items() if value not in ([], {}, "", None))

@@ -37,7 +37,7 @@ _MOST_METRICS = 4
 
 
 def run_page(paths: RunPaths) -> Page:
-    """Return the report of a run directory.
+    """Return the report of the run in a directory: summary, curves, overflows, events, environment and command.
 
     Raises:
         StorageError: If the directory is not a run, or ``run.json`` or another small file is damaged.
@@ -244,7 +244,12 @@ _FEW = 60
 
 @dataclass(frozen=True)
 class MetricView:
-    """A metric to plot and its best value, which is None if the direction of the metric is not known."""
+    """A metric to plot in a run's report.
+
+    Attributes:
+        name: Name of the metric.
+        best: Its best value on validation data, which is marked; None if the direction of the metric is not known.
+    """
 
     name: str
     best: float | None = None
@@ -278,7 +283,16 @@ _LOST = {key: value for key, value in FAILED.items() if key != "clip_on"} | {"ma
 
 
 def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
-    """Draw a short curve as it is, and a long one as faint extremes with a moving mean on top."""
+    """Draw a curve of a run: a short one as it is, and a long one as faint extremes with a moving mean on top.
+
+    Args:
+        axes: The axes to draw on.
+        curve: The curve; it is long from `LONG` buckets on.
+        colour: Colour of the lines.
+
+    Returns:
+        The main line, for the legend.
+    """
     if len(curve) < LONG:
         alone = len(curve.finite()) <= 2  # one bucket: a line needs two
         (line,) = axes.plot(*curve.means(), color=colour, marker="o" if alone else "", markersize=4)

@@ -1,7 +1,8 @@
-"""Report of a sweep: the status of every point, and plots of all points together.
+"""Report of a sweep: the status of every point (one run), and plots of all points together.
 
-The plots show final metrics and shares of skipped updates over the varied keys, and the curves of all runs. Failed
-runs are never left out: they are marked as failed at the edge of the plot.
+A sweep trains one run for each combination of values of its varied keys. The plots show final metrics and shares of
+skipped updates over these keys, and the curves of all runs. Failed runs are never left out: they are marked as failed
+at the edge of the plot.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted"
 
 
 def sweep_page(sweep: Sweep) -> Page:
-    """Return the report of a sweep's folder."""
+    """Return the report of a sweep: status, results over the varied keys, table and curves of all runs, commands."""
     points = read_points(sweep, lambda folder: open_or_reason(folder, BUCKETS))
     notes = [f"{point.job.name}: {note}" for point in points if point.opened for note in point.opened.history.notes]
     return Page(
@@ -67,13 +68,16 @@ def sweep_page(sweep: Sweep) -> Page:
 
 
 def sweep_title(sweep: Sweep) -> str:
-    """Return the overrides with several values as the title of a sweep."""
+    """Return the title of a sweep's report: its overrides with several values, such as ``scaler.scale=1,128``.
+
+    Without such overrides the title is all overrides, or the name of the folder if there are none.
+    """
     words = [word for word in sweep.words if "," in word or "(" in word]
     return " ".join(words) or " ".join(sweep.words) or sweep.folder.resolve().name
 
 
 def progress_cell(sweep: Sweep) -> Cell:
-    """Return the number of done and failed jobs of a sweep."""
+    """Return the number of done and failed jobs (runs) of a sweep as a table cell: ``3 of 4 done, 1 failed``."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)
     if done == total:
@@ -83,7 +87,10 @@ def progress_cell(sweep: Sweep) -> Cell:
 
 
 def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
-    """Return the plot of the final metric over the varied keys, or None if no run has a metric."""
+    """Return the figure of the final metrics of a sweep's runs over its varied keys; None if no run has a metric.
+
+    With a numeric key it is `cliffs_plot`, else `categories_plot`.
+    """
     if all(point.summary.get("metric") is None for point in points):
         return None
     name, axis = metric_name(points), numeric_axis(points)
@@ -91,7 +98,7 @@ def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
 
 
 def points_table(points: Sequence[OpenedPoint]) -> Table:
-    """Return a table with a row for each point."""
+    """Return the table of a sweep's points (runs): overrides, status, metric, skipped share, loss scale, speed."""
     keys = list(dict.fromkeys(key for point in points for key in point.words))
     intervals = any(point.done and interval_of(point.summary) for point in points)
     rows: list[list[Cell | str]] = []
@@ -123,7 +130,7 @@ def points_table(points: Sequence[OpenedPoint]) -> Table:
 
 
 def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
-    """Return one plot with the losses of all runs, and one with their loss scales."""
+    """Return the figures with the curves of all runs of a sweep: losses, and loss scales if any is not 1."""
     runs = [point for point in points if point.opened and point.opened.history.learners]
     if not runs:
         return None
@@ -165,7 +172,7 @@ def _first(point: OpenedPoint) -> LearnerHistory:
 
 
 def environments(points: Sequence[OpenedPoint]) -> list[Block]:
-    """Return device, versions and commit of the runs, once for each group of runs that agree."""
+    """Return device, versions and commit of the runs of a sweep, once for each group of runs that agree."""
     found: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
@@ -181,7 +188,7 @@ def environments(points: Sequence[OpenedPoint]) -> list[Block]:
 
 
 def command_blocks(sweep: Sweep) -> list[Block]:
-    """Return the command of the sweep and, collapsed, the command of each job."""
+    """Return the command of a sweep or comparison and, collapsed, the command of each of its jobs (runs)."""
     given = [word for folder in sweep.config_dirs for word in ("--config-dir", folder)]
     given += ["--config-name", sweep.config_name] if sweep.config_name != "train" else []
     jobs = "\n".join(shlex.join(["mptrain", *given, *job.overrides]) for job in sweep.jobs)
@@ -203,7 +210,16 @@ _FAILED: Final = "failed or diverged"
 
 
 def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: str) -> Plot:
-    """Plot the metric over a numeric key, with a line for each combination of other keys, and the skipped share."""
+    """Plot the final metric and the share of skipped updates of a sweep's runs over a numeric key.
+
+    Each combination of the other keys has a line through the means of its runs. Failed runs are marked with crosses.
+
+    Args:
+        name: Name of the figure: its file name, and the prefix of its ids.
+        points: The points (runs) of the sweep.
+        axis: The numeric key.
+        metric: Name of the metric, for labels.
+    """
     swept = [point for point in points if point.setting(axis.key) is not None]
     rest = kinds([point for point in points if point.setting(axis.key) is None])
     level = {kind: fmean(known) for kind, found in rest.items() if (known := _metrics(found))}
@@ -240,7 +256,14 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
 
 
 def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
-    """Plot the metric of every point, with a row for each combination of the varied keys other than the seed."""
+    """Plot the final metric of every run of a sweep, with a row for each combination of varied keys.
+
+    The seed is not part of a combination.
+
+    Args:
+        points: The points (runs) of the sweep.
+        metric: Name of the metric, for labels.
+    """
     groups = kinds(points)
     mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": plotting.BLACK}
     with plotting.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
@@ -265,10 +288,10 @@ def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
 def overlay_plot(
     name: str, unit: str, caption: str, groups: Mapping[str, Sequence[Curve]], styles: Sequence[tuple[str, str]]
 ) -> Plot:
-    """Plot one curve for each run: smoothed if it is long, or as steps between powers of two for ``scales``.
+    """Plot one curve for each run of a sweep: smoothed if it is long, or as steps between powers of two for ``scales``.
 
     Args:
-        name: Name of the figure.
+        name: Name of the figure; ``scales`` for loss scales.
         unit: Label of the vertical axis.
         caption: Caption of the figure.
         groups: The curves by group. Runs of a group differ only in their seed.

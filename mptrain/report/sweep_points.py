@@ -1,4 +1,4 @@
-"""Points of a sweep as values on axes, read from the overrides of its jobs and the records of their runs.
+"""Points (runs) of a sweep as values on axes, read from the overrides of its jobs and the records of their runs.
 
 This module also reads the measurements of a sweep over static loss scales, which are shown beside a forecast.
 """
@@ -37,11 +37,11 @@ _WIDE: Final = 20
 
 @dataclass(frozen=True)
 class OpenedPoint:
-    """A job of a sweep.
+    """A job of a sweep with its run: the overrides that distinguish it from the others, and its results.
 
     Attributes:
         job: Its entry in ``sweep.json``.
-        opened: Its run; None if there is none or it cannot be read.
+        opened: Its run with all records; None if there is none or it cannot be read.
         problem: The error message if the run cannot be read; empty if the job has not started.
         words: Key to value of the overrides in which the points differ.
     """
@@ -53,28 +53,28 @@ class OpenedPoint:
 
     @property
     def label(self) -> str:
-        """A short label of the overrides in which the points differ."""
+        """Short label of the overrides in which the points differ, or the job's name if there are none."""
         return short_label(self.words) or self.job.name
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summary of its run; empty if it has none."""
+        """Summary (``summary.json``) of the run; empty if it has none."""
         return self.opened.run.summary if self.opened else {}
 
     @property
     def done(self) -> bool:
-        """True if the job is done."""
+        """True if the job's run has finished successfully."""
         return self.job.status == "done"
 
     @property
     def metric(self) -> float | None:
-        """The final metric; None if the job is not done or the metric is not finite."""
+        """Final metric of the run; None if the job is not done or the metric is not finite."""
         value = self.summary.get("metric")
         return value if self.done and value is not None and math.isfinite(value) else None
 
     @property
     def skip_rate(self) -> float | None:
-        """The share of skipped steps; None if no step is recorded."""
+        """Share of skipped steps of the run over all learners, 0 to 1; None if no step is recorded."""
         if self.opened is None:
             return None
         learners = self.opened.history.learners.values()
@@ -82,13 +82,13 @@ class OpenedPoint:
         return sum(learner.refused for learner in learners) / attempts if attempts else None
 
     def setting(self, key: str) -> float | None:
-        """Return the number that a key is set to, or None."""
+        """Return the number that a varied key is set to by the job's overrides; None if it is not set to a number."""
         return as_number(self.words.get(key, ""))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A varied numeric key.
+    """Axis of a figure for a numeric key that a sweep varies, such as ``scaler.scale``.
 
     Attributes:
         key: The dotted key.
@@ -101,23 +101,23 @@ class Axis:
     logarithm: int | None
 
     def place(self, point: OpenedPoint) -> float:
-        """Return the position of a point on the axis: its value or the logarithm of its value."""
+        """Return the position of a point (run) on the axis: its value, or the logarithm of its value."""
         value = point.setting(self.key) or 0.0
         return math.log(value, self.logarithm) if self.logarithm else value
 
 
 def metric_name(points: Sequence[OpenedPoint]) -> str:
-    """Return the name of the metric and the split it was measured on, such as ``top1 on test``."""
+    """Return the name of a sweep's metric with the evaluated split, ``top1 (test)``; ``metric`` if unknown."""
     found = next((point.opened for point in points if point.opened and point.opened.metric), None)
     return metric_in_words(found.run.summary) if found else "metric"
 
 
 def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[OpenedPoint]:
-    """Return all points of a sweep in order.
+    """Read the runs of all jobs of a sweep, in the order of the jobs.
 
     Args:
         sweep: The sweep.
-        read: Function that opens a run or returns an error message.
+        read: Function that opens a run directory, or returns an error message.
     """
     keys = varied_keys(sweep.jobs)
     points = []
@@ -132,7 +132,13 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
 
 
 def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
-    """Return the numeric key, other than the seed, with the most values while other keys stay fixed; two at least."""
+    """Return the horizontal axis for a sweep's figure: the numeric key with the most values, other than the seed.
+
+    Only keys count that vary while the other keys stay fixed.
+
+    Returns:
+        The axis; None if no numeric key has two values or more.
+    """
     best: Axis | None = None
     for key in dict.fromkeys(key for point in points for key in point.words if key != SEED):
         given = [point for point in points if key in point.words]
@@ -145,9 +151,10 @@ def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
 
 
 def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[str, list[OpenedPoint]]:
-    """Group the points by the values of all varied keys except ``without`` and the seed.
+    """Group a sweep's points (runs) by the values of all varied keys except the seed and the keys ``without``.
 
-    The name of a group is empty if there is no other key.
+    Returns:
+        Label of each group to its points. The label is empty if there is no other key.
     """
     found: dict[str, list[OpenedPoint]] = {}
     for point in points:
@@ -168,12 +175,12 @@ SCALE: Final = "scaler.scale"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run of a sweep.
+    """Result of one run with a static loss scale, from a sweep over scales.
 
     Attributes:
         exponent: log2 of its loss scale.
         metric: Its final metric; None if it has none.
-        skipped: The share of skipped steps; None if no step is recorded.
+        skipped: The share of skipped steps, 0 to 1; None if no step is recorded.
         failed: Whether it ended without a metric.
     """
 
@@ -185,12 +192,12 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class MeasuredScales:
-    """The runs of a sweep with a static loss scale, in FP16 or under autocast.
+    """Results of a sweep over static loss scales, in FP16 or under autocast, which are compared with a forecast.
 
     Attributes:
         metric: Name of the metric.
         kinds: Runs by the other varied keys, except the seed. The name is empty if there are none.
-        configs: The resolved configurations of the runs as YAML.
+        configs: The resolved configurations of the runs, YAML text.
     """
 
     metric: str
@@ -198,17 +205,20 @@ class MeasuredScales:
     configs: tuple[str, ...] = ()
 
     def at(self, kind: str, exponent: int) -> list[MeasuredRun]:
-        """Return the runs of one kind at one scale."""
+        """Return the runs of one kind (one combination of the other keys) with the loss scale 2^exponent."""
         return [run for run in self.kinds[kind] if run.exponent == exponent]
 
     def unlike(self, config: str) -> dict[str, tuple[str, str]]:
-        """Return the keys in which its runs differ from another run, with the value there and the values here.
+        """Return the configuration keys in which the sweep's runs differ from another run, which a forecast is from.
 
         As in a comparison, precision, loss scale, seed, machine and keys without effect on results are ignored. The
         keys below an object that differs as a whole, such as another model, are ignored too.
 
         Args:
-            config: The resolved configuration of the other run as YAML.
+            config: The resolved configuration of the other run, YAML text.
+
+        Returns:
+            Dotted key to (value in the other run, values in the sweep).
         """
         found: dict[str, tuple[str, list[str]]] = {}
         exchanged: set[str] = set()
@@ -227,7 +237,10 @@ class MeasuredScales:
 
 
 def read_measured(folder: Path) -> MeasuredScales:
-    """Read the runs with a static loss scale of a sweep, comparison or recipe.
+    """Read the results of the runs with a static loss scale from a sweep, comparison or recipe.
+
+    Args:
+        folder: The folder of the sweep, comparison or recipe.
 
     Raises:
         StorageError: If the folder is none of these, or has no run with a static loss scale.

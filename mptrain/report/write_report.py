@@ -1,4 +1,7 @@
-"""Writing of reports: detects the kind of folder, builds the page and replaces the files atomically."""
+"""Writing of reports of runs, sweeps and comparisons: detects the kind of folder and writes HTML and Markdown.
+
+Files are replaced atomically.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +23,38 @@ from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """The two files of a report. The Markdown file shows the figures of a folder beside it."""
+    """Paths of a report's two files.
+
+    Attributes:
+        html: The HTML page, which contains its figures.
+        md: The Markdown document, which shows the figures of the folder ``figures`` beside it.
+    """
 
     html: Path
     md: Path
 
 
 def write_report(path: Path) -> ReportFiles:
-    """Write the report of a run, sweep or comparison into its folder and replace an earlier report.
+    """Write the report of a run, sweep or comparison into its folder, and replace an earlier report.
 
     Args:
         path: A run directory, or the folder of a sweep, comparison or recipe.
 
+    Returns:
+        The paths of the written files.
+
     Raises:
-        StorageError: If the path is none of these, is too damaged to read or cannot be written to, or if ``figures``
-            is a symbolic link.
+        StorageError: If the path is none of these, is too damaged to read or cannot be written to, or if ``figures`` is
+            a symbolic link.
     """
     paths = SweepPaths(path)
     return write_page(page_of(path), path, ReportFiles(paths.report_html, paths.report_md))
 
 
 def write_replay(replay: Replay) -> ReportFiles:
-    """Write ``replay-NAME-KEY-VALUE.html`` and ``.md`` into the run directory.
+    """Write the report of a replayed loss-scaling rule into the run directory.
 
-    Earlier files of the same rule and words are replaced.
+    The files are ``replay-NAME-KEY-VALUE.html`` and ``.md``. Earlier files of the same rule and words are replaced.
 
     Raises:
         StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
@@ -55,7 +66,9 @@ def write_replay(replay: Replay) -> ReportFiles:
 
 
 def write_forecast(found: Recommendation) -> ReportFiles:
-    """Write ``forecast.html`` and ``forecast.md`` into the run directory and replace earlier ones.
+    """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``.
+
+    Earlier files are replaced.
 
     Raises:
         StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
@@ -65,12 +78,15 @@ def write_forecast(found: Recommendation) -> ReportFiles:
 
 
 def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
-    """Write a page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
+    """Write a report page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
 
     Args:
         page: The page to write.
         folder: The folder that contains ``figures``.
         files: The files to write in that folder. Existing files are replaced.
+
+    Returns:
+        ``files``.
 
     Raises:
         StorageError: See `write_report`.
@@ -90,7 +106,10 @@ def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
 
 
 def page_of(path: Path) -> Page:
-    """Return the page of a run, sweep, comparison or recipe.
+    """Return the report page of a run, sweep, comparison or recipe, without writing it.
+
+    Args:
+        path: Its folder.
 
     Raises:
         StorageError: See `write_report`.
