@@ -193,7 +193,7 @@ def require_free(sweep: Sweep) -> None:
 
 
 def missing_points(sweep: Sweep) -> list[Point]:
-    """Return the points of all jobs that have not ended, unchecked."""
+    """Return the points that a resumed sweep still has to run; they are neither composed nor checked."""
     return [
         Point(job.number, job.overrides, job.varied, arm=job.arm, count=len(sweep.jobs))
         for job in sweep.jobs

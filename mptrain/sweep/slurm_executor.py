@@ -340,7 +340,7 @@ class _Queue:
 
 
 def _state(handle: Any, mode: str) -> str:
-    """Return the scheduler's state of a job in capitals, such as ``PENDING``; ``UNKNOWN`` if it cannot be found.
+    """Return the state of a job in capitals, such as ``PENDING``; ``UNKNOWN`` if the scheduler reports none.
 
     Args:
         handle: submitit's object for the job.
