@@ -218,7 +218,7 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
     """Replace a file atomically: readers, also after a crash, see either the old or the new content.
 
-    Secrets in text are masked.
+    Values of secret environment variables (tokens, keys) are masked in text.
 
     Args:
         path: The file; its folder must exist.

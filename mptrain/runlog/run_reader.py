@@ -86,7 +86,7 @@ class Run:
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:
-        """Yield the exponent histograms of every sampled step in order; nothing if the run recorded none.
+        """Yield the exponent histograms of the run's tensors at every sampled step; nothing if it recorded none.
 
         Raises:
             StorageError: A line is damaged.

@@ -37,7 +37,7 @@ class Attempt:
         to_step: Number of the last recorded step; None while the process runs, if it was killed, or if it ended without
             saving.
         exit_code: Exit code; None while the process runs or if it was killed.
-        changes: Configuration keys that differ from those of the previous attempt, one sentence each.
+        changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
     """
 
     started: str
@@ -105,7 +105,7 @@ class RunState:
 
         Args:
             from_step: Number of the step after which it starts; 0 for a fresh start.
-            changes: Configuration keys that differ from those of the previous attempt, one sentence each.
+            changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
         """
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))

@@ -101,7 +101,7 @@ def name_arms(points: Sequence[Point]) -> list[Point]:
 
 
 def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return the configuration keys in which arms of a comparison that overrides form may differ.
+    """Return the configuration keys in which the arms of a comparison may differ, derived from the varied overrides.
 
     Overrides of precision and scaler claim no further keys. Any other override claims every key that differs, because
     it may choose further parts: a model chooses its optimizer and task. Arms called ``GROUP/ARM`` are considered group

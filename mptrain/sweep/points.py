@@ -67,7 +67,7 @@ class Point:
 
     @property
     def place(self) -> str:
-        """Position and label of the point in its sweep for messages, such as ``point 3/12 (seed=2)``."""
+        """Position and label of the point in its sweep, for messages, such as ``point 3/12 (seed=2)``."""
         return f"point {self.number + 1}/{self.count} ({self.label})"
 
     @property
