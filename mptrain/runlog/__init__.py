@@ -1,4 +1,4 @@
-"""The run directory: the one package that knows its file names and formats.
+"""Run directory: the files of one training run. Only this package knows their names and formats.
 
 Importing it must not import torch. Checkpoints hold tensors and are therefore imported from their own module,
 `mptrain.runlog.checkpoints`.

@@ -34,7 +34,7 @@ _REFUSED = {
 
 @contextmanager
 def storage_errors(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
-    """Context manager that converts an OSError to a StorageError.
+    """Convert an OSError that is raised inside the ``with`` block to a StorageError with its cause and a hint.
 
     For any verb except ``read``, the folder must also still be in place (see `require_folder_stays`).
 
@@ -60,7 +60,15 @@ def storage_errors(path: Path, doing: str = "write", *, needed: int | None = Non
 def as_storage_error(
     error: OSError, path: Path, doing: str = "write", *, needed: int | None = None, good: str = ""
 ) -> StorageError:
-    """Return the StorageError for an OSError; the arguments are those of `storage_errors`."""
+    """Return the StorageError for an OSError: a message with the cause, and a hint what the user can do.
+
+    Args:
+        error: The operating system's error.
+        path: The file being written or read.
+        doing: The verb of the message, such as ``write``.
+        needed: Bytes that the operation needs, if known.
+        good: Files that the failure leaves intact.
+    """
     reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
     hint = "check the path and the disk"
     if error.errno in _FULL:
@@ -80,10 +88,11 @@ _in_place: dict[Path, int] = {}
 
 @contextmanager
 def require_folder_stays(folder: Path) -> Iterator[None]:
-    """Context manager in which every write below a folder fails if the folder has been moved, removed or replaced.
+    """Guard a folder inside the ``with`` block: every write below it fails if it has been moved, removed or replaced.
 
     Without this check, writing would create a moved or removed folder again, or write into its replacement. The
-    folder's descriptor stays open, so that no other folder can get its inode number.
+    folder's descriptor stays open, so that no other folder can get its inode number. Only the functions of this module
+    check.
 
     Raises:
         StorageError: The folder does not exist.
@@ -104,7 +113,9 @@ def require_folder_stays(folder: Path) -> Iterator[None]:
 
 
 def require_in_place(path: Path) -> None:
-    """Check that the folder of a path, if guarded by `require_folder_stays`, is still in place.
+    """Check that the guarded folder that contains a path is still in place; do nothing if no folder is guarded.
+
+    `require_folder_stays` guards a folder.
 
     Raises:
         StorageError: The folder was moved, removed or replaced; the message says which.
@@ -125,6 +136,7 @@ def require_in_place(path: Path) -> None:
 
 
 def _is_open_as(folder: Path, descriptor: int) -> bool:
+    """Return whether a folder is the one of an open descriptor."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(descriptor))
     except OSError:
@@ -141,7 +153,7 @@ def _as_named(folder: Path) -> Path:
 def free_bytes(path: Path) -> int:
     """Return the bytes that an unprivileged user can still write on the disk of a path; 0 if unknown.
 
-    The path need not exist.
+    For a path that does not exist, the disk is that of its nearest existing parent.
     """
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
@@ -162,15 +174,17 @@ def readable_bytes(count: int) -> str:
 
 
 def temporary(path: Path) -> Path:
-    """Return a fresh temporary name in the same folder, for a file that will replace ``path``.
+    """Return an unused name in the folder of a file, for a draft (a new version that will replace the file).
 
-    `remove_drafts` recognises such names if the writer was killed.
+    `remove_drafts` recognises such names, ``NAME.xxxxxxxx.tmp``, if the writer was killed.
     """
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove temporary files that killed writers left in a folder. No other process may be writing there.
+    """Remove drafts from a folder: temporary files (see `temporary`) that killed writers left there.
+
+    No other process may be writing in the folder.
 
     Raises:
         StorageError: A file cannot be removed.
@@ -204,7 +218,7 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
     """Replace a file atomically: readers, also after a crash, see either the old or the new content.
 
-    Secrets in text are masked.
+    Values of secret environment variables (tokens, keys) are masked in text.
 
     Args:
         path: The file; its folder must exist.
@@ -236,13 +250,27 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
 
 
 def write_all(descriptor: int, pending: bytearray) -> None:
-    """Write a whole buffer, removing written bytes from it, so that a retry continues after the last written byte."""
+    """Write a whole buffer to an open file, removing the written bytes from the buffer.
+
+    After an error, a retry with the same buffer continues behind the last written byte.
+
+    Args:
+        descriptor: Descriptor of the file.
+        pending: The bytes to write; empty afterwards.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     while pending:
         del pending[: os.write(descriptor, pending)]
 
 
 def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
-    """Return the SHA-256 object of a file's first ``length`` bytes, by default of all; empty if there is no file.
+    """Return the SHA-256 object of a file's content, to which further bytes can be added.
+
+    Args:
+        path: The file; a missing one counts as empty.
+        length: Number of bytes from the start to hash; None for all.
 
     Raises:
         StorageError: The file cannot be read.
@@ -259,7 +287,11 @@ def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk, which makes renames durable."""
+    """Force a folder's entries (names of files) to the disk, so that a new or renamed file survives a power failure.
+
+    Raises:
+        OSError: The folder cannot be opened or synced. File systems that do not support it are ignored.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

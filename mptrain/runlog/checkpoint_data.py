@@ -43,7 +43,7 @@ _LONGEST: Final = 200
 
 
 def check_plain(value: Any, where: str = "state") -> list[Tensor]:
-    """Check that a state holds only plain values and tensors, and return its tensors.
+    """Check that a state of a checkpoint holds only plain values and tensors, and return its tensors.
 
     Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load rejects it.
 
@@ -73,7 +73,7 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
 
 
 def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: str = "") -> tuple[str, int]:
-    """Write a state to a file atomically and durably.
+    """Write the state of a checkpoint to a file of `torch.save`, atomically and durably, and hash it meanwhile.
 
     Args:
         state: A state that passes `check_plain`. It must not change during the call.
@@ -82,7 +82,7 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
         good: Files that a failure leaves intact, for the error message.
 
     Returns:
-        SHA-256 of the file and its length in bytes.
+        SHA-256 of the file, in hexadecimal, and its length in bytes.
 
     Raises:
         StorageError: The file cannot be written.
@@ -109,7 +109,7 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
 
 
 def read_verified(path: Path, sha256: str, manifest: str, size: int | None = None) -> dict[str, Any]:
-    """Load a state file on the CPU after verifying its digest and length.
+    """Load a state that `write_state` wrote, on the CPU, after verifying the file's SHA-256 and length.
 
     Args:
         path: The file.
@@ -117,9 +117,13 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
         manifest: Name of the manifest that states the digest, for the error message.
         size: Expected length in bytes, if known.
 
+    Returns:
+        The state.
+
     Raises:
         CheckpointError: The file is damaged, or holds anything except tensors and plain values.
         StorageError: The file cannot be read.
+        EnvironmentRefused: There is not enough memory.
     """
     with storage_errors(path, "read"):
         found = path.stat().st_size
@@ -137,15 +141,19 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
 
 
 class NotPlain(Exception):
-    """Error for a file that is damaged or holds anything except tensors and plain values; its message is short."""
+    """Error for a file of `torch.save` that is damaged or holds anything except tensors and plain values.
+
+    Its message is one short line, also if torch's is long.
+    """
 
 
 def load_plain(path: Path) -> Any:
-    """Load a file of tensors and plain values written by ``torch.save``, on the CPU, without calling anything in it.
+    """Load a file of tensors and plain values written by `torch.save`, on the CPU, without calling anything in it.
 
     Raises:
         OSError: The file cannot be read.
         NotPlain: The file holds anything else, or is damaged.
+        EnvironmentRefused: There is not enough memory.
     """
     with open_to_read(path):  # raises OSError here, so that errors below concern the content
         pass
@@ -175,6 +183,8 @@ def _is_tar(path: Path) -> bool:
 
 
 class _Brief(pickle.UnpicklingError):
+    """Error of torch's unpickler with a message of limited length."""
+
     def __init__(self, message: str = "") -> None:
         super().__init__(str(message)[:_LONGEST])
 
@@ -200,7 +210,9 @@ def _brief_refusals() -> Iterator[None]:
 
 
 class HashedFile:
-    """A new file that a second thread hashes while the caller's thread writes it. Both release the GIL meanwhile.
+    """New file that a second thread hashes while the caller writes it; both release the GIL meanwhile.
+
+    Use it as a context manager, and call `finish` at the end. `torch.save` accepts it as a file.
 
     Args:
         path: The file; replaced if it exists.
@@ -208,8 +220,9 @@ class HashedFile:
             an address is hashed in place. Small data from other addresses is copied first.
 
     Attributes:
-        count: Bytes written so far.
-        failure: The first OSError of the file; kept because torch raises its own error without the cause.
+        count: Number of bytes written so far.
+        failure: The first OSError of the file; None if there is none. Kept because torch raises its own error without
+            the cause.
 
     Raises:
         OSError: The file cannot be created (constructor) or written (all methods).
@@ -235,7 +248,14 @@ class HashedFile:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all bytes."""
+        """Append bytes to the file and pass them to the hashing thread.
+
+        Args:
+            data: The bytes. They may change after the call, unless they lie in ``lasting`` memory.
+
+        Returns:
+            The number of bytes, which are always all.
+        """
         view = memoryview(data)
         if self._lasting.get(int(np.frombuffer(view, np.uint8).ctypes.data), 0) >= len(view):
             self._undigested.put(view)
@@ -253,10 +273,10 @@ class HashedFile:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing; `finish` flushes."""
+        """Do nothing; `torch.save` needs the method, and `finish` flushes the file."""
 
     def finish(self) -> str:
-        """Flush the file to the disk. Call this last.
+        """Flush the file to the disk and return the hash of its content; call this after the last `write`.
 
         Returns:
             SHA-256 of all bytes, in hexadecimal.

@@ -1,4 +1,4 @@
-"""Sharded tensors of a checkpoint, stored in a folder beside its data file.
+"""Sharded tensors (FSDP2) of a checkpoint, stored in a folder beside its data file.
 
 Each rank writes its own shard, so no rank needs memory for a whole tensor. ``rank-NUMBER.pt`` is a state file
 (`mptrain.runlog.checkpoint_data`) with one tensor per name. Tensors are split as in `mptrain.numerics.shards`: along
@@ -31,7 +31,15 @@ _NAME, _SHAPE = "__part__", "shape"
 
 
 class Collectives(Protocol):
-    """Collective operations of the ranks that write together (`mptrain.parallel.communicator.Communicator`)."""
+    """Protocol of the collective operations of the ranks that write one checkpoint together.
+
+    `mptrain.parallel.communicator.Communicator` implements it. ``broadcast_object`` returns the value of rank 0, and
+    ``all_gather_object`` the values of all ranks in rank order. ``raise_for_all`` raises an error of one rank on every
+    rank. ``wait_for`` waits for an event of the device.
+
+    Attributes:
+        rank: Number of this rank, from 0.
+    """
 
     rank: int
 
@@ -45,7 +53,15 @@ class Collectives(Protocol):
 
 
 def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return the state with placeholders instead of sharded tensors, and those tensors by placeholder name."""
+    """Replace the sharded tensors of a state, of which this rank holds only a part, by placeholders.
+
+    Args:
+        state: State of a checkpoint: nested dicts, lists, tuples, plain values and tensors.
+
+    Returns:
+        The state with a placeholder (name and shape) for each sharded tensor, and the sharded tensors by placeholder
+        name. Without sharded tensors, the same state and an empty dict.
+    """
     found: dict[str, Tensor] = {}
 
     def taken(value: Any, where: str) -> Any:
@@ -65,15 +81,17 @@ def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
-    """Write the shards of this rank. All ranks must call this; it returns when every rank has written.
+    """Write this rank's shards of a checkpoint's tensors to its file. All ranks must call this.
+
+    It returns when every rank has written.
 
     Args:
-        folder: Target folder; an existing one is replaced.
+        folder: Folder for the files of all ranks; an existing one is replaced.
         tensors: Sharded tensors found by `extract_shards`.
         comm: The ranks that write.
 
     Returns:
-        SHA-256 of the files of all ranks, by file name.
+        SHA-256 of the files of all ranks, in hexadecimal, by file name.
 
     Raises:
         StorageError: Writing failed on one of the ranks.
@@ -99,16 +117,20 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives)
 
 
 def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
-    """Return the state with its placeholders replaced by whole tensors, on the CPU.
+    """Replace the placeholders of a loaded state by whole tensors, joined on the CPU from the shards of all ranks.
 
     Args:
         state: State with placeholders, as returned by `extract_shards`.
         folder: Folder of the shards.
         files: SHA-256 of the shard files, by file name.
 
+    Returns:
+        A copy of the state with tensors; containers that occur several times in it stay shared.
+
     Raises:
         CheckpointError: A file is missing, is damaged or was not written by `write_shards`.
         StorageError: A file cannot be read.
+        EnvironmentRefused: There is not enough memory.
     """
     names = [_file_of(rank) for rank in range(len(files))] or [_file_of(0)]
     if missing := [name for name in names if name not in files or not (folder / name).is_file()]:
@@ -128,17 +150,20 @@ def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
 
 
 class _Wholes:
-    """Joins the shards of all ranks to whole tensors.
+    """Joiner of the shards of all ranks to whole tensors.
 
-    Shards must own their memory, and tensors that share memory are joined once. A small file therefore cannot make
-    the reader allocate a large amount of memory.
+    Shards must own their memory, and tensors that share memory are joined once. A small file therefore cannot make the
+    reader allocate a large amount of memory.
     """
 
     def __init__(self) -> None:
         self._joined: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, parts: list[Any]) -> Tensor:
-        """Return one whole tensor, joined from its shard on each rank.
+        """Return one whole tensor, joined along its first dimension from its shard on each rank.
+
+        Args:
+            parts: The shards of the tensor in rank order.
 
         Raises:
             TypeError: A shard is not a tensor that `write_shards` writes.
@@ -160,6 +185,7 @@ _DTYPES: Final = frozenset(
 
 
 def _is_plain(part: Tensor) -> bool:
+    """Return whether a tensor is as `write_shards` writes it: dense, contiguous, on the CPU, and owns its memory."""
     dense = part.layout is torch.strided and part.device.type == "cpu" and part.dtype in _DTYPES
     return dense and not part.requires_grad and part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
 

@@ -1,9 +1,8 @@
-"""Atomic checkpoints: written to temporary files, hashed, renamed, and verified before use.
+"""Atomic checkpoints of a run: written to temporary files, hashed, renamed, and verified before use.
 
 The order of writes makes a kill at any moment harmless. The data file is written to the disk first, then the manifest
-that names it (the commit point), then pointers and deletions, which only save time and space. The caller decides what
-a state contains. In `mptrain.runlog`, only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import
-torch.
+that names it (the commit point), then pointers and deletions, which only save time and space. The caller decides what a
+state contains. In `mptrain.runlog`, only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import torch.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _AGAIN = "-again"
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was verified and loaded.
+    """Checkpoint of a run that was verified and loaded.
 
     Attributes:
         state: The saved state; tensors are on the CPU.
-        manifest: The manifest of the checkpoint.
+        manifest: The manifest of the checkpoint: its step, its metric and the lengths of the record files.
         skipped: One sentence for each newer checkpoint that could not be used.
     """
 
@@ -43,12 +42,17 @@ class LoadedCheckpoint:
 
 
 class CheckpointStore:
-    """Store of the checkpoints of one run. The caller must hold the run's lock while saving.
+    """Store of the checkpoints of one run: saves them, loads them, and removes old ones.
+
+    The caller must hold the run's lock while saving. A checkpoint consists of a data file and a manifest (`Manifest`).
 
     Args:
         folder: Checkpoint folder; created at the first save.
         keep: Number of newest checkpoints to keep (at least 1), in addition to the best.
         higher_is_better: Whether a higher metric is better. If metrics are equal, the older checkpoint is the best.
+
+    Raises:
+        ValueError: ``keep`` is less than 1.
     """
 
     def __init__(self, folder: Path, keep: int, *, higher_is_better: bool = True) -> None:
@@ -71,12 +75,15 @@ class CheckpointStore:
     ) -> Path:
         """Save a state durably. A checkpoint of the same step is replaced; those of later steps are removed.
 
+        Checkpoints that ``keep`` does not cover are removed as well, except the best.
+
         Args:
             state: dict, list, tuple, str, int, float, bool, None and tensors only. It must not change during the call.
-            step: Attempted steps so far.
-            records: Result of `RecordWriter.flush`; the records must be on the disk (`RecordWriter.force`).
+            step: Number of steps attempted so far.
+            records: Byte length of each record file (``steps.jsonl`` ...), as `RecordWriter.flush` returned; the
+                records must be on the disk (`RecordWriter.force`).
             metric: The validation metric of exactly these weights; None, inf or nan if unknown.
-            config_digest: Digest of the configuration.
+            config_digest: Digest of the configuration, with which a resumed run detects changes.
             digests: Result of `RecordWriter.digests` at the same moment.
             parts: Result of `write_parts` for this step.
 
@@ -117,6 +124,11 @@ class CheckpointStore:
     def write_parts(self, shards: dict[str, Tensor], step: int, comm: Collectives) -> tuple[str, dict[str, str]]:
         """Write this rank's tensor shards for the next `save` of the same step. All ranks must call this.
 
+        Args:
+            shards: Sharded tensors of the state, from `extract_shards`.
+            step: Number of steps attempted so far.
+            comm: The ranks that write.
+
         Returns:
             The name of the folder, and the SHA-256 of the files of all ranks by name.
 
@@ -132,10 +144,11 @@ class CheckpointStore:
         return name, write_shards(self.folder / name, shards, comm)
 
     def load_latest(self) -> LoadedCheckpoint | None:
-        """Load the newest undamaged checkpoint; damaged ones are listed in ``skipped``.
+        """Load the newest undamaged checkpoint, falling back to older ones.
 
         Returns:
-            The checkpoint; None if the run has no checkpoints.
+            The checkpoint, with a sentence for each newer, damaged one in ``skipped``; None if the run has no
+            checkpoints.
 
         Raises:
             CheckpointError: All checkpoints of the run are damaged.
@@ -161,6 +174,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: The checkpoint does not exist or is damaged.
+            StorageError: A file cannot be read, or another version of mptrain wrote it.
         """
         path: Path | None
         if isinstance(which, Path):
@@ -182,14 +196,14 @@ class CheckpointStore:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        """Return a hint for a run with a damaged checkpoint."""
+        """Return the hint for a damaged checkpoint: restore it, resume from an earlier one, or use the best."""
         resume = f"mptrain resume {self.folder.parent}"
         hint = f"restore it from a copy; an unfinished run can resume from an earlier checkpoint: {resume}"
         other = self.best() if which == LAST else None
         return hint if other in (None, damaged) else f"use --best for {other.name}, or {hint}"
 
     def best(self) -> Path | None:
-        """Return the path of the manifest with the best metric; None if no checkpoint has a metric."""
+        """Return the manifest path of the checkpoint with the best metric; None if no checkpoint has a metric."""
         ranked: list[tuple[float, int, Path]] = []
         for path in manifests_in(self.folder):
             with contextlib.suppress(StorageError):
@@ -199,9 +213,9 @@ class CheckpointStore:
         return max(ranked)[-1] if ranked else None
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps, which are invalid once a run resumes from an older one.
+        """Remove the checkpoints of steps after ``step``, which are invalid once a run resumes from that step.
 
-        Checkpoints that ``keep`` does not cover are removed as well.
+        Checkpoints that ``keep`` does not cover are removed as well, except the best.
 
         Raises:
             StorageError: A checkpoint cannot be removed.

@@ -1,6 +1,6 @@
-"""``diagnosis/step-NUMBER.json`` of a run: the diagnosis of one of its steps, in plain values without torch.
+"""Format and writer of ``diagnosis/step-NUMBER.json`` in a run directory: the diagnosis of one failed or chosen step.
 
-`mptrain.inspection` makes the diagnosis; this module only defines its format and writes it.
+The file has plain values, and this module does not import torch. `mptrain.inspection` makes the diagnosis.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused"
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """Value range of the results of a module's operators, over one whole pass.
+    """Range of the values that a module's own operators return in one pass, forward or backward, of a diagnosed step.
 
     Attributes:
         largest: Largest finite magnitude; gradients include the loss scale.
-        subnormal: Fraction of the nonzero values below 2^-14, FP16's smallest normal number.
+        subnormal: Fraction of the nonzero values with a magnitude below 2^-14, FP16's smallest normal number.
         zero: Fraction of all values that are zero.
         inf: Number of infinite values.
         nan: Number of NaN values.
@@ -47,16 +47,17 @@ class ValueRange:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """Statistics of a module that runs operators of its own.
+    """Statistics of one module of the model in a diagnosed step, for modules that run operators of their own.
 
     Attributes:
-        name: Qualified name; empty for the model itself, ``(loss)`` for the operators after the model.
-        type: Name of its class.
-        calls: Number of calls.
-        dtype: Dtype of the largest result of its operators.
+        name: Qualified name as in ``named_modules()``; empty for the model itself, ``(loss)`` for the operators after
+            the model.
+        type: Name of the module's class.
+        calls: Number of calls of the module in the step.
+        dtype: Dtype of the operator result with the most elements, such as ``float16``.
         forward: Value range of the forward pass; None if the module had no results there.
         backward: Value range of the backward pass; None if the module had no results there.
-        breaks: The pass in which the step fails in this module: ``forward``, ``backward``, or empty.
+        breaks: Pass in which the step fails in this module: ``forward``, ``backward``, or empty.
     """
 
     name: str
@@ -70,13 +71,13 @@ class ModuleRow:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A possible fix and its effect on the step.
+    """Possible fix for a diagnosed step, and its effect when the step was repeated with it.
 
     Attributes:
-        words: Overrides for the command line; empty if the fix cannot be written as overrides.
+        words: ``KEY=VALUE`` overrides that apply the fix; empty if it cannot be written as overrides.
         text: Description of the fix.
         helped: Whether the step succeeded with the fix; None if it could not be tried.
-        outcome: Description of the result.
+        outcome: Description of the result, or the reason why it was not tried.
     """
 
     words: tuple[str, ...]
@@ -87,13 +88,13 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class FurtherCause:
-    """A further cause of failure of a step, independent of the first.
+    """Further cause of failure of a diagnosed step, independent of the first.
 
     Attributes:
-        cause: The place where the step fails.
-        module: Name of the module; None if it is in no module.
+        cause: Place where the step fails.
+        module: Qualified name of the module; None if the cause is in no module.
         operator: Name of the operator; empty if unknown.
-        sentence: Description in one sentence.
+        sentence: Description of the cause in one sentence.
     """
 
     cause: CauseKind
@@ -104,25 +105,26 @@ class FurtherCause:
 
 @dataclass(frozen=True)
 class Examination:
-    """Diagnosis of one learner's step.
+    """Diagnosis of one learner (a model with its optimizer; a GAN has two) in one training step.
 
     Attributes:
-        subject: The run, or the overrides of the configuration.
-        learner: Name of the learner.
-        step: Number of the attempted step.
-        loss: Unscaled loss.
+        subject: The run, or the overrides of the configuration, whose step it is.
+        learner: Name of the learner; ``main`` if there is only one.
+        step: Number of the step, counted from 1 with skipped steps included.
+        loss: Unscaled loss of the step.
         loss_scale: Loss scale of the step.
-        precision: Precision mode.
+        precision: Name of the precision mode, such as ``fp16_dynamic``.
         device: Device that computed the step.
-        cause: The place where the step fails.
-        module: Name of the module where the step fails; None if it is in no module.
+        cause: Place where the step fails; ``none`` if it does not.
+        module: Qualified name of the module where the step fails; None if it is in no module.
         operator: Name of the operator where the step fails; empty if none.
-        verdict: Summary in one sentence.
+        verdict: Summary of the diagnosis in one sentence.
         notes: Observations that are not failures, one sentence each.
         remarks: Conditions under which the step was repeated, one sentence each.
         modules: Statistics of the modules, in the order of the forward pass.
         remedies: Possible fixes, in the order in which they were tried.
-        operators: ``operators`` and ``casts`` of the step, as in the event of that name.
+        operators: Counts of operators by dtype and of casts: ``operators`` and ``casts`` of the event ``operators`` in
+            ``events.jsonl``.
         also: Further causes that do not follow from the first.
     """
 
@@ -146,11 +148,12 @@ class Examination:
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
-    """Return the file name of a step's diagnosis, without suffix.
+    """Return the file name of a step's diagnosis in the run directory, without suffix, such as ``step-000005``.
 
     Args:
         found: The diagnosis. The name contains its step, and its learner unless that is ``main``.
-        words: Overrides that differ from the run's. Long ones are truncated and distinguished by a checksum.
+        words: Overrides under which the step was repeated, if they differ from the run's; they become part of the name.
+            Long ones are truncated and distinguished by a checksum.
     """
     words = masked(tuple(words))
     whose = "" if found.learner == "main" else f"-{found.learner}"
@@ -161,7 +164,11 @@ def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
 
 
 def write_examination(path: Path, found: Examination) -> None:
-    """Write a diagnosis atomically, as indented strict JSON.
+    """Write the diagnosis of a step atomically, as indented strict JSON with a schema number.
+
+    Args:
+        path: The JSON file.
+        found: The diagnosis.
 
     Raises:
         StorageError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Creation, lookup and locking of run directories.
+"""Creation, lookup and locking of run directories, each of which holds all files of one training run.
 
 `run_state`, `record_writer`, `run_reader` and `checkpoints` handle the content of the files.
 """
@@ -33,7 +33,7 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An existing run directory.
+    """Existing directory of one training run, with access to its lock and its small files.
 
     Attributes:
         paths: Paths of its files.
@@ -43,7 +43,7 @@ class RunDirectory:
 
     @property
     def root(self) -> Path:
-        """Path of the directory."""
+        """Path of the run directory."""
         return self.paths.root
 
     def lock(self) -> AbstractContextManager[None]:
@@ -56,11 +56,14 @@ class RunDirectory:
         return hold_lock(self.paths.lock)
 
     def holder(self) -> LockHolder | None:
-        """Return the process that is writing this run, or None."""
+        """Return the process that is writing this run (it holds the lock); None if no process is."""
         return holder_of(self.paths.lock)
 
     def read_state(self) -> RunState | None:
-        """Read ``run.json``; None if the run's process was killed before it wrote the file.
+        """Read ``run.json``: identity, status and attempts of the run.
+
+        Returns:
+            The state; None if the run's process was killed before it wrote the file.
 
         Raises:
             StorageError: The file cannot be read, is damaged, or has another schema.
@@ -68,7 +71,7 @@ class RunDirectory:
         return read_state(self.paths.run_json)
 
     def write_state(self, state: RunState) -> None:
-        """Replace ``run.json`` atomically and durably.
+        """Write ``run.json`` (identity, status and attempts of the run), replacing it atomically and durably.
 
         Raises:
             StorageError: The file cannot be written; the old content is untouched.
@@ -76,11 +79,11 @@ class RunDirectory:
         write_atomically(self.paths.run_json, state.to_json())
 
     def write_config(self, config: str, overrides: Sequence[str]) -> None:
-        """Write ``config.yaml`` and ``overrides.yaml``.
+        """Write the configuration of the run, ``config.yaml``, and the overrides it was made from, ``overrides.yaml``.
 
         Args:
             config: The fully resolved configuration as YAML text.
-            overrides: The overrides of the command line, written as a YAML list of quoted strings.
+            overrides: The ``KEY=VALUE`` overrides of the command line, written as a YAML list of quoted strings.
 
         Raises:
             StorageError: One of the files cannot be written.
@@ -90,7 +93,7 @@ class RunDirectory:
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
     def read_overrides(self) -> tuple[str, ...]:
-        """Read the overrides that `write_config` wrote to ``overrides.yaml``; empty if the file does not exist.
+        """Read the ``KEY=VALUE`` overrides of the run's command line from ``overrides.yaml``; empty without the file.
 
         Raises:
             StorageError: The file cannot be read, or is damaged.
@@ -111,7 +114,9 @@ class RunDirectory:
         return tuple(words)
 
     def remove_drafts(self) -> None:
-        """Remove temporary files of killed processes. The caller must hold the lock.
+        """Remove temporary files of killed processes from the run directory and its folders.
+
+        The caller must hold the run's lock.
 
         Raises:
             StorageError: A file cannot be removed.
@@ -120,7 +125,7 @@ class RunDirectory:
             remove_drafts(folder)
 
     def read_config(self) -> str:
-        """Read the text of ``config.yaml``.
+        """Read the text of ``config.yaml``, the resolved configuration of the run.
 
         Raises:
             StorageError: The file cannot be read, or is damaged.
@@ -136,16 +141,16 @@ class RunDirectory:
 
 
 def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
-    """Create a new run directory.
+    """Create a new, empty run directory: ``ROOT/NAME``, or without a name ``ROOT/DATE/TIME-LABEL-xxxx``.
 
     Args:
-        root: Root folder of all runs; created if missing.
-        label: ``MODEL-DATASET-PRECISION``, used if there is no ``name``.
-        name: Name of the run for ``root/NAME``; None generates ``root/DATE/TIME-LABEL-xxxx``.
+        root: Root folder of all runs (``run.root``); created if missing.
+        label: ``MODEL-DATASET-PRECISION``, part of the path of a run without a name.
+        name: Name of the run (``run.name``); None generates a unique path.
 
     Raises:
-        ConfigError: The name is invalid (see `check_run_name`).
-        StorageError: ``root/NAME`` exists, lies inside another run, or cannot be created.
+        ConfigError: The name is invalid (see `check_run_name`), or is ``last``.
+        StorageError: ``ROOT/NAME`` exists, lies inside another run, or cannot be created.
     """
     if name is None:
         return _create_fresh(root, label)
@@ -176,13 +181,18 @@ def _make(path: Path) -> bool:
 
 
 def existing_run(root: Path, name: str) -> RunDirectory | None:
-    """Return the existing run of a name, or None, so that the caller can decide whether to resume it.
+    """Return the run directory of a name, so that the caller can resume the run; None if there is no such directory.
 
     If the process was killed before it wrote ``run.json``, the directory counts as a run without a state.
 
+    Args:
+        root: Root folder of all runs (``run.root``).
+        name: Name of the run (``run.name``).
+
     Raises:
         ConfigError: The name is invalid.
-        StorageError: ``root/NAME`` is not a run directory, contains symbolic links, or cannot be read.
+        OlderLayout: An older version of mptrain wrote the run.
+        StorageError: ``ROOT/NAME`` is not a run directory, contains symbolic links, or cannot be read.
     """
     paths = RunPaths(root / check_run_name(name))
     with storage_errors(paths.root, "read"):
@@ -196,10 +206,11 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
 
 def open_run(path: Path) -> RunDirectory:
-    """Open the run in a directory.
+    """Return the run directory at a path, after checking that it is one.
 
     Raises:
-        StorageError: The directory does not exist, has no readable ``run.json``, or contains symbolic links.
+        OlderLayout: An older version of mptrain wrote the run.
+        StorageError: The directory does not exist, has no ``run.json``, or contains symbolic links.
     """
     paths = RunPaths(path)
     if not path.is_dir():
@@ -210,7 +221,9 @@ def open_run(path: Path) -> RunDirectory:
 
 
 def refuse_older_layout(path: Path) -> None:
-    """Check by its ``run.json`` that no older version wrote a run folder. Other read errors are ignored.
+    """Check that a run directory was not written by an older mptrain, whose formats this one cannot read.
+
+    Only the schema number in ``run.json`` is checked. A missing or damaged file passes.
 
     Raises:
         OlderLayout: An older version wrote the run; the error names the folder.
@@ -249,7 +262,10 @@ def _meant(path: Path) -> str:
 
 
 def find_run(run: str) -> RunDirectory:
-    """Find a run by its path or by its name below ``outputs``; ``last`` is the newest run there.
+    """Find a run that the user named on the command line.
+
+    Args:
+        run: Path of the run directory, the run's name below ``outputs``, or ``last`` for the newest run there.
 
     Raises:
         StorageError: The run does not exist, or has no ``config.yaml`` (yet).
@@ -267,7 +283,12 @@ def find_run(run: str) -> RunDirectory:
 
 
 def last_run(root: Path) -> RunDirectory:
-    """Return the run that was started or resumed last, ignoring directories with a damaged ``run.json``.
+    """Return the run directory below a root folder whose run was started or resumed last.
+
+    Directories with a damaged ``run.json`` are ignored.
+
+    Args:
+        root: Root folder of all runs (``run.root``).
 
     Raises:
         OlderLayout: Older versions of mptrain wrote all runs below the root.
@@ -293,6 +314,7 @@ def last_run(root: Path) -> RunDirectory:
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:
+    """Create a run directory with a generated, unused name (see `fresh_name`)."""
     for _ in range(_TRIES):
         date, folder = fresh_name(label)
         if _make(root / date / folder):

@@ -1,4 +1,4 @@
-"""A kernel file lock that allows one writer per run and is released when its process ends.
+"""Kernel file lock of a run or sweep folder: it allows one writing process, and is released when that process ends.
 
 The text in the lock file only names the holder for people. Only the kernel decides whether the lock is held.
 """
@@ -29,7 +29,13 @@ _held: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Holder of a lock: process id, host name and start time (UTC); all empty until the holder has written them."""
+    """Process that holds the lock of a run or sweep, as it wrote itself into the lock file.
+
+    Attributes:
+        pid: Process id; 0 if the process has not written it yet.
+        host: Host name; empty if unknown.
+        since: Time at which it took the lock, UTC in ISO 8601; empty if unknown.
+    """
 
     pid: int
     host: str
@@ -41,10 +47,16 @@ class LockHolder:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file. The file is created if missing and never removed; its folder must stay in place.
+    """Hold the lock of a run or sweep folder inside the ``with`` block.
+
+    The lock file is created if missing and never removed. Its folder must stay in place meanwhile (see
+    `require_folder_stays`).
+
+    Args:
+        path: The lock file.
 
     Raises:
-        StorageError: Another process holds the lock, or the file cannot be opened.
+        StorageError: Another process holds the lock (the message names it), or the file cannot be opened.
     """
     with storage_errors(path, "lock"):
         descriptor = open_in_place(path, os.O_RDWR)
@@ -74,7 +86,10 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> LockHolder | None:
-    """Return the current holder of the lock; None if the lock is free or the file does not exist.
+    """Return the process that holds a lock; None if the lock is free or its file does not exist.
+
+    Args:
+        path: The lock file.
 
     Raises:
         StorageError: The file cannot be opened.
@@ -86,6 +101,7 @@ def holder_of(path: Path) -> LockHolder | None:
 
 
 def _take(descriptor: int, *, shared: bool = False) -> bool:
+    """Try to take the kernel lock of an open file without waiting; return whether it was free."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:

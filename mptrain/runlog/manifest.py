@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: a small JSON file. A checkpoint is valid once its manifest exists.
+"""Manifest of a checkpoint: a small JSON file beside the data file. A checkpoint is valid once its manifest exists.
 
 This module must not import torch, so that lists and reports can read manifests quickly.
 """
@@ -27,14 +27,15 @@ _NAME = re.compile(r"step-(\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Content of a checkpoint's manifest.
+    """Manifest of a checkpoint: the content of ``step-NUMBER.json``, which names and verifies the data file.
 
     Attributes:
-        step: Attempted steps at the time of the checkpoint.
+        step: Number of steps attempted before the checkpoint, skipped ones included.
         file: Name of the data file in the same folder.
         sha256: Hexadecimal SHA-256 of the data file.
         bytes: Length of the data file.
-        records: Byte length of each record file at the time of the checkpoint, by name.
+        records: Byte length of each record file (``steps.jsonl`` ...) at the time of the checkpoint, by name; a resumed
+            run truncates the files to it.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         config_digest: Digest of the run's configuration.
         digests: SHA-256 of each record file up to its length in ``records``, by name.
@@ -56,29 +57,32 @@ class Manifest:
     part_files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the content of the file: indented strict JSON, with a digest of its own fields under ``check``."""
+        """Return the manifest as indented strict JSON, with a digest of its own fields under ``check``."""
         fields = asdict(self)
         ordered = {"schema": fields.pop("schema"), **fields, "check": self.digest()}
         return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
 
     def digest(self) -> str:
-        """Return the SHA-256 of all fields. It detects a flipped bit in a number, which is still valid JSON."""
+        """Return the hexadecimal SHA-256 of the manifest's own fields.
+
+        It detects a flipped bit in a number, which is still valid JSON.
+        """
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def manifest_name(step: int) -> str:
-    """Return the file name of a step's manifest, such as ``step-00000123.json``."""
+    """Return the file name of the manifest of a step's checkpoint, such as ``step-00000123.json``."""
     return f"step-{step:08d}.json"
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a manifest's file name; -1 if it is not the name of a manifest."""
+    """Return the step number in the file name of a checkpoint's manifest; -1 for a path with any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match.group(1)) if match else -1
 
 
 def manifests_in(folder: Path) -> list[Path]:
-    """List the manifests in a checkpoint folder, highest step first; empty if the folder does not exist.
+    """List the manifests of the checkpoints in a folder, highest step first; empty if the folder does not exist.
 
     Raises:
         StorageError: The folder cannot be read.
@@ -89,7 +93,7 @@ def manifests_in(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest.
+    """Read the manifest of a checkpoint and verify its own digest; the data file is not read.
 
     Raises:
         StorageError: The file cannot be read, is damaged or has another schema.

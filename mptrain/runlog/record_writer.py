@@ -1,7 +1,7 @@
 """Writer of a run's record files: steps.jsonl, events.jsonl, epochs.csv and, if recorded, histograms.jsonl.
 
-Lines are buffered and written in large pieces, so a record costs no system call. All files are append-only and
-binary. A checkpoint stores their byte lengths, which is enough to remove the records that came after it.
+Lines are buffered and written in large pieces, so a record costs no system call. All files are append-only and binary.
+A checkpoint stores their byte lengths, which is enough to remove the records that came after it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VAL_PREFIX: Final = "val_"
 
 
 class RecordWriter:
-    """A sink that writes every record to its file.
+    """Sink (consumer of records) that appends every record of a training run to its file in the run directory.
 
     The files are created at once, so that a disk error shows before training; histograms.jsonl is created with the
     first histogram. A record given to `take` is in the file after `flush` and on the disk after `force`.
@@ -65,7 +65,10 @@ class RecordWriter:
             sync_folder(paths.root)
 
     def take(self, record: Record) -> None:
-        """Add one record to its file. Progress records are ignored, because they depend on the clock.
+        """Add one record to the buffer of its file. Progress records are ignored, because they depend on the clock.
+
+        Args:
+            record: Record of a step, an epoch, an event and so on; its type decides the file.
 
         Raises:
             ValueError: An epoch has a metric that the first epoch does not have, or a field of an event has a reserved
@@ -95,19 +98,25 @@ class RecordWriter:
         return {name: file.flush() for name, file in self._files.items()}
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each file's content after `flush`, by name, to detect later changes."""
+        """Return the hexadecimal SHA-256 of each record file's content at the last `flush`, by name.
+
+        A checkpoint stores these digests, so that later changes are detected.
+        """
         return {name: file.digest() for name, file in self._files.items()}
 
     def force(self, names: Iterable[str]) -> None:
-        """Force the flushed records of these files to the disk. They then survive a power failure.
+        """Force the flushed records to the disk; they then survive a power failure.
 
         Another thread may call `take` and `flush` at the same time.
+
+        Args:
+            names: Names of the record files, for instance the keys that `flush` returned.
         """
         for name in names:
             self._files[name].force()
 
     def close(self) -> None:
-        """Flush, force and close the files."""
+        """Flush all records, force them to the disk and close the files, all of them even if one fails."""
         with contextlib.ExitStack() as stack:  # closes all files even if one fails
             for file in self._files.values():
                 stack.callback(file.close)
@@ -127,7 +136,10 @@ class RecordWriter:
 
 
 def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord) -> dict[str, Any]:
-    """Return the fields of a line of ``events.jsonl``; the first one, ``event``, names the kind.
+    """Return the fields of a record's line in ``events.jsonl``; the first one, ``event``, names the kind.
+
+    Args:
+        record: Any record that is neither a step, an epoch, a histogram nor progress.
 
     Raises:
         ValueError: The fields of an event contain ``event``, ``step`` or ``nonfinite``.
@@ -152,14 +164,15 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
 def truncate_records(
     paths: RunPaths, lengths: Mapping[str, int], digests: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Truncate every record file to a length that `RecordWriter.flush` returned, after checking all of them.
+    """Truncate the record files of a run to their lengths at a checkpoint, before the run resumes from it.
 
-    A run can resume without its histograms: if their file is missing or does not match the checkpoint, it is emptied.
+    All files are checked first. A run can resume without its histograms: if their file is missing or does not match the
+    checkpoint, it is emptied.
 
     Args:
         paths: The run directory.
-        lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
-            stays missing.
+        lengths: Byte length by file name, as `RecordWriter.flush` returned. A file without a length becomes empty; a
+            missing file of length 0 stays missing.
         digests: SHA-256 of those bytes by file name, if known. Changed bytes are reported and left alone, because no
             computation depends on them.
 
@@ -266,6 +279,7 @@ def _fault(path: Path, length: int) -> str:
 
 
 def _header_of(path: Path) -> tuple[str, ...]:
+    """Return the columns of an ``epochs.csv``; empty if the file is empty."""
     try:
         with storage_errors(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
             columns = tuple(next(csv.reader(file), ()))
@@ -277,7 +291,10 @@ def _header_of(path: Path) -> tuple[str, ...]:
 
 
 def is_header(columns: Sequence[str]) -> bool:
-    """Return whether the columns are a valid header of ``epochs.csv``."""
+    """Return whether columns are a valid header of ``epochs.csv``.
+
+    They must be those of `EPOCHS_BEFORE`, any number of ``val_METRIC``, and those of `EPOCHS_AFTER`, in this order.
+    """
     first, last = len(EPOCHS_BEFORE), len(columns) - len(EPOCHS_AFTER)
     metrics = columns[first:last]
     return [*columns] == [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER] and all(

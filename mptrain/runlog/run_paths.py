@@ -1,4 +1,4 @@
-"""Names of runs and of the files in a run directory. No other module spells out these file names.
+"""Names of runs, and of all files in a run directory. No other module spells out these file names.
 
 Run names cannot lead out of ``run.root``, and generated names are unique. This module only builds names; it must not
 read or write files.
@@ -30,7 +30,7 @@ _MAX_LABEL = 120
 
 
 class PathInside:
-    """Descriptor that returns a path inside the ``root`` folder of its object.
+    """Descriptor for a class attribute that returns the path of one file or folder inside the ``root`` of its object.
 
     Args:
         name: Name of the file or folder.
@@ -45,7 +45,7 @@ class PathInside:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of all files and folders of a run.
+    """Paths of all files and folders in a run directory, which need not exist.
 
     Attributes:
         root: The run directory.
@@ -79,7 +79,7 @@ class RunPaths:
     stalls = PathInside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:
-        """Return the path of ``stalls`` for a rank; the name for rank 0 has no number."""
+        """Return the path of ``stalls`` (stacks of a stalled process) of a rank; for rank 0 it has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
     #: Folder of samples that the task shows after each validation: images, texts, audio, and their captions.
@@ -93,7 +93,7 @@ class RunPaths:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All folders except those of experiment trackers, whose content is not controlled."""
+        """Folders inside the run directory, except those of experiment trackers, whose content is not controlled."""
         return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
 
     #: Output of the experiment tracker; created only if the run uses one.
@@ -110,12 +110,14 @@ class RunPaths:
     forecast_md = PathInside("forecast.md")
 
     def records(self) -> dict[str, Path]:
-        """Return the append-only record files by the names used in checkpoints; a missing file counts as empty."""
+        """Return the append-only record files (steps, events, epochs, histograms) by file name; they need not exist."""
         return {name: self.root / name for name in RECORD_FILES}
 
 
 def check_run_name(name: str) -> str:
-    """Check that ``ROOT/NAME`` is a valid path inside ROOT and return the name; subfolders as in ``a/b`` are allowed.
+    """Check that ``ROOT/NAME`` is a valid path inside ROOT, and return the name of the run.
+
+    Subfolders as in ``a/b`` are allowed.
 
     Raises:
         ConfigError: The name is empty or absolute, or has control characters, or a part of it is empty, ``.`` or
@@ -132,7 +134,7 @@ def check_run_name(name: str) -> str:
 
 
 def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
-    """Generate the names of a date folder and a run folder.
+    """Generate the names of a date folder and, inside it, of the folder of a new run or sweep.
 
     Two runs that start in the same second with the same label collide with a probability of 1 in 65,536.
 
@@ -149,7 +151,10 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
 
 
 def name_problem(part: str) -> str:
-    """Return why one part of a name is invalid, as a predicate for ``name {problem}``; empty if it is valid."""
+    """Return the reason why one part of a run name (between slashes) is invalid; empty if it is valid.
+
+    The reason completes the sentence "the name ...", such as ``has control characters``.
+    """
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"
     if part[0] in "-.":

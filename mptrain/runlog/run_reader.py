@@ -1,4 +1,4 @@
-"""Reader of run directories, for all commands that read runs after training. It must not import torch.
+"""Reader of run directories, for all commands that read runs during or after training. It must not import torch.
 
 An incomplete last line, left by a killed process, is ignored. Any other damage raises an error that names the file and
 the line.
@@ -35,14 +35,14 @@ _STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Content of a run directory at the time of reading; the record files are read lazily.
+    """Content of one run directory at the time of reading; the record files are read lazily, by the methods.
 
     Attributes:
         paths: Paths of the run's files.
-        state: The content of ``run.json``.
+        state: The content of ``run.json``: identity, status and attempts.
         config: The resolved configuration as YAML text; empty if not yet written.
-        overrides: The overrides of the command line.
-        summary: The final numbers; empty if not yet written.
+        overrides: The ``KEY=VALUE`` overrides of the command line.
+        summary: The final numbers of ``summary.json``; empty if not yet written.
     """
 
     paths: RunPaths
@@ -52,7 +52,9 @@ class Run:
     summary: dict[str, Any]
 
     def steps(self) -> Iterator[StepRecord]:
-        """Yield every attempted step in order, with non-finite numbers restored.
+        """Yield the record of every attempted step of the run in order, with non-finite numbers restored.
+
+        A run with several learners (a GAN has two) has a record for each at every step.
 
         Raises:
             StorageError: A line is damaged.
@@ -70,7 +72,9 @@ class Run:
                 raise _damaged(path, number, f"{error}") from None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the fields of every event in order; ``event`` is the kind. Nested non-finite numbers are None.
+        """Yield the fields of every event of the run in order, such as overflows, scale changes and evaluations.
+
+        The field ``event`` is the kind. Non-finite numbers are restored.
 
         Raises:
             StorageError: A line is damaged.
@@ -82,7 +86,7 @@ class Run:
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:
-        """Yield the histograms of every sampled step in order; nothing if the run recorded none.
+        """Yield the exponent histograms of the run's tensors at every sampled step; nothing if it recorded none.
 
         Raises:
             StorageError: A line is damaged.
@@ -95,7 +99,7 @@ class Run:
                 raise _damaged(self.paths.histograms, number, "it is not a histogram record") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
-        """Yield the record of every epoch in order.
+        """Yield the record of every epoch and learner in order.
 
         Raises:
             StorageError: A row is damaged.
@@ -128,9 +132,10 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the run in a directory.
+    """Read the run in a directory; its record files are read later, by the methods of `Run`.
 
     Raises:
+        OlderLayout: An older version of mptrain wrote the run.
         StorageError: The path is not a run directory, or one of its small files is damaged.
     """
     directory = open_run(path)
@@ -142,7 +147,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read the runs in several directories, in the order given.
+    """Read the runs in several directories, in the given order.
 
     Raises:
         OlderLayout: Older versions of mptrain wrote some of the runs; the error names all of these.
@@ -185,6 +190,7 @@ def _usual_step(line: str) -> StepRecord | None:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    """Parse a line of a record file to a dict, with its non-finite numbers restored."""
     try:
         fields = parse_strict(line)
         _require(isinstance(fields, dict))
@@ -224,6 +230,7 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 
 
 def _number(column: str, cell: str) -> float:
+    """Return the number in a cell of ``epochs.csv``, an int in columns that count."""
     if column not in _INTEGERS:
         return float(cell)
     _require(is_count(int(cell)))

@@ -1,4 +1,4 @@
-"""``run.json``: identity, status and attempts of a run.
+"""``run.json`` of a run directory: identity, status and attempts (processes) of one training run.
 
 The dataclasses are frozen: a change of state creates a new object. `mptrain.runlog.directory.RunDirectory` reads and
 writes the file.
@@ -26,17 +26,18 @@ Status = Literal["running", "done", "failed", "preempted"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One process that worked on a run.
+    """One process that worked on a training run: its start, or one of its resumptions.
 
     Attributes:
         started: Start time in UTC, ISO 8601 with milliseconds.
         ended: End time in the same format; None while the process runs or if it was killed.
         pid: Process id on its host.
         host: Host name.
-        from_step: The step after which it started; 0 for a fresh start.
-        to_step: The last recorded step; None while the process runs, if it was killed, or if it ended without saving.
+        from_step: Number of the step after which it started; 0 for a fresh start.
+        to_step: Number of the last recorded step; None while the process runs, if it was killed, or if it ended without
+            saving.
         exit_code: Exit code; None while the process runs or if it was killed.
-        changes: The configuration keys that it changed, one sentence each.
+        changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
     """
 
     started: str
@@ -50,7 +51,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time in seconds; None if no end is recorded."""
+        """Wall time of the process in seconds; None if no end is recorded."""
         try:
             span = datetime.fromisoformat(self.ended or "") - datetime.fromisoformat(self.started)
         except (ValueError, TypeError):  # no end yet, or the file was edited by hand
@@ -60,21 +61,21 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The content of ``run.json``.
+    """Identity, status and attempts of a training run: the content of its ``run.json``.
 
     Attributes:
         id: The run directory relative to ``run.root``; the name shown to users.
         status: ``running`` (or killed while running), ``done``, ``failed`` or ``preempted``.
-        reason: Why the run ended, one sentence; empty while it runs.
+        reason: Reason why the run ended, one sentence; empty while it runs.
         hint: The hint shown at the terminal with the reason; empty if there was none.
-        exit_code: Exit code of the last attempt that was not killed.
+        exit_code: Exit code of the last attempt that was not killed; None while the run runs.
         argv: The arguments of the process, without the program name.
         command: The command line that repeats the run, quoted for a shell.
         git_sha: Commit of the source tree; None outside a Git repository.
         versions: Versions by name: python, torch, mptrain, CUDA.
         device: Description of the device.
         precision: Description of the dtypes in use.
-        ranks: World size.
+        ranks: World size: number of processes that train the run together.
         attempts: Every process that worked on the run, in order.
         schema: Version of the file's layout.
     """
@@ -96,16 +97,29 @@ class RunState:
 
     @property
     def started(self) -> str:
-        """Start time of the last attempt, UTC; empty before the first attempt."""
+        """Start time of the run's last attempt, UTC in ISO 8601; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
-        """Return the state with a new attempt of this process that starts after ``from_step``."""
+        """Return the state of the run with a new, running attempt of this process.
+
+        Args:
+            from_step: Number of the step after which it starts; 0 for a fresh start.
+            changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
+        """
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:
-        """Return the state with the current attempt marked as ended."""
+        """Return the state of the run with its current attempt marked as ended.
+
+        Args:
+            status: New status of the run.
+            reason: Reason of the end, one sentence.
+            exit_code: Exit code of the process.
+            to_step: Number of the last recorded step; None if the process ended without saving.
+            hint: The hint shown at the terminal with the reason.
+        """
         attempts = self.attempts
         if attempts:
             last = replace(attempts[-1], ended=now(), to_step=to_step, exit_code=exit_code)
@@ -119,9 +133,10 @@ class RunState:
 
 
 def read_state(path: Path) -> RunState | None:
-    """Read the state from a ``run.json``; None if the file does not exist.
+    """Read the state of a run from its ``run.json``; None if the file does not exist.
 
     Raises:
+        OlderLayout: An older version of mptrain wrote the file.
         StorageError: The file cannot be read, is not JSON, has missing fields, wrong types or another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):

@@ -1,4 +1,4 @@
-"""Checkpoint saving in a background thread while training continues."""
+"""Saver of checkpoints that writes them in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from mptrain.torch_private import foreach_copy_, storage_key
 
 
 class Saver:
-    """Saves one checkpoint at a time: copies the state and writes the copy in a thread.
+    """Saver of a run's checkpoints, one at a time: copies the state and writes the copy in a thread.
 
-    Use it as a context manager; leaving the context waits for the last save. The next call raises errors of the
-    thread.
+    Use it as a context manager; leaving the context waits for the last save. The next call raises errors of the thread.
 
     Args:
         store: Store of the checkpoints.
@@ -57,15 +56,15 @@ class Saver:
         config_digest: str,
         comm: Collectives | None = None,
     ) -> None:
-        """Save a state together with the records so far, after the previous save is complete.
+        """Save a state as a checkpoint, together with the records so far, after the previous save is complete.
 
         If there is no memory for a copy, the state itself is written before this returns.
 
         Args:
             state: State as for `CheckpointStore.save`. It may change after this call.
-            step: Attempted steps so far.
+            step: Number of steps attempted so far.
             metric: The validation metric of exactly these weights; None, inf or nan if unknown.
-            config_digest: Digest of the configuration.
+            config_digest: Digest of the configuration, with which a resumed run detects changes.
             comm: Ranks that hold shards of the state's tensors. All of them must call `save`, which then waits until
                 all shards are on the disk.
 
@@ -102,7 +101,7 @@ class Saver:
             write()
 
     def check(self) -> None:
-        """Raise the error of a finished save, without waiting.
+        """Raise the error of a save that has ended; do not wait for one that is running.
 
         Raises:
             StorageError: The checkpoint could not be written.
@@ -111,7 +110,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the current save is on the disk.
+        """Wait until the checkpoint that is being saved is on the disk.
 
         Raises:
             StorageError: The checkpoint could not be written.
@@ -124,7 +123,7 @@ class Saver:
 
 
 class NoSaver:
-    """Saver of ranks other than 0, which write only their shards of tensors.
+    """Saver of ranks other than 0, with the methods of `Saver`. It writes only this rank's shards of tensors.
 
     Args:
         folder: Checkpoint folder of the run.
@@ -137,10 +136,14 @@ class NoSaver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        """Do nothing: no save is running."""
 
     def save(self, state: dict[str, Any], *, comm: Collectives | None = None, **_: object) -> None:
-        """Write the shards of this rank, if it has any, together with all other ranks.
+        """Write this rank's shards of the state's tensors, if it has any, together with all other ranks.
+
+        Args:
+            state: State as for `CheckpointStore.save`; only its sharded tensors are used.
+            comm: All ranks of the run.
 
         Raises:
             StorageError: Writing failed on one of the ranks.
@@ -150,16 +153,16 @@ class NoSaver:
             write_shards(self._folder / comm.broadcast_object(""), shards, comm)
 
     def check(self) -> None:
-        """Do nothing."""
+        """Do nothing: `save` has raised its errors already (see `Saver.check`)."""
 
     def wait(self) -> None:
-        """Do nothing."""
+        """Do nothing: `save` has written everything already (see `Saver.wait`)."""
 
 
 class HostCopy:
-    """Copy of a state in host memory whose buffers are reused by the next copy.
+    """Copier of checkpoint states to host memory, which keeps its buffers for the next copy.
 
-    Buffers are reused because allocating and clearing new pages costs more than copying.
+    Allocating and clearing new pages costs more than copying.
 
     Args:
         everything: If True, also copy CPU tensors; if False, the copy refers to the originals.
@@ -173,11 +176,14 @@ class HostCopy:
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
         """Copy a state to the CPU. Tensors that share memory in the state share it in the copy.
 
-        Copies from a device to pinned memory are asynchronous and complete after `wait`. The host does not wait for the
-        device; kernels that are queued later run after the copy.
+        The copy is valid until the next call. Copies from a device to pinned memory are asynchronous and complete after
+        `wait`. The host does not wait for the device; kernels that are queued later run after the copy.
 
         Args:
             state: dict, list, tuple, str, int, float, bool, None and tensors only.
+
+        Returns:
+            The copy.
 
         Raises:
             TypeError: The state holds another type; the message names the place.
@@ -206,10 +212,10 @@ class HostCopy:
         return taken
 
     def wait(self, wait_for: Callable[[torch.Event], None] = torch.Event.synchronize) -> None:
-        """Wait until the copy is complete.
+        """Wait until the asynchronous copies of the last `take` are complete.
 
         Args:
-            wait_for: Function that waits for an event.
+            wait_for: Function that waits for a device event.
         """
         for arrival in self._arrivals:
             wait_for(arrival)
@@ -252,6 +258,7 @@ def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any])
 
 
 def _tensor_over(host: UntypedStorage | None, like: Tensor) -> Tensor:
+    """Return a tensor in ``host`` memory with the shape, strides and class of ``like``; ``like`` itself without one."""
     if host is None:
         return like
     tensor = torch.empty(0, dtype=like.dtype).set_(host, like.storage_offset(), like.shape, like.stride())

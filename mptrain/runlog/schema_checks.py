@@ -1,6 +1,7 @@
-"""Type checks of parsed JSON values, and construction of dataclasses from them.
+"""Type checks of parsed JSON values, and construction of dataclasses from parsed JSON objects.
 
-Files may be untrusted or damaged, so every value is checked.
+Files may be untrusted or damaged, so every value is checked. A check (type ``Kind``) is a function from a value to
+bool.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _TOO_LARGE = 2**1023
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is an integer from 0 to 2**63 - 1."""
+    """Return whether a value is an int (no bool) from 0 to 2**63 - 1, such as a number of steps or bytes."""
     return type(value) is int and 0 <= value < _TOO_MANY
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an integer of magnitude below 2**63, such as an exit code."""
+    """Return whether a value is an int (no bool) of magnitude below 2**63, such as an exit code."""
     return type(value) is int and abs(value) < _TOO_MANY
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a float, finite or not, or an integer in the range of FP64."""
+    """Return whether a value is a float, finite or not, or an int (no bool) in the range of FP64."""
     return type(value) is float or (type(value) is int and abs(value) < _TOO_LARGE)
 
 
@@ -54,27 +55,38 @@ def is_mapping(value: Any) -> bool:
 
 
 def optional(kind: Kind) -> Kind:
-    """Return a check for None or a value that passes ``kind``."""
+    """Return a check that accepts None and every value that the check ``kind`` accepts."""
     return lambda value: value is None or kind(value)
 
 
 def each(kind: Kind) -> Kind:
-    """Return a check for a list whose items all pass ``kind``."""
+    """Return a check that accepts a list whose items all pass the check ``kind``."""
     return lambda value: type(value) is list and all(map(kind, value))
 
 
 def mapping(kind: Kind) -> Kind:
-    """Return a check for a dict whose values all pass ``kind``."""
+    """Return a check that accepts a dict whose values all pass the check ``kind``."""
     return lambda value: type(value) is dict and all(map(kind, value.values()))
 
 
 def having(kinds: Mapping[str, Kind]) -> Kind:
-    """Return a check for a dict whose fields pass the checks of their names. Fields may be missing or unknown."""
+    """Return a check that accepts a dict whose fields pass the checks of their names.
+
+    Fields may be missing, and fields without a check are accepted.
+
+    Args:
+        kinds: Check by field name.
+    """
     return lambda value: type(value) is dict and not find_mismatch(value, kinds)
 
 
 def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
-    """Return the name of the first field that fails its check; empty if all pass."""
+    """Return the name of the first field of a JSON object that fails its check; empty if all pass.
+
+    Args:
+        value: The parsed object. Fields may be missing, and fields without a check pass.
+        kinds: Check by field name.
+    """
     for name, kind in kinds.items():
         if name in value and not kind(value[name]):
             return name
@@ -82,11 +94,14 @@ def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
 
 
 class SchemaMismatch(ValueError):
-    """Error for a field that does not match its annotation; the message names the field."""
+    """Error for a field of a JSON object that does not match its annotation in the dataclass.
+
+    The message names the field.
+    """
 
 
 def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
-    """Build a dataclass, including nested ones, from a parsed JSON object.
+    """Build a dataclass, including nested ones, from a parsed JSON object, checking the type of every field.
 
     Args:
         kind: The dataclass. Its annotations may be dataclasses, tuples, lists, dicts, literals and scalars, each
@@ -153,6 +168,8 @@ def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
 
 
 def _checking(holds: Kind) -> Callable[[Any], Any]:
+    """Return a function that returns its argument, or raises ValueError if a check rejects it."""
+
     def check(value: Any) -> Any:
         if not holds(value):
             raise ValueError

@@ -1,6 +1,7 @@
-"""The `Sink` protocol for consumers of records, and a sink that combines several.
+"""The `Sink` protocol for consumers of a run's records, and a sink that combines several.
 
-A sink receives frozen records and displays or stores them. It must not change training and never receives a tensor.
+Records (`mptrain.records`) describe steps, epochs, evaluations and other events as frozen dataclasses. A sink displays
+or stores them. It must not change training and never receives a tensor.
 """
 
 from __future__ import annotations
@@ -12,31 +13,38 @@ from mptrain.records import Record
 
 
 class Sink(Protocol):
-    """Consumer of the records of a run, in the order of the events."""
+    """Protocol of consumers of a training run's records, such as the writer of its files or a progress display."""
 
     def take(self, record: Record) -> None:
-        """Accept one record; ignore kinds that the sink does not use."""
+        """Accept one record, in the order of the events, and ignore it if the sink does not use records of its type.
+
+        Args:
+            record: Record of a step, an epoch, an evaluation and so on.
+        """
 
     def close(self) -> None:
-        """Store or display all pending records. The sink accepts none afterwards; a second call does nothing."""
+        """Store or display all pending records and release resources.
+
+        The sink accepts no records afterwards. A second call does nothing.
+        """
 
 
 class NoRecords:
-    """A sink that discards all records."""
+    """Sink that discards all records of a run, with the methods of `RecordWriter` that ranks other than 0 call."""
 
     def take(self, record: Record) -> None:
-        """Discard the record."""
+        """Discard the record (see `Sink.take`)."""
 
     def flush(self) -> dict[str, int]:
-        """Do nothing and return an empty dict."""
+        """Return an empty dict, because no file has any records (see `RecordWriter.flush`)."""
         return {}
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there are no pending records."""
 
 
 class Fanout:
-    """A sink that passes every record to several sinks.
+    """Sink that passes every record of a run to several sinks.
 
     Args:
         sinks: The sinks, in the order in which they receive each record.
@@ -46,7 +54,7 @@ class Fanout:
         self.sinks = tuple(sinks)
 
     def take(self, record: Record) -> None:
-        """Pass the record to every sink."""
+        """Pass the record to every sink, in order."""
         for sink in self.sinks:
             sink.take(record)
 

@@ -1,4 +1,7 @@
-"""Reading and writing of small strict JSON files; `restore_nonfinite` is the inverse of `mptrain.records.as_json`."""
+"""Reading and writing of small strict JSON files of runs and sweeps, with non-finite numbers stored beside the fields.
+
+`restore_nonfinite` is the inverse of `mptrain.records.as_json`.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,24 @@ def parse_strict(text: str) -> Any:
 
 
 def indented_json(fields: Mapping[str, Any]) -> str:
-    """Return the fields as indented strict JSON; non-finite numbers are listed as in `mptrain.records.as_json`."""
+    """Return the text of a JSON file with these fields, indented and with a line end.
+
+    Strict JSON has no NaN and Infinity. Such numbers become ``null`` and are listed in an additional field
+    ``nonfinite`` (see `mptrain.records.as_json`).
+    """
     return json.dumps(json.loads(as_json(dict(fields))), indent=2, allow_nan=False) + "\n"
 
 
 def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = False) -> dict[str, Any]:
-    """Read the JSON object in a small file.
+    """Read the JSON object in a small file of a run or sweep.
 
     Args:
         path: The file.
-        schema: Expected version of its layout; None if it has no version.
+        schema: Expected version of its layout (field ``schema``); None if it has no version.
         missing_ok: Return an empty object if the file does not exist.
+
+    Returns:
+        The fields. Non-finite numbers are not restored (see `restore_nonfinite`).
 
     Raises:
         OlderLayout: An older mptrain wrote the file; the error names its folder.
@@ -88,12 +98,17 @@ def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> StorageError:
-    """Return the error for a damaged small file."""
+    """Return (do not raise) the error for a damaged file of a run or sweep, with a hint to restore it.
+
+    Args:
+        path: The file.
+        why: Description of the damage.
+    """
     return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether dicts and lists are nested deeper than `DEEPEST` levels, without recursion."""
+    """Return whether dicts and lists are nested deeper than `DEEPEST` levels, for values of any depth."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         level = [
@@ -108,7 +123,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Put the non-finite numbers listed under ``nonfinite`` back into the fields.
+    """Put the non-finite numbers that a JSON object lists under ``nonfinite`` back into its fields.
 
     Args:
         fields: A parsed object; ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``,
@@ -146,6 +161,7 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity or -Infinity in a JSON text."""
     raise ValueError(f"{constant} is not JSON")
 
 

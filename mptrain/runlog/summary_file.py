@@ -1,6 +1,6 @@
-"""``summary.json``: the final numbers of a run, with a schema number.
+"""``summary.json`` of a run directory: the final numbers of a training run, with a schema number.
 
-The engine decides which numbers it contains; this module only reads and writes them.
+The engine decides which numbers it contains (`mptrain.engine.summary`); this module only reads and writes them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _KINDS: dict[str, Kind] = {
 
 
 def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
-    """Write the final numbers atomically, as indented strict JSON.
+    """Write the final numbers of a run (metrics, counts of updates, times) atomically, as indented strict JSON.
 
     Args:
         path: ``RunPaths.summary``.
-        numbers: JSON values. Non-finite numbers at the top level are read back unchanged, deeper ones as None.
+        numbers: JSON values by name. Non-finite numbers are read back unchanged.
 
     Raises:
         StorageError: The file cannot be written.
@@ -71,9 +71,15 @@ def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return the final numbers without the schema number; empty if the run has not written them yet.
+    """Read the final numbers of a run, by name and without the schema number; empty if they are not yet written.
+
+    Fields that reports and comparisons use are checked.
+
+    Args:
+        path: ``RunPaths.summary``.
 
     Raises:
+        OlderLayout: An older version of mptrain wrote the file.
         StorageError: The file cannot be read, is damaged or has another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):

@@ -1,11 +1,11 @@
-"""The folder of a sweep: ``sweep.json``, the only source for the jobs and their status, and other files.
+"""Files of a sweep of training runs: ``sweep.json``, the only source for the jobs and their status, and others.
 
 ``sweep.csv`` has one row for each job, with the final numbers from the ``summary.json`` of its run. A cell without a
 value is empty. mptrain never reads this file. Text that a spreadsheet would evaluate (``=1+1``) starts with an
 apostrophe, which marks a text cell in spreadsheets.
 
-Comparisons and recipes are sweeps whose jobs have arms. This module only reads and writes the files;
-`mptrain.sweep.runner` runs the jobs.
+Comparisons and recipes are sweeps whose jobs have arms (an arm: all runs of one configuration). This module only reads
+and writes the files; `mptrain.sweep.runner` runs the jobs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 @dataclass(frozen=True, slots=True)
 class SweepPaths:
-    """Paths of all files and folders of a sweep.
+    """Paths of all files and folders in the folder of a sweep, which need not exist.
 
     Attributes:
         root: The folder of the sweep.
@@ -72,30 +72,30 @@ class SweepPaths:
     figures = PathInside("figures")
 
     def run(self, name: str) -> Path:
-        """Return the run directory of a job."""
+        """Return the run directory of the job with this name."""
         return self.root / name
 
     def log(self, name: str) -> Path:
-        """Return the log file with a job's output over all its attempts."""
+        """Return the file with the output of the job with this name, over all its attempts."""
         return self.root / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepJob:
-    """One job of a sweep and its status.
+    """Job of a sweep: one point (one run), with the status of the process that trains it.
 
     Attributes:
-        number: Index of the job, from 0.
+        number: Index of the job in the sweep, from 0.
         name: Name of its run directory inside the sweep's folder.
-        overrides: All overrides of its point.
-        varied: The overrides in which points differ.
-        arm: Name of its arm in a comparison; empty in a plain sweep.
+        overrides: All ``KEY=VALUE`` overrides of its point.
+        varied: Those of the overrides in which the points of the sweep differ.
+        arm: Name of its arm (all runs of one configuration) in a comparison; empty in a plain sweep.
         status: ``waiting``, ``running``, ``done``, ``failed``, ``interrupted`` (Ctrl-C) or ``preempted``.
         code: Exit code of its process; negative if a signal of that number killed it; None before its end.
-        reason: Why it is not done, in one line. For a running job, the process that runs it if that is not part of the
-            sweep.
+        reason: Reason why it is not done, in one line; empty if there is none. For a running job, the process that runs
+            it if that is not part of the sweep.
         seconds: Wall time of all its processes, including their start. For a process whose end the sweep did not
-            observe, the wall time of the run's attempt.
+            observe, the wall time of the run's attempt. None before the first process ends.
     """
 
     number: NonNegativeInt
@@ -110,13 +110,13 @@ class SweepJob:
 
     @property
     def label(self) -> str:
-        """Label for messages and tables: the overrides in which points differ."""
+        """Short name of the job for messages and tables: the overrides in which points differ, such as ``seed=2``."""
         return " ".join(self.varied) or "(no overrides)"
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The content of ``sweep.json``.
+    """Sweep of training runs with the status of its jobs: the content of ``sweep.json``.
 
     Attributes:
         folder: The folder of the sweep; not stored in the file, so that the folder can be moved.
@@ -126,7 +126,7 @@ class Sweep:
         config_name: Name of the primary configuration file.
         parallel: Maximum number of concurrent jobs.
         jobs: The jobs in the order of their numbers.
-        started: Time at which the sweep was planned, UTC.
+        started: Time at which the sweep was planned, UTC in ISO 8601.
         plan: Criteria for the evaluation of the finished jobs, JSON values; empty in a plain sweep.
         schema: Version of the file's layout.
     """
@@ -144,18 +144,19 @@ class Sweep:
 
     @property
     def paths(self) -> SweepPaths:
-        """Paths of the files in the folder."""
+        """Paths of the files in the sweep's folder."""
         return SweepPaths(self.folder)
 
     def has_ended(self, job: SweepJob) -> bool:
-        """Return whether a job needs no further run.
+        """Return whether a job of the sweep needs no further run.
 
-        A done job has ended. In comparisons and recipes, a numerics failure is a result and also counts as an end.
+        A done job has ended. In comparisons and recipes, a numerics failure (exit code 4) is a result and also counts
+        as an end.
         """
         return job.status == "done" or (self.kind != "sweep" and job.status == "failed" and job.code == EXIT_NUMERICS)
 
     def with_job(self, job: SweepJob) -> Sweep:
-        """Return the sweep with one job replaced."""
+        """Return the sweep with the job of the same number replaced."""
         jobs = (*self.jobs[: job.number], job, *self.jobs[job.number + 1 :])
         return replace(self, jobs=jobs)
 
@@ -174,9 +175,10 @@ def _write_state(sweep: Sweep) -> None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the sweep in a folder.
+    """Read the sweep in a folder from its ``sweep.json``.
 
     Raises:
+        OlderLayout: An older version of mptrain wrote the sweep.
         StorageError: The folder holds no sweep or has symbolic links, or ``sweep.json`` is damaged or has another
             schema.
     """
@@ -200,12 +202,12 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def is_sweep(path: Path) -> bool:
-    """Return whether a path is the folder of a sweep."""
+    """Return whether a path is the folder of a sweep, that is, has a ``sweep.json``."""
     return SweepPaths(path).json.is_file()
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Replace ``sweep.json`` and ``sweep.csv``, each atomically.
+    """Write ``sweep.json`` and ``sweep.csv`` to the folder of a sweep, replacing each atomically.
 
     Raises:
         StorageError: One of the files cannot be written; its old content is untouched.
@@ -238,7 +240,10 @@ def _write_rows(sweep: Sweep) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """Return a value that is safe in a spreadsheet cell: text that looks like a formula gets a leading apostrophe."""
+    """Return a value that is safe in a cell of a spreadsheet.
+
+    Text that a spreadsheet would evaluate as a formula gets a leading apostrophe; numbers and other text are unchanged.
+    """
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -249,26 +254,43 @@ def as_cell(value: Any) -> Any:
 
 
 def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the bounds of the 95 % CI of a summary's metric over test samples; None if it has no CI."""
+    """Return the bounds of the 95 % confidence interval of a run's metric over the choice of samples; None if unknown.
+
+    Args:
+        summary: Final numbers of the run (`read_summary`).
+
+    Returns:
+        ``(low, high)``, in the metric's unit.
+    """
     found = (summary.get("intervals") or {}).get(summary.get("metric_name"))
     return (float(found[0]), float(found[1])) if found else None
 
 
 def overrides_of(job: SweepJob) -> dict[str, str]:
-    """Return the overrides of a job as key to value, without Hydra's ``+`` and ``~``; the last one of a key wins."""
+    """Return the overrides of a sweep's job as a dict from key to value, both text.
+
+    Keys lack Hydra's ``+`` and ``~``. The last override of a key wins.
+    """
     parts = [word.partition("=") for word in job.overrides]
     return {key.lstrip("+~"): value for key, _, value in parts}
 
 
 def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
-    """Return the keys in which the overrides of jobs differ, in order of first appearance."""
+    """Return the keys in which the overrides of a sweep's jobs differ, in order of first appearance."""
     tables = [overrides_of(job) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({table.get(key) for table in tables}) > 1]
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Return the final numbers of a run; empty if it has none or they cannot be read."""
+    """Return the final numbers of a run (see `read_summary`), cached until the file changes.
+
+    Args:
+        run: The run directory.
+
+    Returns:
+        The numbers by name; empty if the run has none or they cannot be read.
+    """
     path = RunPaths(run).summary
     try:
         found = path.stat()
@@ -285,6 +307,15 @@ def _read(path: Path, written: int, inode: int) -> dict[str, Any]:  # two writes
 def _row(
     job: SweepJob, summary: dict[str, Any], keys: Sequence[str], learners: Sequence[str], run: str
 ) -> dict[str, Any]:
+    """Return the row of a job in ``sweep.csv``, as column name to value.
+
+    Args:
+        job: The job.
+        summary: Final numbers of its run; empty if it is not done.
+        keys: Keys of the overrides that get a column.
+        learners: Names of the learners of all runs; with several, their columns have the name as a prefix.
+        run: The run directory.
+    """
     values = overrides_of(job)
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
     row |= {key: values.get(key) for key in keys}

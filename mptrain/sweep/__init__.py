@@ -1,1 +1,1 @@
-"""Sweeps and comparisons of many runs: expansion to points, and execution in processes or Slurm jobs."""
+"""Sweeps and comparisons of many training runs: expansion to points (single runs), execution in processes or Slurm."""

@@ -1,4 +1,4 @@
-"""Comparisons of arms that are formed from overrides or from existing runs.
+"""Comparisons between arms (all runs of one configuration) that are formed from overrides or from existing runs.
 
 `mptrain.sweep.runner` runs the jobs; `mptrain.comparison` does the statistics.
 """
@@ -33,13 +33,15 @@ _PRECISION_GROUPS = ("precision", "scaler")
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options of a comparison.
+    """Options of a comparison between arms (an arm: all runs of one configuration).
 
     Attributes:
-        reference: Name of the reference arm; None for the choice of `mptrain.comparison.arms.choose_reference`.
+        reference: Name of the arm that all others are compared with; None for the choice of
+            `mptrain.comparison.arms.choose_reference`.
         margin: Equivalence margin in the metric's unit: smaller differences count as none.
-        metric: Name of the metric; None for the task's own metric.
-        claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler.
+        metric: Name of the compared metric; None for the task's own metric.
+        claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler. Any other
+            difference makes a comparison unfair.
     """
 
     reference: str | None = None
@@ -48,12 +50,16 @@ class ComparisonOptions:
     claimed: tuple[str, ...] = ()
 
     def as_plan(self) -> dict[str, Any]:
-        """Return the options as JSON values for ``sweep.json``."""
+        """Return the options as JSON values for the field ``plan`` of a comparison's ``sweep.json``; see `of`."""
         return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
-        """Read the options from the ``plan`` of a sweep; missing ones get their defaults.
+        """Read the options from the field ``plan`` of a comparison's ``sweep.json``.
+
+        Args:
+            plan: Value of the field. Options that it lacks get their defaults, other entries are ignored.
+            where: File that an error names.
 
         Raises:
             StorageError: A value has the wrong type or range; the message names the file ``where``.
@@ -69,7 +75,10 @@ class ComparisonOptions:
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:
-    """Return the points of a comparison with arm names, which consist of the values that differ, except the seed.
+    """Group the points of a comparison into arms, and return the points with the names of their arms.
+
+    Points that differ only in the seed form one arm. Its name consists of the values that differ between arms, such as
+    ``fp32`` for ``precision=fp32``, or of the whole overrides if these values are ambiguous.
 
     Raises:
         ConfigError: There is only one arm.
@@ -92,10 +101,17 @@ def name_arms(points: Sequence[Point]) -> list[Point]:
 
 
 def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return the configuration keys in which arms formed by overrides may differ.
+    """Return the configuration keys in which the arms of a comparison may differ, derived from the varied overrides.
 
     Overrides of precision and scaler claim no further keys. Any other override claims every key that differs, because
-    it may choose further parts: a model chooses its optimizer and task.
+    it may choose further parts: a model chooses its optimizer and task. Arms called ``GROUP/ARM`` are considered group
+    by group.
+
+    Args:
+        points: Points with configurations and arms.
+
+    Returns:
+        Dotted keys, sorted; without those of precision and scaler, which may always differ.
     """
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -118,18 +134,20 @@ def _claimed_within(points: Sequence[Point]) -> set[str]:
 
 
 def reference_of(points: Sequence[Point]) -> str:
-    """Return the default reference arm: the only arm in FP32, else the first arm.
+    """Return the name of the arm that a comparison's other arms are compared with by default.
 
-    It is chosen before any run starts, so that a reference whose runs fail is not silently replaced.
+    This is the only arm in FP32, else the first arm. It is chosen before any run starts, so that a reference whose runs
+    fail is not silently replaced.
     """
     full = {point.arm for point in points if point.config is not None and point.config.precision.name == "fp32"}
     return full.pop() if len(full) == 1 else points[0].arm
 
 
 def judge(sweep: Sweep) -> dict[str, Comparison]:
-    """Compare the arms of a finished sweep group by group, and write the result to its folder.
+    """Compare the arms of a finished sweep group by group, and write the result to its ``comparison.json``.
 
-    Arms called ``GROUP/ARM`` are compared within their group.
+    Arms called ``GROUP/ARM`` are compared within their group. Jobs without a run directory become objections in the
+    result.
 
     Returns:
         Comparisons by group; ``""`` is the group of arms without a group.
@@ -160,7 +178,13 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
 
 
 def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
-    """Check that the planned reference arm has a run.
+    """Check that the reference arm that the options of a comparison name has a run.
+
+    Args:
+        options: Options of the comparison.
+        arms: Names of the arms that have runs.
+        lost: Jobs without a run directory.
+        sweep: The sweep, for the error message.
 
     Raises:
         UsageError: No run of the reference has started; the message states the reason for the first one.
@@ -190,12 +214,16 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
 
 
 def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
-    """Compare existing runs.
+    """Compare existing runs, grouped into arms whose runs differ only in seed and machine.
 
     Args:
-        places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
+        places: Run directories, names of runs below ``outputs``, ``last`` for the newest run, or folders of runs or of
+            sweeps, which stand for all their runs.
         options: Options of the comparison.
         anyway: Compare the runs even if the comparison is unfair.
+
+    Returns:
+        The comparison, with statistics, verdicts and objections.
 
     Raises:
         UsageError: There is nothing to compare, or a claimed key does not exist.
@@ -248,7 +276,7 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
 
 
 def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
-    """Return the comparison with run paths relative to a folder, so that the folder can be moved with its runs."""
+    """Return a comparison with run paths relative to a folder, so that the folder can be moved with its runs."""
 
     def moved(arm: Arm) -> Arm:
         return replace(arm, runs=tuple(replace(run, path=os.path.relpath(run.path, folder)) for run in arm.runs))
@@ -257,7 +285,11 @@ def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
 
 
 def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
-    """Return the name of the reference arm, given by name, as ``precision=fp32``, or by a precision unique to it."""
+    """Return the name of the arm that the user means by ``wanted``.
+
+    ``wanted`` is the name itself, the name after a key (``precision=fp32``), or a precision mode that only one arm has.
+    If none of these fits, it is returned unchanged.
+    """
     names = [arm.name for arm in arms]
     if wanted is None or wanted in names:
         return wanted

@@ -1,7 +1,7 @@
-"""The `Executor` protocol for running the jobs of a sweep, and the messages between executor, jobs and sweep.
+"""Interface between a sweep and its executors, which run its jobs: the `Executor` protocol, its messages and callbacks.
 
-`mptrain.sweep.local_executor` implements it with local processes, `mptrain.sweep.slurm_executor` with Slurm. This
-module must not import torch.
+A job trains one point (one run) of the sweep in a process of its own. `mptrain.sweep.local_executor` implements the
+protocol with local processes, `mptrain.sweep.slurm_executor` with Slurm. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """The functions that jobs run. Their modules must not import torch at the top; the functions import it when called.
+    """Functions that the processes of a sweep's jobs call to train a run and to report errors.
+
+    Their modules must not import torch at the top; the functions import it when called.
 
     Attributes:
-        train: Trains a configuration and sends its records to a sink; prints progress; raises on failure.
-        report: Prints an error and returns its exit code.
-        modules: Modules that the fork server imports in advance, so that jobs start faster.
+        train: Function that trains one configuration and sends its records to a sink. It prints progress, and raises an
+            exception if the run fails.
+        report: Function that prints an error and returns its exit code.
+        modules: Names of modules that the fork server (the process from which CPU jobs are forked) imports in advance,
+            so that jobs start faster.
     """
 
     train: Callable[[Config, Sink], None]
@@ -35,13 +39,13 @@ class Program:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job of a sweep.
+    """Description of one job of a sweep for an executor: the overrides of its run, and its paths.
 
     Attributes:
-        number: Number of the job.
-        words: Its overrides, including those that set its run directory.
-        run: Its run directory.
-        log: File for its output.
+        number: Number of the job in the sweep, from 0.
+        words: All ``KEY=VALUE`` overrides of the run, including those that set its run directory.
+        run: Run directory.
+        log: File to which the job's output is appended.
     """
 
     number: int
@@ -52,18 +56,20 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """Progress of a running job.
+    """Progress of a running job of a sweep, which its process reports for display.
 
     Attributes:
-        step: Attempted steps so far.
-        steps: Planned steps.
-        eta: Estimated remaining time in seconds.
-        doing: ``training``, ``evaluating`` or ``saving``.
-        metric_name: Name of the first metric of the last evaluation; empty before that.
-        metric: Value of that metric.
-        scales: The loss scale of each learner.
-        overflows: Number of overflows of all learners since the process started.
-        skipped: Number of skipped updates of all learners.
+        step: Number of steps attempted so far, skipped ones included.
+        steps: Planned number of steps.
+        eta: Estimated time to the end of the run in seconds.
+        doing: Current activity: ``training``, ``evaluating`` or ``saving``.
+        metric_name: Name of the first metric of the last evaluation, preferring any other to ``loss``; empty before the
+            first evaluation.
+        metric: Value of that metric; NaN before the first evaluation.
+        scales: Current loss scale of each learner (a model with its optimizer; a GAN has two).
+        overflows: Number of overflows (steps with infinite or NaN gradients) since the process started, summed over the
+            learners.
+        skipped: Number of skipped updates since the first step of the run, summed over the learners.
     """
 
     step: int
@@ -79,7 +85,13 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """Outcome of a job: ``status``, exit ``code`` (negative if killed by a signal) and ``reason`` in one line."""
+    """Outcome of an ended job of a sweep.
+
+    Attributes:
+        status: ``done``, ``failed``, ``interrupted`` (by Ctrl-C) or ``preempted`` (by another signal).
+        code: Exit code of the job; negative if a signal of that number killed it.
+        reason: Reason why the job is not done, in one line; empty if it is.
+    """
 
     status: Literal["done", "failed", "interrupted", "preempted"]
     code: int
@@ -87,38 +99,59 @@ class JobOutcome:
 
 
 def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> JobOutcome:
-    """Return the outcome of a job stopped by Ctrl-C or another signal; ``code`` overrides the usual exit code."""
+    """Return the outcome of a job that a signal has stopped before the end of its run.
+
+    Args:
+        by_ctrl_c: True for status ``interrupted`` and exit code 130; False for ``preempted`` and 75, after any other
+            signal.
+        reason: Reason of the stop, in one line.
+        code: Exit code instead of 130 or 75.
+    """
     if by_ctrl_c:
         return JobOutcome("interrupted", code or EXIT_INTERRUPTED, reason)
     return JobOutcome("preempted", code or EXIT_PREEMPTED, reason)
 
 
 class Listener:
-    """Callbacks for the events of an executor, called in the calling process. This class ignores all events."""
+    """Callbacks for the events of the jobs that an executor runs, called in the process of the sweep.
+
+    The callbacks of this class do nothing; subclasses override them. The parameter ``number`` is the number of the job
+    in its sweep (`JobSpec.number`).
+    """
 
     def started(self, number: int) -> None:
-        """Handle the start of a job's process."""
+        """React to the start of a job's process; does nothing unless overridden."""
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Handle a progress report of a job."""
+        """React to a progress report of a running job; does nothing unless overridden."""
 
     def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
-        """Handle the end of a job, ``seconds`` after the start of its process."""
+        """React to the end of a job; does nothing unless overridden.
+
+        Args:
+            number: Number of the job.
+            ended: Status, exit code and reason of the end.
+            seconds: Wall time in seconds since the job's process started; 0 if it could not be started.
+        """
 
     def stopping(self, name: str) -> None:
-        """Handle a stop request by the signal ``name``; no further job is started."""
+        """React to a signal (``name``, such as ``SIGTERM``) after which the executor starts no further job."""
 
     def tick(self) -> None:
-        """Handle the passing of time; called several times a second."""
+        """React to the passing of time, for example refresh a display; called several times a second."""
 
 
 class Executor(Protocol):
-    """Runs jobs, each in its own process, so that a failing job does not affect the others."""
+    """Protocol of objects that run a sweep's jobs, each in its own process, so that a failing job affects no other."""
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Run all jobs in the given order.
+        """Run jobs, started in the given order, and return when all of them have ended.
 
         After a signal that requests a stop, no further job is started and running jobs save their state.
+
+        Args:
+            jobs: The jobs to run.
+            listener: Receiver of the start, the progress and the end of every job.
 
         Returns:
             The exit code of the signal that stopped the jobs, or None.

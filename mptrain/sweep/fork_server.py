@@ -1,8 +1,8 @@
-"""First module that the fork server imports; it prepares that process to be the parent of jobs.
+"""Setup of the fork server: the process from which `multiprocessing` forks the CPU jobs of a sweep.
 
-Do not import it anywhere else, because importing it changes the process. The server leaves the terminal's process group
-and blocks the signals for a graceful stop, because the sweep itself forwards them to the jobs. The server is killed
-when the sweep's process ends for any reason.
+The server imports this module before any other. Do not import it anywhere else, because importing it changes the
+process. The server leaves the terminal's process group and blocks the signals for a graceful stop, because the sweep
+itself forwards them to the jobs. The server is killed when the sweep's process ends for any reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Launcher plugin that lets a Hydra sweeper (Optuna, Ax, Nevergrad, a user's own) choose points from earlier metrics.
+"""Hydra launcher with which a Hydra sweeper (Optuna, Ax, Nevergrad, a user's own) chooses points from earlier metrics.
 
-The launcher passes each batch of points to a function and returns the metrics of the jobs to the sweeper. It does not
-run or display the points itself. This module is imported only if a sweeper is requested.
+The launcher passes each batch of points (one run each) to a function and returns the metrics of the jobs to the
+sweeper. It does not run or display the points itself. This module is imported only if a sweeper is requested.
 """
 
 from __future__ import annotations
@@ -42,28 +42,39 @@ _PARTS = ("hydra_plugins", "optuna.samplers")
 
 
 class JobFailedError(MptrainError):
-    """Error that a sweeper receives as the result of a failed job; some sweepers raise it to give up."""
+    """Error that a Hydra sweeper receives as the result of a failed job; some sweepers raise it to give up."""
 
     exit_code = EXIT_SWEEP
 
 
 class ProcessLauncher(Launcher):
-    """Hydra launcher that runs the points of a sweeper; its task function is a `RunBatch`."""
+    """Hydra launcher that lets a `RunBatch` run the points which a Hydra sweeper requests."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: RunBatch, config: DictConfig) -> None:
-        """Prepare the launcher; the sweeper calls this once."""
+        """Prepare the launcher; the Hydra sweeper calls this once.
+
+        Args:
+            hydra_context: Not used.
+            task_function: Function that runs a batch of points, in place of Hydra's task function.
+            config: Composed configuration with the node ``hydra``, from which the overrides common to all points are
+                read.
+        """
         self._run = task_function
         self._fixed = {key_of(word) for word in fixed_overrides(config.hydra.overrides.task)}
         self._asked = 0
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run a batch and return the metric of record of each job.
+        """Run a batch of points that the Hydra sweeper requests, and return the metric of each job.
 
         The metric is returned without a change of sign, so the sweeper's direction must be that of the metric.
 
         Args:
             job_overrides: The overrides of each job.
             initial_job_idx: Ignored; the launcher counts jobs itself, because not all sweepers do.
+
+        Returns:
+            A completed result with the metric for each job, in order; for a job that failed or has no metric, a failed
+            result with a `JobFailedError`.
 
         Raises:
             MptrainError: A point is invalid; no job of the batch was run.
@@ -84,13 +95,13 @@ class ProcessLauncher(Launcher):
 
 
 def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: RunBatch) -> None:
-    """Run the sweeper that the overrides select until it requests no more points.
+    """Run the Hydra sweeper that the overrides select, until it requests no more points.
 
     Args:
         words: Overrides, including Hydra's own; the sweeper interprets those with several values.
         composer: Composer with the configuration folders.
         folder: Folder for the sweeper's own files.
-        run: Function that runs a batch.
+        run: Function that runs a batch of points.
 
     Raises:
         ConfigError: The sweeper does not exist, or Hydra or the sweeper cannot parse the overrides.
@@ -152,6 +163,7 @@ def _require_tame(node: DictConfig) -> None:
 
 
 def _targets(tree: Any) -> Iterator[str]:
+    """Yield every ``_target_`` in a configuration tree of nested dicts and lists."""
     if isinstance(tree, dict):
         if "_target_" in tree:
             yield str(tree["_target_"])
@@ -161,17 +173,18 @@ def _targets(tree: Any) -> Iterator[str]:
 
 
 def fixed_overrides(words: Sequence[str]) -> list[str]:
-    """Return the overrides with a single value, and those that cannot be parsed."""
+    """Return the overrides that have a single value, and are thus common to all points, or cannot be parsed."""
     parsed = [(word, parse(word)[0]) for word in words]
     return [word for word, override in parsed if override is None or not override.is_sweep_override()]
 
 
 def key_of(word: str) -> str:
-    """Return the key of an override, without Hydra's ``+`` and ``~``."""
+    """Return the key of an override without Hydra's ``+`` and ``~``: ``optimizer.lr`` for ``+optimizer.lr=0.1``."""
     return word.partition("=")[0].lstrip("+~")
 
 
 def _answer(sweep: Sweep, job: SweepJob, words: Sequence[str]) -> JobReturn:
+    """Return the result of a finished job as a Hydra sweeper expects it: its metric, or a `JobFailedError`."""
     run = sweep.paths.run(job.name)
     found = JobReturn(overrides=words, working_dir=str(run), task_name="mptrain", status=JobStatus.FAILED)
     metric = summary_of(run).get("metric") if job.status == "done" else None

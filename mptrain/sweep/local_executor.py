@@ -1,6 +1,6 @@
-"""Executor for concurrent jobs on this machine: forked processes on CPU, new ones on CUDA.
+"""Executor that runs the jobs of a sweep concurrently on this machine: in forked processes on CPU, in new ones on CUDA.
 
-See `mptrain.sweep.processes` for the reasons.
+`mptrain.sweep.processes` starts the processes and explains why they differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,20 @@ _LOST = 255
 
 @dataclass
 class _Running:
-    """State of a running job's process."""
+    """State of one running job's process.
+
+    Attributes:
+        number: Number of the job in the sweep.
+        process: The process.
+        pipe: Connection on which the process sends progress and its outcome; None once it is closed.
+        slot: Index of the job's slot (see `Slots`); None once the slot is free again.
+        forked: Whether the fork server forked the process.
+        began: Start time, as all times here on the clock of `time.monotonic`.
+        ended: Outcome that the process reported; None before.
+        last_words: Time at which it reported the outcome.
+        told: Whether the listener knows of the end.
+        orphaned: Time at which the fork server was found dead while the job ran; None if it has not died.
+    """
 
     number: int
     process: Process
@@ -55,12 +68,12 @@ class _Running:
 
 @dataclass(frozen=True)
 class Slots:
-    """Resources of the machine that concurrent jobs share.
+    """Division of this machine's CPU cores and GPUs among the concurrent jobs of a sweep; each job has one slot.
 
     Attributes:
-        count: Maximum number of concurrent jobs.
-        threads: CPU threads per job; None if a single job uses all.
-        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty without GPUs.
+        count: Number of slots: the maximum number of concurrent jobs.
+        threads: Number of torch's CPU threads in each job; None if one job at a time uses all.
+        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty without GPUs. Slots use the GPUs in turn.
     """
 
     count: int
@@ -69,7 +82,7 @@ class Slots:
 
     @classmethod
     def of_this_machine(cls, count: int) -> Slots:
-        """Return the slots for ``count`` concurrent jobs on the CPU cores and GPUs of this process."""
+        """Divide the CPU cores and the GPUs that this process may use among ``count`` concurrent jobs."""
         from mptrain.device import count_of
 
         threads = max(1, usable_cores() // count) if count > 1 else None
@@ -78,18 +91,25 @@ class Slots:
         return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables that select the GPU of a slot, for jobs that do not choose one."""
+        """Return the environment variables that assign a GPU to a job whose configuration does not name one.
+
+        Args:
+            slot: Index of the job's slot, from 0 to ``count`` - 1.
+
+        Returns:
+            ``CUDA_VISIBLE_DEVICES`` with one GPU; empty without GPUs.
+        """
         return {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
 
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Executor that runs jobs on this machine (see `Executor`).
+    """Executor that runs the jobs of a sweep in processes on this machine (see `Executor`).
 
     Args:
         composer: Composer with the configuration folders of the sweep.
         program: Functions that the jobs run.
-        slots: Resources that the jobs share.
+        slots: Cores and GPUs that the jobs share.
     """
 
     composer: Composer
@@ -97,7 +117,20 @@ class LocalExecutor:
     slots: Slots
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Run all jobs (see `Executor`). All configurations are composed before the first job starts."""
+        """Run jobs, as many at a time as there are slots, and return when all have ended (see `Executor.run`).
+
+        All configurations are composed before the first job starts. A second Ctrl-C ends all jobs at once.
+
+        Args:
+            jobs: The jobs, started in this order.
+            listener: Receiver of the start, the progress and the end of every job.
+
+        Returns:
+            The exit code of the signal that stopped the jobs, or None.
+
+        Raises:
+            ConfigError: The overrides of a job are invalid; no job was started.
+        """
         composed = [(job, self.composer.compose(job.words)) for job in jobs]
         with SignalListener() as interrupts:
             pool = _Pool(self.slots, self.program, listener, interrupts)
@@ -114,6 +147,8 @@ class LocalExecutor:
 
 
 class _Pool:
+    """Jobs of one `LocalExecutor.run`: starts them in free slots, forwards signals, informs the listener."""
+
     def __init__(self, slots: Slots, program: Program, listener: Listener, interrupts: SignalListener) -> None:
         self._slots, self._program, self._listener, self._interrupts = slots, program, listener, interrupts
         self._free = list(range(slots.count))

@@ -1,4 +1,4 @@
-"""Expansion of overrides with several values to the points of a sweep, and checks of all points.
+"""Points of a sweep: expansion of overrides with several values to one point (one run) each, and checks of all points.
 
 Every point is composed and checked before the first job starts: its overrides, its device, and whether its parts fit
 together. Each data set is loaded once, in a separate process (`mptrain.sweep.processes.run_in_fork`), so that the sweep
@@ -45,15 +45,15 @@ _NOT_OURS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper", "hydra.launcher
 
 @dataclass(frozen=True)
 class Point:
-    """One job of a sweep.
+    """One point of a sweep: a combination of override values, trained as one run.
 
     Attributes:
-        number: Index of the point, from 0.
-        overrides: All overrides of the point.
-        varied: The overrides in which points differ.
-        warnings: Warnings about its configuration.
-        config: Its configuration after `validate`, without its own run directory; None before.
-        arm: Name of its arm in a comparison; empty in a plain sweep.
+        number: Index of the point in the sweep, from 0.
+        overrides: All ``KEY=VALUE`` overrides of the point.
+        varied: Those of the overrides in which the points of the sweep differ.
+        warnings: Warnings for the user about the point's configuration; empty before `validate`.
+        config: Resolved configuration of the point, without its own run directory; None before `validate`.
+        arm: Name of the point's arm (all runs of one configuration) in a comparison; empty in a plain sweep.
         count: Number of points in the sweep.
     """
 
@@ -67,24 +67,32 @@ class Point:
 
     @property
     def place(self) -> str:
-        """Description of the point for messages, such as ``point 3/12 (seed=2)``."""
+        """Position and label of the point in its sweep, for messages, such as ``point 3/12 (seed=2)``."""
         return f"point {self.number + 1}/{self.count} ({self.label})"
 
     @property
     def label(self) -> str:
-        """Label for messages and tables: the overrides in which points differ."""
+        """Short name of the point for messages and tables: the overrides in which points differ, such as ``seed=2``."""
         return " ".join(self.varied) or "(no overrides)"
 
 
 def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
-    """Expand overrides to all combinations of their values; the last override varies fastest.
+    """Expand overrides to the points of a sweep, one point (one run) for each combination of their values.
+
+    The values of the last override vary fastest: ``seed=0,1 precision=fp32,tf32`` gives four points, of which the first
+    two have ``seed=0``.
 
     Args:
-        words: Overrides in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over options.
-        catalogue: The options that ``glob()`` chooses from.
+        words: ``KEY=VALUE`` overrides in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over
+            options.
+        catalogue: Configuration groups with their options, from which ``glob()`` chooses.
+
+    Returns:
+        The points in order, neither composed nor checked.
 
     Raises:
-        ConfigError: An override has no values or too many, or its key cannot be swept.
+        ConfigError: An override has no values or too many, its key cannot be swept, it selects a sweeper or launcher of
+            Hydra, or the sweep has more than `MOST_POINTS` points. The error contains all problems.
     """
     problems: list[Problem] = []
     axes: list[list[str]] = []
@@ -113,7 +121,11 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
 
 
 def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
-    """Compose and check every point.
+    """Compose the configuration of every point of a sweep and check it, without loading data.
+
+    Args:
+        points: Points returned by `expand`.
+        composer: Composer with the configuration folders of the sweep.
 
     Returns:
         The points with their warnings and configurations.
@@ -131,7 +143,11 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
 
 
 def require_keys(points: Sequence[Point], composer: Composer) -> None:
-    """Check points for unknown keys and invalid values, as far as possible without torch.
+    """Check the overrides of every point for unknown keys and invalid values, as far as possible without torch.
+
+    Args:
+        points: Points returned by `expand`.
+        composer: Composer with the configuration folders of the sweep.
 
     Raises:
         ConfigError: As for `validate`.
@@ -140,7 +156,7 @@ def require_keys(points: Sequence[Point], composer: Composer) -> None:
 
 
 def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_Checked]:
-    """Return the result of a check for every point, or raise the problems of all points."""
+    """Apply a check to every point and return its results, or raise one ConfigError with the problems of all points."""
     first: dict[str, Problem] = {}  # by message only: hints may contain a point's value
     found: dict[str, list[Point]] = {}
     checked = []
@@ -156,7 +172,9 @@ def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_
 
 
 def require_devices(points: Sequence[Point]) -> None:
-    """Check that this machine can run every point, so that a sweep does not fail half-way; imports torch.
+    """Check that this machine has the device of every point, and that the device supports the point's precision mode.
+
+    The sweep would otherwise fail half-way. The function imports torch.
 
     Args:
         points: Points returned by `validate`.
@@ -180,7 +198,13 @@ def require_devices(points: Sequence[Point]) -> None:
 
 
 def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
-    """Return the problem with its first point added to the message, unless all checked points have the problem."""
+    """Return a problem of some points with the first of them named in its message, unless all checked points have it.
+
+    Args:
+        problem: The problem.
+        bad: The points that have it, at least one.
+        checked: Number of points that were checked.
+    """
     if len(bad) == checked:
         return problem
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -188,13 +212,15 @@ def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
 
 
 def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
-    """Run all checks of points that are possible before training.
+    """Run all checks of a sweep's points that are possible before training.
+
+    Each configuration is composed. Its device is checked, and its model, data set and task are checked to fit together.
 
     Args:
         points: Points returned by `expand`.
-        composer: Composer with the configuration folders.
+        composer: Composer with the configuration folders of the sweep.
         program: Functions that the jobs run.
-        elsewhere: Whether the jobs run on other machines, whose devices are unknown.
+        elsewhere: Whether the jobs run on other machines, whose devices are unknown and therefore not checked.
 
     Returns:
         The points with their warnings and configurations.
@@ -211,7 +237,9 @@ def check(points: Sequence[Point], composer: Composer, program: Program, *, else
 
 
 def require_agreement(points: Sequence[Point], program: Program) -> None:
-    """Check that the model, data set, task, learners and weights of each point fit together.
+    """Check that the model, data set, task, learners and weights of each point of a sweep fit together.
+
+    Data sets and tasks are built in a separate process. Points that differ in none of these parts are checked once.
 
     Args:
         points: Points returned by `validate`.
@@ -239,7 +267,13 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
 
 
 def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
-    """Return the index and error of each configuration whose parts are missing or do not fit together."""
+    """Find the configurations whose data set, task, learners or weights are missing or do not fit together.
+
+    Data sets and tasks are built in the calling process, one data set at a time.
+
+    Returns:
+        ``(index, error)`` for each such configuration, ordered by index.
+    """
     found: list[tuple[int, MptrainError]] = []
     held: tuple[str, Dataset | MptrainError] | None = None  # one data set at a time: they may be large
     for number, config in sorted(enumerate(configs), key=lambda item: _data_of(item[1])):
@@ -256,6 +290,7 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
 
 
 def _load(config: Config) -> Dataset | MptrainError:
+    """Build the data set of a configuration; return the error instead if that fails."""
     from mptrain.config.build_workload import build_dataset
 
     try:
@@ -299,6 +334,7 @@ def _data_of(config: Config) -> str:
 
 
 def _values(word: str, override: Override, catalogue: Catalogue, problems: list[Problem]) -> list[str]:
+    """Return a swept override as one override per value; without values, add the reason to ``problems``."""
     key = override.key_or_group
     if key in NOT_SWEPT:
         problems.append(Problem(f"{word}: {key} cannot be swept", "remove it: each point gets its own run directory"))

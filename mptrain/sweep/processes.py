@@ -1,4 +1,4 @@
-"""Start and setup of processes: forked from a fork server for CPU jobs, new for CUDA jobs.
+"""Start and setup of the processes of a sweep's jobs: forked from a fork server on CPU, new interpreters on CUDA.
 
 The calling process itself never forks. The fork server has imported torch but not used it, so a fork takes milliseconds
 instead of the seconds of an import. CUDA jobs need new processes, because a CUDA context does not survive a fork and
@@ -43,7 +43,13 @@ _TRIES = 3
 
 
 def warm_up(modules: Sequence[str]) -> None:
-    """Start the fork server, which imports the given modules in the background."""
+    """Start the fork server, the process from which CPU jobs are forked; do nothing if it is running.
+
+    The server imports in the background, while this process continues.
+
+    Args:
+        modules: Names of the modules that a new server imports, so that processes forked from it start faster.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.sweep.fork_server", *modules])
     guard_multiprocessing()
@@ -53,15 +59,17 @@ def warm_up(modules: Sequence[str]) -> None:
 
 
 def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
-    """Call a function in a forked process and return its value.
+    """Call a function in a process forked from the fork server, and return its value.
+
+    The calling process keeps neither the memory nor the side effects of the call.
 
     Args:
         function: A picklable function without parameters.
-        modules: Modules that the fork server imports (see `warm_up`).
+        modules: Names of modules that the fork server imports (see `warm_up`).
 
     Raises:
         MptrainError: The function raised it.
-        EnvironmentRefused: The process died.
+        EnvironmentRefused: The process died before it answered.
     """
     warm_up(modules)
     receiver, sender = multiprocessing.get_context("forkserver").Pipe(duplex=False)
@@ -85,7 +93,10 @@ def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
 
 
 def answer(question: bytes, pipe: Connection) -> None:
-    """Call a function in the process of `run_in_fork` and send ``(value, None)`` or ``(None, error)``, pickled.
+    """Call a pickled function and send its result to the caller of `run_in_fork`; entry point of the forked process.
+
+    The process sends ``(value, None)``, or ``(None, error)`` for an `MptrainError`, pickled. Any other exception ends
+    it.
 
     Args:
         question: A pickled function without parameters.
@@ -104,19 +115,32 @@ def answer(question: bytes, pipe: Connection) -> None:
 
 
 def forked(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return an unstarted process, to be forked by the fork server, that calls a module-level function."""
+    """Return an unstarted process that will be forked from the fork server and call a function.
+
+    Args:
+        target: Function at the top level of a module, because it is pickled by name.
+        arguments: Its positional arguments; they must be picklable.
+    """
     return multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
 
 
 def spawned(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return an unstarted process with a fresh interpreter, not forked, that calls a module-level function."""
+    """Return an unstarted process that will call a function in a new Python interpreter.
+
+    Args:
+        target: Function at the top level of a module, because it is pickled by name.
+        arguments: Its positional arguments; they must be picklable.
+    """
     return multiprocessing.get_context("spawn").Process(target=target, args=arguments)
 
 
 def start(process: Process) -> Process:
-    """Start a process, restarting the fork server if it has died.
+    """Start a process made by `forked` or `spawned`, restarting the fork server if it has died.
 
-    Stop signals are blocked in a new process until it can handle them.
+    The signals that request a stop (`ENDING_SIGNALS`) are blocked in a new process until it can handle them.
+
+    Returns:
+        The same process.
 
     Raises:
         OSError, EOFError: The process cannot be started.
@@ -135,7 +159,12 @@ def start(process: Process) -> Process:
 
 
 def describe_exit_code(code: int) -> str:
-    """Describe the exit code of a process that did not report an outcome."""
+    """Describe in words how a process ended that did not report an outcome, such as ``killed by SIGTERM``.
+
+    Args:
+        code: Exit code as in `multiprocessing.Process.exitcode`: negative if a signal of that number killed the
+            process.
+    """
     if code >= 0:
         return f"its process ended with exit code {code} and no message"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -143,20 +172,20 @@ def describe_exit_code(code: int) -> str:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Send a signal to a process that has not ended."""
+    """Send a signal to a job's process; do nothing if it has ended."""
     if process.exitcode is None:
         send_to(process.pid, number)
 
 
 def send_to(pid: int | None, number: signal.Signals) -> None:
-    """Send a signal to the process with this id, if it exists."""
+    """Send a signal to the process with an id; do nothing if it does not exist, is another user's, or has no id."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if pid:
             os.kill(pid, number)
 
 
 def reset_after_fork() -> None:
-    """Undo the settings of the fork server in a forked process: disabled garbage collection and environment variables.
+    """Undo settings of the fork server in a process forked from it: disabled garbage collection, environment variables.
 
     Objects that the server imported are frozen, because collecting them would copy shared memory. Child processes and
     libraries loaded later see the user's environment.
@@ -168,13 +197,22 @@ def reset_after_fork() -> None:
 
 
 def detach_from_terminal() -> None:
-    """Start a new session, so that Ctrl-C and a closed terminal do not reach this process."""
+    """Move this process to a new session, so that Ctrl-C and a closed terminal send it no signal.
+
+    Does nothing if the process leads a process group.
+    """
     with contextlib.suppress(PermissionError):  # it is already a process group leader
         os.setsid()
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Arrange that this process receives a signal when its parent ends for any reason."""
+    """Arrange that this process receives a signal when its parent process ends for any reason.
+
+    If the process that created it through `multiprocessing` has already ended, exit at once with code 1.
+
+    Args:
+        number: The signal to receive.
+    """
     ends_with_parent(number)
     sweep = multiprocessing.parent_process()
     if sweep is not None and not sweep.is_alive():  # it ended before the call

@@ -1,7 +1,8 @@
-"""Running and resuming of sweeps; keeps ``sweep.json`` up to date.
+"""Planning, running and resuming of sweeps, with ``sweep.json`` kept up to date.
 
-``sweep.json`` defines the sweep and is written before any job starts. Running a sweep means running every job whose run
-directory does not have the status ``done``. An `mptrain.sweep.executor.Executor` starts the processes or jobs.
+``sweep.json`` defines the sweep and is written before any job starts. A job trains one point (one run) of the sweep.
+Running a sweep means running every job whose run directory does not have the status ``done``. An
+`mptrain.sweep.executor.Executor` starts the processes or jobs.
 """
 
 from __future__ import annotations
@@ -37,23 +38,37 @@ _PATIENCE = 60.0
 
 
 class SweepDisplay(Protocol):
-    """Display of a sweep, in the process that runs it."""
+    """Protocol of displays of a running sweep, called in the process that runs it."""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """Show that a job has started or ended; ``sweep`` and ``job`` are as now stored in ``sweep.json``."""
+        """Show that a job of the sweep has started or ended.
+
+        Args:
+            sweep: The sweep, as now stored in ``sweep.json``.
+            job: The job, with its new status.
+        """
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Show the progress of a job."""
+        """Show the progress of a running job.
+
+        Args:
+            number: Number of the job in the sweep, from 0.
+            progress: Its latest report.
+        """
 
     def stopping(self, name: str) -> None:
-        """Show that the signal ``name`` requested a stop and that running jobs save their state."""
+        """Show that a signal requested a stop of the sweep and that running jobs save their state.
+
+        Args:
+            name: Name of the signal, such as ``SIGINT``.
+        """
 
     def tick(self) -> None:
-        """Refresh the display; called several times a second."""
+        """Refresh the display; called several times a second while the sweep runs."""
 
 
 def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
-    """Create or find the folder of a sweep: ``ROOT/NAME``, or a new ``ROOT/sweeps/DATE/TIME-xxxx``.
+    """Return the folder of a sweep, created if missing: ``ROOT/NAME``, or a new ``ROOT/sweeps/DATE/TIME-xxxx``.
 
     Args:
         options: ``run.root``, ``run.name`` and ``run.resume`` of the sweep as a whole.
@@ -113,17 +128,19 @@ def plan_sweep(
     plan: Mapping[str, Any] | None = None,
     grows: bool = False,
 ) -> Sweep:
-    """Write the plan of a sweep to its folder and return it. The results of an existing sweep are kept.
+    """Write the plan of a sweep, its ``sweep.json`` and ``sweep.csv``, to its folder, and return the sweep.
+
+    If the folder holds a sweep of the same points, the status of its jobs is kept.
 
     Args:
-        points: Checked points.
+        points: Points of the sweep, checked.
         folder: Folder of the sweep; it must exist.
-        words: The overrides that were expanded.
+        words: The overrides that were expanded to the points.
         config_dirs: Additional configuration folders.
         config_name: Name of the primary configuration file.
         parallel: Maximum number of concurrent jobs.
-        kind: Kind of the sweep.
-        plan: Criteria for the evaluation of the finished jobs, JSON values.
+        kind: ``sweep``, ``comparison`` or ``recipe``.
+        plan: Criteria for the evaluation of the finished jobs, JSON values, such as `ComparisonOptions.as_plan`.
         grows: Whether the number of points may differ from that of the existing sweep, if the common ones are equal.
 
     Raises:
@@ -151,9 +168,13 @@ def plan_sweep(
 
 
 def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
-    """Return the sweep with job statuses read from the run directories, for the given jobs or all.
+    """Return a sweep with the status, exit code and duration of its jobs read from their run directories.
 
-    Jobs that have not ended get the status ``waiting``.
+    Jobs that are neither done nor failed get the status ``waiting``.
+
+    Args:
+        sweep: The sweep.
+        numbers: Numbers of the jobs to read; None for all.
     """
     wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
     jobs = zip(sweep.jobs, wanted, strict=True)
@@ -161,7 +182,7 @@ def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep
 
 
 def require_free(sweep: Sweep) -> None:
-    """Check that no other process is running a sweep.
+    """Check by its lock file that no process is running a sweep.
 
     Raises:
         StorageError: Another process is running the sweep; the message names it.
@@ -172,7 +193,7 @@ def require_free(sweep: Sweep) -> None:
 
 
 def missing_points(sweep: Sweep) -> list[Point]:
-    """Return the points of all jobs that have not ended, unchecked."""
+    """Return the points that a resumed sweep still has to run; they are neither composed nor checked."""
     return [
         Point(job.number, job.overrides, job.varied, arm=job.arm, count=len(sweep.jobs))
         for job in sweep.jobs
@@ -188,7 +209,7 @@ def run_sweep(
     numbers: Container[int] | None = None,
     launcher: Launcher | None = None,
 ) -> tuple[Sweep, int]:
-    """Run the jobs that have not ended, each in its own process; ``sweep.json`` is updated at every change.
+    """Run the jobs of a sweep that have not ended, each in its own process; update ``sweep.json`` at every change.
 
     Args:
         sweep: The sweep, already written to its folder, with checked points.
@@ -196,7 +217,7 @@ def run_sweep(
         program: Functions that the jobs run.
         watch: Display of the sweep.
         numbers: Numbers of the jobs to run; None for all.
-        launcher: Options for a scheduler; None runs the jobs on this machine.
+        launcher: Options for a scheduler such as Slurm; None runs the jobs on this machine.
 
     Returns:
         The sweep after the jobs, and the exit code. The code is 0 if all jobs have ended, that of the signal that
@@ -245,13 +266,16 @@ def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
 
 
 def directory_name(point: Point) -> str:
-    """Return the run directory name of a point, ``NNN-OVERRIDES``, with path-safe characters only."""
+    """Return the name of a point's run directory inside its sweep's folder, such as ``003-seed=1,precision=fp32``.
+
+    The number is that of the point. Characters of the varied overrides that are unsafe in a path become ``_``.
+    """
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
     return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
 
 
 class _Record(Listener):
-    """Listener that updates the sweep and its file, and forwards events to the display."""
+    """Listener that writes the events of a sweep's jobs to ``sweep.json`` and forwards them to the display."""
 
     def __init__(self, sweep: Sweep, watch: SweepDisplay) -> None:
         self.sweep = sweep
@@ -270,12 +294,12 @@ class _Record(Listener):
         self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
 
     def lives(self, number: int, holder: LockHolder) -> None:
-        """Record that a process of an earlier sweep still runs a job."""
+        """Record that a process started by an earlier sweep command still runs a job."""
         reason = f"still run by {holder}, which outlived the sweep that started it"
         self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
 
     def ended_by_itself(self, number: int) -> None:
-        """Record that the process of an earlier sweep has ended."""
+        """Record that a process of an earlier sweep command has ended, with the job's status from its run directory."""
         self._change(_as_it_stands(self.sweep, self.sweep.jobs[number]))
 
     def stopping(self, name: str) -> None:
@@ -298,6 +322,7 @@ def _spec(sweep: Sweep, job: SweepJob) -> JobSpec:
 
 
 def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
+    """Return a job with its status, exit code and seconds from its run directory; ``waiting`` if it has not ended."""
     run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
     try:
         state = run.read_state()
@@ -354,7 +379,7 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
 
 
 def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
-    """Return the processes that hold the run locks of these jobs, by job number."""
+    """Return the processes that are writing the runs of these jobs, by job number; they hold the run locks."""
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
     return {number: holder for number, holder in found.items() if holder is not None}

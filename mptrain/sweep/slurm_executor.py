@@ -54,7 +54,15 @@ _ALIVE = ("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "C
 
 @dataclass
 class _Job:
-    """State of a submitted job; times are those of `time.monotonic`."""
+    """State of a submitted job; times are those of `time.monotonic`.
+
+    Attributes:
+        submission: Input of the job.
+        handle: submitit's object for the job.
+        began: Time at which the job was first seen running; None before.
+        over: Time at which the scheduler was first found to have ended the job; None if it has not.
+        preempted: Time at which the job was first found preempted; None if it is not.
+    """
 
     submission: SubmittedJob
     handle: Any
@@ -65,13 +73,13 @@ class _Job:
 
 @dataclass(frozen=True)
 class SlurmExecutor:
-    """Executor that submits jobs through submitit (see `Executor`). A stop signal cancels all of them.
+    """Executor that submits the jobs of a sweep through submitit (see `Executor`). A stop signal cancels all of them.
 
     Args:
         sweep: The sweep, already written to its folder.
         typed: The overrides that the user typed; None if all are (see `Composer`).
         program: Functions that the jobs run.
-        launcher: Resources that the jobs request.
+        launcher: Resources that each job requests, and the maximum number of queued jobs.
     """
 
     sweep: Sweep
@@ -80,7 +88,21 @@ class SlurmExecutor:
     launcher: Launcher
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Submit all jobs and wait for them (see `Executor`)."""
+        """Submit jobs and return when all have ended (see `Executor.run`).
+
+        A second Ctrl-C returns without waiting for the cancelled jobs to save their state.
+
+        Args:
+            jobs: The jobs, submitted in this order.
+            listener: Receiver of the start and the end of every job; progress is not reported.
+
+        Returns:
+            The exit code of the signal that stopped the jobs, or None.
+
+        Raises:
+            EnvironmentRefused: submitit is not installed.
+            StorageError: A file cannot be written; all jobs were cancelled.
+        """
         launcher, sweep = self.launcher, self.sweep
         folder = fresh_folder(sweep.folder)
         results = [folder / f"{job.number:03d}.json" for job in jobs]
@@ -102,7 +124,14 @@ class SlurmExecutor:
 
 
 def fresh_folder(sweep: Path) -> Path:
-    """Create a new folder for one submission, accessible only to this user."""
+    """Create a new folder in a sweep's folder for the files of one submission, accessible only to this user.
+
+    Returns:
+        The absolute path ``SWEEP/submitted/xxxxxxxx``, where the last part is random and hexadecimal.
+
+    Raises:
+        StorageError: The folder cannot be created.
+    """
     folder = sweep.absolute() / FOLDER / secrets.token_hex(4)
     with storage_errors(folder, "create"):
         folder.parent.mkdir(exist_ok=True)
@@ -112,6 +141,9 @@ def fresh_folder(sweep: Path) -> Path:
 
 def require_none_queued(sweep: Path) -> None:
     """Check that no earlier jobs of a sweep are still in Slurm's queue, because they would train the same runs.
+
+    Args:
+        sweep: Folder of the sweep.
 
     Raises:
         StorageError: There are such jobs; the message lists their ids.
@@ -137,7 +169,10 @@ def _still_queued(path: Path) -> list[str]:
 
 
 def require_scheduler(launcher: Launcher) -> None:
-    """Check that the scheduler of a launcher is available, before the sweep's folder is created.
+    """Check that the scheduler on which a sweep will run its jobs is available, before the sweep's folder is created.
+
+    Args:
+        launcher: Options of the scheduler (``--launcher``).
 
     Raises:
         EnvironmentRefused: submitit is not installed, or this machine has no Slurm.
@@ -194,6 +229,8 @@ _PASSED_ON = ("signal_delay_s", "cpus_per_task", "job_name", "partition", "accou
 
 
 class _Queue:
+    """Jobs of one `SlurmExecutor.run`: submits them, watches their results and states, and reports to the listener."""
+
     def __init__(
         self, executor: Any, launcher: Launcher, folder: Path, listener: Listener, interrupts: SignalListener
     ) -> None:
@@ -234,7 +271,7 @@ class _Queue:
                     job.handle.cancel(check=False)
 
     def forget(self) -> None:
-        """Stop waiting for cancelled jobs."""
+        """Report every remaining job as stopped, and watch none of them any more."""
         self._stopping = self._stopping or time.monotonic()
         for job in list(self._jobs):
             self._end(job, self._stopped("cancelled"))
@@ -303,9 +340,12 @@ class _Queue:
 
 
 def _state(handle: Any, mode: str) -> str:
-    """Return the scheduler's state of a job in capitals.
+    """Return the state of a job in capitals, such as ``PENDING``; ``UNKNOWN`` if the scheduler reports none.
 
-    One query returns the states of all jobs, so only the first job needs the mode ``force``; others use ``cache``.
+    Args:
+        handle: submitit's object for the job.
+        mode: ``force`` to query the scheduler, which returns the states of all jobs; ``cache`` to use the last such
+            query.
     """
     found: Callable[..., dict[str, str]] = handle.get_info
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Code of a job's process: trains one point and reports the outcome to the sweep's process or in a file.
+"""Code of the process of a sweep's job: trains one point and reports the outcome to the sweep's process or in a file.
 
 It must not import torch, directly or indirectly, because ``CUDA_VISIBLE_DEVICES`` must be set first. The process that a
 scheduler starts imports this module by name.
@@ -47,11 +47,11 @@ _LONGEST_REASON = 600
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Assignment of a job in a local process.
+    """Input of the process of one local job of a sweep (see `run_job`).
 
     Attributes:
         work: The pickled `Program` and `Config`; unpickling may import torch.
-        log: File for the output of the job.
+        log: File to which the output of the job is appended.
         environment: Environment variables to set before torch is imported.
         threads: Maximum number of torch's CPU threads; None keeps torch's default.
     """
@@ -64,14 +64,16 @@ class LocalJob:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """One point of a sweep as submitted to a scheduler. It holds overrides, which are composed there, and no secrets.
+    """Input of one job of a sweep that is submitted to a scheduler such as Slurm (see `run_submitted_job`).
+
+    It holds overrides, which the job composes to a configuration where it runs, and no secrets.
 
     Attributes:
-        job: Its overrides and paths.
+        job: Overrides and paths of the job's run.
         config_dirs: Additional configuration folders.
         config_name: Name of the primary configuration file.
         typed: The overrides that the user typed; None if all are (see `Composer`).
-        result: File for the status of the job (see `JobResult`).
+        result: File to which the job writes its status (see `JobResult`).
         program: Functions that the job runs.
     """
 
@@ -85,12 +87,12 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Status that a submitted job reports.
+    """Status of a submitted job, which the job writes to a JSON file that the sweep's process reads.
 
     Attributes:
-        status: ``waiting`` if it is queued again, ``running``, or the status at its end.
+        status: ``running``, ``waiting`` if the job is queued again, or the status at its end.
         code: Exit code of the training; None before its end.
-        reason: Why it is not done, in one line.
+        reason: Reason why the job is not done, in one line; empty if there is none.
     """
 
     status: JobStatus
@@ -99,7 +101,9 @@ class JobResult:
 
 
 def run_job(assignment: LocalJob, pipe: Connection) -> None:
-    """Run a job in a local process. After the outcome is sent, the exit code of the process is irrelevant.
+    """Train one point of a sweep in a process that a `LocalExecutor` started, and report the outcome.
+
+    Once the outcome is sent, the exit code of the process is irrelevant.
 
     Args:
         assignment: The job.
@@ -129,10 +133,13 @@ def run_job(assignment: LocalJob, pipe: Connection) -> None:
 
 
 def run_submitted_job(submission: SubmittedJob) -> None:
-    """Run a submitted job; submitit calls this in a process that the scheduler started.
+    """Train one point of a sweep in a process that a scheduler started, and write its status to the result file.
 
-    On the time limit signal the run is saved and the job queued again. On other stop signals the run is saved; the
-    scheduler queues the job again if it was preempted, but not if a user cancelled it.
+    submitit calls this function. On the time limit signal the run is saved and the job queued again. On other stop
+    signals the run is saved; the scheduler queues the job again if it was preempted, but not if a user cancelled it.
+
+    Raises:
+        SystemExit: The job was queued again; submitit must not record it as finished.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
     for number in (TIME_IS_UP, signal.SIGTERM):  # until the run installs its own handlers, instead of submitit's
@@ -165,7 +172,7 @@ def run_submitted_job(submission: SubmittedJob) -> None:
 
 
 def read_result(path: Path) -> JobResult | None:
-    """Read the last status of a submitted job; None if it has not reported one or the file is unreadable."""
+    """Read the status that a submitted job wrote last; None if there is none yet or the file is unreadable."""
     try:
         found = JobResult(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -175,7 +182,11 @@ def read_result(path: Path) -> JobResult | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as a one-line reason."""
+    """Return an exception as a reason in one line of at most 600 characters, for the status of a job.
+
+    The line is the first of the message, after the type for exceptions other than `MptrainError`. For SystemExit it
+    states the exit code and the place of the call.
+    """
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"sys.exit({error.code!r}) in {Path(last.filename).name}:{last.lineno}"[:_LONGEST_REASON]
@@ -185,13 +196,19 @@ def one_line(error: BaseException) -> str:
 
 
 def print_traceback(error: BaseException) -> int:
-    """Print the traceback of an error and return the exit code of a bug."""
+    """Print the traceback of an unexpected exception, and return 1, the exit code of a bug."""
     traceback.print_exception(error)
     return EXIT_BUG
 
 
 def print_to(log: Path) -> None:
-    """Redirect all further output of the process, including that of libraries, to a file."""
+    """Append all further output of this process to a file, including that of libraries and of Python's crash handler.
+
+    Secrets in text that Python prints are masked.
+
+    Raises:
+        StorageError: The file cannot be opened.
+    """
     with storage_errors(log):
         descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
@@ -212,7 +229,15 @@ def _train(
     sink: Sink,
     threads: int | None = None,
 ) -> JobOutcome:
-    """Train what ``prepare`` returns and report errors, with ``report`` until the program is known."""
+    """Train a point and return the outcome of its job.
+
+    Args:
+        prepare: Function that returns the program and the configuration of the point.
+        log: Log file of the job. Its folder, the sweep's, must stay in place.
+        report: Function that reports errors until the program is known.
+        sink: Receiver of the run's records.
+        threads: Maximum number of torch's CPU threads; None keeps torch's default.
+    """
     try:
         with require_folder_stays(log.parent):  # so that a run does not create a removed sweep folder again
             program, config = prepare()
@@ -242,7 +267,10 @@ def _train(
 
 
 class _Stopped(BaseException):
-    """Stop signal before the run handles signals itself; a BaseException, so that ``except Exception`` passes it on."""
+    """Exception for a stop signal that arrives before the run handles signals itself.
+
+    It is a BaseException, so that ``except Exception`` does not catch it.
+    """
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -265,7 +293,7 @@ def _write_result(submission: SubmittedJob, result: JobResult) -> None:
 
 
 class _ToParent:
-    """A sink that sends progress to the sweep's process; it drops messages instead of blocking."""
+    """Sink that sends the progress of a run to the sweep's process. It drops messages instead of blocking."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -288,7 +316,7 @@ class _ToParent:
             self._send()
 
     def close(self) -> None:
-        """Do nothing, because the pipe is still needed for the outcome."""
+        """Do nothing: the pipe is still needed for the outcome."""
 
     def _send(self) -> None:
         if self._last is None:
