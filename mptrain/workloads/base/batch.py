@@ -1,4 +1,4 @@
-"""Batches: the tensors and counts that a training step takes, independent of the data set they came from."""
+"""Batches: the input tensors, targets and loss-term counts of one training step, independent of the data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from torch import Tensor
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Stack rows of different lengths into one tensor ``[N, longest]``, zero-padded, with at least one column."""
+    """Stack 1-D tensors of different lengths into one zero-padded tensor, with at least one column.
+
+    Args:
+        rows: N one-dimensional tensors, N at least 1. The first gives the dtype and the device.
+
+    Returns:
+        ``[N, longest]``; each row begins with its values and ends with zeros.
+    """
     table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
@@ -20,18 +27,20 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples of one update, or of one of its micro-batches.
+    """Samples of one weight update, or of one of its micro-batches (for gradient accumulation).
 
-    The first dimension of every tensor is the sample, so any batch can be split between samples.
+    The first dimension of every tensor is the sample, so any batch can be split between samples. A *term* is one of the
+    values that the loss is averaged over: a sample, or for sequences a token.
 
     Attributes:
-        inputs: First input of the network, ``[N, ...]``: images (uint8 or float32 on the host, float32 once
-            prepared) or token ids (int64).
-        targets: Expected output, ``[N, ...]``: class indices or token ids. May be the same tensor as ``inputs``,
-            which is then moved only once.
-        counts: Number of terms that the loss of each sample averages over, N host integers; None means one each.
+        inputs: First input of the network, ``[N, ...]``: images (uint8 or float32 on the host, float32 once prepared)
+            or token ids (int64).
+        targets: Expected output, ``[N, ...]``: class indices or token ids. May be the same tensor as ``inputs``, which
+            is then moved only once.
+        counts: Number of loss terms of each sample, N host integers; None means one each.
         more: Further tensors ``[N, ...]`` by name, for tasks and models that use the name.
-        whole: Number of loss terms of the whole batch if this is one rank's part of it; None if this is the whole.
+        whole: Number of loss terms of the batch over all ranks if this is one rank's part of it; None if this is the
+            whole batch.
         is_dummy: Whether this is a placeholder for a rank without samples; its weight in the loss is 0.
     """
 
@@ -44,20 +53,20 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples N in the batch, the first dimension of ``inputs``."""
         return len(self.inputs)
 
     @property
     def terms(self) -> int:
-        """Number of terms that the loss of this batch averages over: the sum of ``counts``, or the samples."""
+        """Number of loss terms (samples or tokens) that the batch's mean loss covers: sum of ``counts``, or samples."""
         return self.samples if self.counts is None else sum(self.counts)
 
     def split(self, parts: int) -> tuple[Batch, ...]:
-        """Split into contiguous micro-batches whose sizes differ by at most one sample.
+        """Split the batch into contiguous micro-batches whose sizes differ by at most one sample.
 
         Args:
-            parts: Number of micro-batches, at least 1. A batch with fewer samples than that gives one micro-batch
-                per sample, because none may be empty.
+            parts: Number of micro-batches, at least 1. A batch with fewer samples than that gives one micro-batch per
+                sample, because none may be empty.
 
         Returns:
             The micro-batches in order, as views of this batch's memory; the batch itself if there is only one.
@@ -70,7 +79,15 @@ class Batch:
         return tuple(self._cut(begin, end) for begin, end in itertools.pairwise(bounds))
 
     def share(self, part: Batch) -> float:
-        """Return the weight of a part's mean loss in the mean loss of the whole batch: its share of the loss terms."""
+        """Return the weight with which the mean loss of a part enters the mean loss of the whole batch.
+
+        The weight is the part's number of loss terms (samples or tokens) divided by that of the whole batch, which for
+        a rank's part (``whole`` is set) counts the terms of all ranks. The losses of all parts, multiplied by their
+        weights, add up to the mean loss of the whole batch.
+
+        Args:
+            part: Micro-batch from `split`, or this batch. A dummy has the weight 0.
+        """
         if part.is_dummy:
             return 0.0
         if part is self and self.whole is None:
@@ -78,25 +95,32 @@ class Batch:
         return part.terms / (self.terms if self.whole is None else self.whole)
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; copies from page-locked memory are asynchronous."""
+        """Return the batch with all tensors on a device; copies from page-locked memory are asynchronous."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def cast(self, dtype: torch.dtype) -> Batch:
-        """Return the batch with its inputs in a dtype, if they are floating-point; nothing else is cast."""
+        """Return the batch with ``inputs`` in a dtype if they are floating-point; all other tensors keep theirs."""
         if not self.inputs.is_floating_point() or self.inputs.dtype == dtype:
             return self
         return replace(self, inputs=self.inputs.to(dtype))
 
     def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory, from which copies to the device are asynchronous."""
+        """Return the batch in page-locked host memory, from which copies to an accelerator are asynchronous."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def clone(self) -> Batch:
-        """Return a copy of the batch in new memory."""
+        """Return a copy of the batch in new memory on the same device."""
         return self._each(lambda tensor: tensor.clone())
 
     def copy_(self, source: Batch) -> None:
-        """Copy the values of another batch of the same shapes into this one, without synchronising."""
+        """Copy the values of another batch into this one's tensors in place, without synchronising with the device.
+
+        The tensors keep their addresses, as a captured CUDA graph requires. If ``targets`` is the same tensor as
+        ``inputs``, only the inputs of ``source`` are copied.
+
+        Args:
+            source: Batch with the same tensor names and shapes.
+        """
         values = source.tensors()
         if self.targets is self.inputs:
             del values["targets"]
@@ -105,7 +129,7 @@ class Batch:
                 tensor.copy_(values[name], non_blocking=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name."""
+        """Return all tensors of the batch by name: ``inputs``, ``targets``, and those in ``more``."""
         return {"inputs": self.inputs, "targets": self.targets, **self.more}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""Protocols of data sets: the interface that the engine uses. They must not read or decode files.
+"""Protocols of a data set and of its splits, as the training engine uses them. This module must not read files.
 
 Classes that derive from these protocols inherit the default methods.
 """
@@ -17,11 +17,11 @@ from mptrain.workloads.base.random_streams import sample_order
 
 
 class Split(Protocol):
-    """Training, validation or test part of a data set: samples with fixed indices.
+    """Protocol of the training, validation or test part of a data set: samples with fixed indices.
 
     Attributes:
         in_memory: Whether the samples are in memory, so that worker processes would cost more than they save.
-        faults: Unusable samples found so far, and how to treat them.
+        faults: Unusable samples found so far, with the setting that either stops at them or skips them.
     """
 
     in_memory: bool
@@ -31,11 +31,11 @@ class Split(Protocol):
 
     @property
     def skipped(self) -> int:
-        """Number of unusable samples, or of files with samples, that were left out so far."""
+        """Number of unusable samples, or of files with samples, that this split left out so far."""
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the indices of one epoch, int64 ``[len(self)]``, in the order in which batches take them.
+        """Return the indices of one epoch's samples, int64 ``[len(self)]``, in the order in which batches take them.
 
         The order depends on the arguments only. The default suits independent samples
         (`mptrain.workloads.base.random_streams.sample_order`).
@@ -43,19 +43,21 @@ class Split(Protocol):
         Args:
             seed: Seed of the run.
             epoch: Completed passes over the training data.
-            shuffle: True in training, False in evaluation. Samples that continue one another, such as the windows
-                of a text with carried state, keep their order in either case.
+            shuffle: True in training, False in evaluation. Samples that continue one another, such as the windows of a
+                text with carried state, keep their order in either case.
         """
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the samples with these indices, in this order, on the host.
+        """Read or generate the samples with these indices and return them as one batch on the host, in the given order.
+
+        If ``faults.on_error`` is ``skip``, unusable samples are left out and the batch is smaller.
 
         Args:
             indices: At least one index into this split.
             epoch: Completed passes over the training data.
-            seed: Seed of the run. The augmentation of a sample depends on ``(seed, epoch, index)`` only: not on
-                the other samples of the batch, the process, or earlier random numbers.
+            seed: Seed of the run. The augmentation of a sample depends on ``(seed, epoch, index)`` only: not on the
+                other samples of the batch, the process, or earlier random numbers.
 
         Raises:
             DataError: A sample is unusable and ``faults.on_error`` is ``stop``, or no sample of the batch is usable.
@@ -64,10 +66,10 @@ class Split(Protocol):
 
 
 class Dataset(Protocol):
-    """Interface of a data set.
+    """Protocol of a data set: its splits, the facts that models depend on, and the preparation of its batches.
 
     Attributes:
-        name: Name in the configuration.
+        name: Name of the data set in the configuration and in records.
         workers: Number of worker processes that fetch from splits that are not in memory.
         train: Training samples.
         val: Validation samples, which select the best checkpoint; None if there are none.
@@ -81,22 +83,26 @@ class Dataset(Protocol):
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties that networks and tasks may take as arguments, by parameter name.
+        """Return the properties of the data that models and tasks may take as constructor arguments, by parameter name.
 
         Images have ``num_classes``, ``in_channels`` and ``image_size``, and ``boxes`` if the targets are boxes. Text
-        has ``vocabulary_size``, ``sequence_length`` and ``lanes``. A target receives the facts that it has parameters
-        for. A target that requires another fact is incompatible with the data set; an optional attribute ``lacks``
-        of the data set maps the name of such a fact to a hint.
+        has ``vocabulary_size``, ``sequence_length`` and ``lanes`` (number of token streams read in parallel). A model
+        or task receives the facts that it has parameters for. If it requires a fact that is missing here, it is
+        incompatible with the data set; an optional attribute ``lacks`` of the data set maps the name of such a fact to
+        a hint for the user.
+
+        Example:
+            ``{"num_classes": 10, "in_channels": 1, "image_size": 8}``
         """
 
     def describe(self) -> str:
-        """Return the shape of a sample in a few words, for the terminal."""
+        """Return the shape of a sample in a few words for the terminal, such as ``1x8x8``."""
 
     def card(self) -> dict[str, Any]:
-        """Return what is needed to use the trained weights elsewhere, as JSON values for the run's ``data.json``.
+        """Return the information needed to use the trained weights outside mptrain, as JSON values.
 
-        ``labels`` are the names of classes or tokens in the order of their indices. Weights are meaningless with
-        other labels, so a run is resumed and evaluated only with the same labels.
+        The run writes it to its file ``data.json``. ``labels`` are the names of classes or tokens in the order of their
+        indices. Weights are meaningless with other labels, so a run is resumed and evaluated only with the same labels.
         """
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:

@@ -1,4 +1,7 @@
-"""Data set options as dataclasses, which define the type, range, default and meaning of each option once."""
+"""Decorator for data set loaders whose options are a dataclass.
+
+The dataclass defines the type, range, default and meaning of each option once, for all functions that take it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ Made = TypeVar("Made")
 def takes_fields_of(
     options: Callable[Fields, Options],
 ) -> Callable[[Callable[[Options], Made]], Callable[Fields, Made]]:
-    """Return a decorator that lets a function of a dataclass be called with the fields of the dataclass.
+    """Return a decorator that lets a function of one dataclass instance be called with the fields of the dataclass.
 
-    The decorated function has the signature of the dataclass, with resolved annotations. The configuration checks
-    its keys against these.
+    The decorated function has the signature of the dataclass, with resolved annotations; the configuration checks its
+    keys against them.
 
     Args:
-        options: The dataclass.
+        options: The dataclass; its instance is the only argument of the decorated function.
+
+    Example:
+        With ``@takes_fields_of(Options)`` above ``def load(options: Options)``, the call ``load(root=path)`` runs the
+        original function with ``Options(root=path)``.
     """
 
     def decorate(function: Callable[[Options], Made]) -> Callable[Fields, Made]:

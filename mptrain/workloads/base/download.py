@@ -1,4 +1,4 @@
-"""Errors for data that is missing or cannot be downloaded."""
+"""User-facing errors for data set files that are missing or cannot be downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unpicklin
 
 
 def missing(what: str, where: str, other_way: str = "") -> DataError:
-    """Return the error for data that is missing while downloads are off."""
+    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``).
+
+    Args:
+        what: Name of the data set, for the message.
+        where: Folders that were searched, for the message.
+        other_way: Further way to get the data, added to the hint, such as ``or install Debian's package``.
+    """
     ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
     ways += f", {other_way}" if other_way else ""
     return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
@@ -25,12 +31,16 @@ def missing(what: str, where: str, other_way: str = "") -> DataError:
 
 @contextlib.contextmanager
 def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None]:
-    """Convert download errors (no network, no space, wrong checksum) to `DataError` and remove empty new folders.
+    """Run a download in this context: convert its failures to `DataError`, and remove empty folders that it created.
 
     Args:
-        what: Name of the data.
+        what: Name of the data set, for the message.
         root: Folder that was searched for the data.
         folder: Innermost folder that the download creates; None means ``root``.
+
+    Raises:
+        DataError: The download failed: no network, no space, wrong checksum or a damaged archive. Other exceptions pass
+            through unchanged.
     """
     place = folder or root
     new = [one for one in (place, *place.parents) if not one.exists()]

@@ -1,4 +1,4 @@
-"""Pictures, texts and sounds that a task shows after a validation."""
+"""Exhibits: pictures, texts and sounds of a model that a task shows after each validation, such as generated images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures, shown as one grid.
+    """Pictures that a task shows after a validation, as one grid.
 
     Attributes:
-        pixels: Float ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped.
+        pixels: Pixel values, float ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped.
         caption: Explanation of the pictures, and of the meaning of colours or columns.
         columns: Pictures per row; None makes the grid square.
     """
@@ -25,11 +25,11 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Texts:
-    """Table of sentences: input, expected output and model output.
+    """Table of sentences that a task shows after a validation: input, expected output and output of the model.
 
     Attributes:
         columns: Name of each column: ``source``, ``reference``, ``model``.
-        rows: One tuple per sample, as long as ``columns``.
+        rows: Table rows, one tuple per sample, as long as ``columns``.
     """
 
     columns: tuple[str, ...]
@@ -38,10 +38,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Sounds:
-    """Recordings of one sample rate.
+    """Recordings of one sample rate that a task shows after a validation.
 
     Attributes:
-        samples: float32 ``[N, T]`` from -1 to 1; values outside are clipped.
+        samples: Amplitudes, float32 ``[N, T]`` from -1 to 1; values outside are clipped.
         rate: Sample rate in hertz.
         captions: N sentences, one per recording; an empty tuple for no captions.
     """

@@ -1,4 +1,4 @@
-"""Handling of unusable samples (stop with an error, or skip and count) and remarks about converted files."""
+"""Handling of unusable samples of a data set (stop with an error, or skip and count) and remarks on converted files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_THERE = f"[Errno {errno.ENOENT}]"
 
 
 def none_usable(what: str, first: str) -> DataError:
-    """Return the error for a batch that has no sample left after skipping.
+    """Return the error for a training or evaluation batch that has no sample left after skipping unusable ones.
 
     Args:
         what: Word for a sample, such as ``picture``.
@@ -34,11 +34,11 @@ def none_usable(what: str, first: str) -> DataError:
 
 @dataclass
 class Check:
-    """All unusable samples of a data set: file or index of each, with the reason.
+    """Result of a check of all files of a data set before training: the unusable samples, each with the reason.
 
     Attributes:
-        stopping: Samples that stop training.
-        skipped: Samples that training skips.
+        stopping: Samples that would stop training, by file or index, with the reason.
+        skipped: Samples that training would skip, by file or index, with the reason.
     """
 
     stopping: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,11 @@ _check: Check | None = None
 
 @contextlib.contextmanager
 def checking() -> Iterator[Check]:
-    """Collect unusable samples in all threads of this process instead of stopping at the first."""
+    """Collect unusable samples in a context, in all threads of this process, instead of raising an error at the first.
+
+    Yields:
+        The `Check` to which `Faults.report` adds the samples.
+    """
     global _check
     _check = Check()
     try:
@@ -61,12 +65,13 @@ def checking() -> Iterator[Check]:
 
 @dataclass
 class Faults:
-    """Unusable samples and converted files of one split.
+    """Unusable samples and converted files found so far in one split of a data set.
 
     Attributes:
-        on_error: ``stop`` raises an error at the first unusable sample; ``skip`` leaves the sample out.
-        found: Samples left out so far: file or index of each, with the reason. Each sample appears once.
-        remarks: Files that were converted so far, with the kind of conversion. Each file appears once.
+        on_error: Reaction to an unusable sample: ``stop`` raises an error at the first one; ``skip`` leaves it out.
+        found: Reasons for the samples left out so far, by file or index. Each sample appears once.
+        remarks: Kinds of conversion of the files converted so far (such as ``palette``), by file. Each file appears
+            once.
     """
 
     on_error: OnError = "stop"
@@ -74,32 +79,38 @@ class Faults:
     remarks: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of entries in ``found`` and in ``remarks`` so far; see `since`."""
+        """Return the numbers of unusable samples in ``found`` and files in ``remarks`` so far, to pass to `since`."""
         return len(self.found), len(self.remarks)
 
     def since(self, counts: tuple[int, int]) -> Faults:
-        """Return the entries added after an earlier call of `counts`."""
+        """Return only the unusable samples and remarks that were added after an earlier call of `counts`.
+
+        A worker process sends these to the training process after each batch.
+
+        Args:
+            counts: Result of the earlier call.
+        """
         new = (
             islice(known.items(), count, None) for known, count in zip((self.found, self.remarks), counts, strict=True)
         )
         return Faults(self.on_error, *map(dict, new))
 
     def add(self, other: Faults) -> None:
-        """Add the entries that another process found."""
+        """Add the unusable samples and remarks that another process (a worker of the loader) found."""
         self.found.update(other.found)
         self.remarks.update(other.remarks)
 
     def report(self, problems: dict[str, str], hint: str = "fix or remove it", *, skippable: bool = True) -> None:
-        """Record unusable samples, or raise an error.
+        """Record unusable samples, or raise an error for the first of them.
 
         Args:
-            problems: File or index of each sample, with the reason; may be empty.
+            problems: Reason by file or index of each unusable sample; may be empty.
             hint: Advice for the user other than skipping the samples.
-            skippable: Whether the samples can be left out.
+            skippable: Whether training can leave the samples out.
 
         Raises:
-            DataError: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out.
-                Never raised inside `checking`.
+            DataError: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out. Never
+                raised inside `checking`.
         """
         if not problems:
             return
@@ -121,7 +132,14 @@ class Faults:
 
 
 def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the files of each kind of remark, the most frequent kind first."""
+    """Group files by the kind of conversion that they needed when read, the most frequent kind first.
+
+    Args:
+        remarks: Kind of conversion by file, from `Faults.remarks`.
+
+    Returns:
+        The files of each kind, by kind, such as ``{"palette": ["a.png", "b.png"]}``.
+    """
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, remark in remarks.items():
         kinds[remark].append(name)
@@ -129,7 +147,15 @@ def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def describe(remarks: Mapping[str, str], names: int = 1) -> str:
-    """Return a text with the number of files of each kind of remark and the first ``names`` of them."""
+    """Return a text that lists the kinds of converted files, each with its number of files and the first names.
+
+    Args:
+        remarks: Kind of conversion by file, from `Faults.remarks`.
+        names: Number of files to name for each kind.
+
+    Example:
+        ``palette: 12 files, such as a.png; CMYK: b.jpg``
+    """
     parts = []
     for remark, files in by_remark(remarks).items():
         such = f"{len(files):,} files, such as " if len(files) > names else ""

@@ -1,4 +1,4 @@
-"""Base class of splits whose samples do not depend on each other."""
+"""Base class of data set splits whose samples do not depend on each other, so that they may come in any order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class IndependentSamples(ABC):
-    """Base class for `mptrain.workloads.base.dataset.Split`; subclasses add a length, `fetch` and ``in_memory``.
+    """Base class of a data set split whose samples do not depend on each other.
+
+    It implements the parts of `mptrain.workloads.base.dataset.Split` that are the same for all such splits. Subclasses
+    add ``__len__``, ``fetch`` (indices to a batch) and the attribute ``in_memory``.
 
     Args:
-        faults: Unusable samples found so far, and how to treat them.
+        faults: Record of unusable samples, with the setting that either stops at them or skips them.
     """
 
     def __init__(self, faults: Faults) -> None:
@@ -32,19 +35,26 @@ class IndependentSamples(ABC):
 
     @property
     def skipped(self) -> int:
-        """Number of unusable samples, or of files with samples, that were left out so far."""
+        """Number of unusable samples, or of files with samples, that this split left out so far."""
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
+        """Return the sample indices of one epoch, int64 ``[len(self)]``: shuffled by (seed, epoch), or ascending.
+
+        See `mptrain.workloads.base.dataset.Split.order`.
+        """
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     @property
     def files(self) -> int:
-        """Number of files that are read on demand, when a batch needs them."""
+        """Number of files that this split reads only when a batch needs them: one per sample; 0 if it is in memory."""
         return 0 if cast("Split", self).in_memory else len(self)
 
     def read(self, number: int) -> None:
-        """Read one of the `files` and record in ``faults`` if it is unusable."""
+        """Read one sample's file to check it before training; an unusable file is recorded in ``faults``.
+
+        Args:
+            number: Index of the sample, below `files`.
+        """
         with contextlib.suppress(DataError):  # a batch without a usable sample
             cast("Split", self).fetch([number], 0, 0)

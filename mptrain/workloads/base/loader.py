@@ -1,7 +1,8 @@
-"""Loader of batches in an order that depends on (seed, epoch) only, starting at any position.
+"""Loader of a split's batches in an order that depends on (seed, epoch) only, starting at any position.
 
-The position is the number of batches yielded; batches that worker processes have prefetched do not count.
-The loader must not draw from, or seed, the process's random number generators.
+A resumed run therefore continues with the batches that the interrupted run would have had. The position is the number
+of batches yielded; batches that worker processes have prefetched do not count. The loader must not draw from, or seed,
+the process's random number generators.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ _Fetched = tuple[Batch | None, Faults, DataError | None]
 
 
 class Loader:
-    """Loader of the batches of a split. Supports one iteration at a time.
+    """Loader of the batches of a data set split, for one rank of a run. Supports one iteration at a time.
 
     Args:
         split: Source of the samples.
-        batch_size: Samples per batch; the last batch of an epoch may be smaller.
+        batch_size: Samples per batch over all ranks; the last batch of an epoch may be smaller.
         seed: Seed of the run.
         shuffle: Whether the split shuffles its order by (seed, epoch); False keeps the split's own order.
-        workers: Number of prefetching processes, limited to the cores that this process may use. A split in memory
-            uses none.
+        workers: Number of prefetching processes, limited to the cores that this process may use. A split in memory uses
+            none.
         pin: Whether to put the batches into page-locked memory, for copies to a CUDA device.
-        one_batch: Whether every epoch consists of the first batch of the first epoch only.
-        rank: Rank of this process. Each rank gets a contiguous part of every batch; the sizes of the parts differ by
-            at most one. If a batch has fewer samples than there are ranks, some ranks get a dummy of weight 0.
+        one_batch: Whether every epoch consists of the first batch of the first epoch only, to test whether a model can
+            overfit it.
+        rank: Rank of this process. Each rank gets a contiguous part of every batch; the sizes of the parts differ by at
+            most one. If a batch has fewer samples than there are ranks, some ranks get a dummy of weight 0.
         world_size: Number of ranks.
         here: Number of ranks that share the cores of this machine.
 
@@ -78,11 +80,22 @@ class Loader:
         self._processes: DataLoader[_Fetched] | None = None
 
     def order(self, epoch: int) -> Tensor:
-        """Return the sample indices of an epoch in their order, int64 ``[N]``."""
+        """Return the sample indices of an epoch in the order in which its batches take them, int64 ``[N]``.
+
+        Args:
+            epoch: Completed passes over the training data.
+        """
         return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield an epoch's batches, or this rank's parts of them, from number ``start``; earlier ones are not read.
+        """Yield the batches of an epoch on the host, or this rank's parts of them.
+
+        Args:
+            epoch: Completed passes over the training data.
+            start: Number of the first batch to yield; the samples of earlier ones are not read.
+
+        Yields:
+            This rank's part of each batch, in order; a dummy (``is_dummy``) if the part has no sample or no usable one.
 
         Raises:
             DataError: A sample is unusable (see `Split.fetch`).
@@ -111,7 +124,11 @@ class Loader:
         return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
     def whole_batch(self, epoch: int, number: int = 0) -> Batch:
-        """Return batch ``number`` of an epoch with the parts of all ranks, fetched in this process and not pinned.
+        """Return one batch of an epoch with the samples of all ranks, fetched in this process and not page-locked.
+
+        Args:
+            epoch: Completed passes over the training data.
+            number: Number of the batch in the epoch, from 0.
 
         Raises:
             DataError: A sample is unusable (see `Split.fetch`).
@@ -120,7 +137,7 @@ class Loader:
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 
     def close(self) -> None:
-        """Release the worker processes, which end with their last iterator."""
+        """Release the worker processes that prefetch batches; they end with their last iterator."""
         self._processes = None
 
     def _fetched(self) -> Iterator[_Fetched]:
@@ -173,7 +190,17 @@ class _Fetcher:
 
 
 def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, seed: int) -> Batch:
-    """Return a rank's part of a batch, or a dummy of another sample if the part is empty or has no usable sample.
+    """Return one rank's part of a batch, or a dummy with another sample if the part is empty or has no usable sample.
+
+    A rank without samples still needs an input for its forward and backward pass; the dummy (``is_dummy``) has the
+    weight 0 in the loss.
+
+    Args:
+        split: Source of the samples.
+        indices: Indices of this rank's samples; may be empty.
+        others: Indices of the other ranks' samples of the batch, from which a dummy is taken.
+        epoch: Completed passes over the training data.
+        seed: Seed of the run.
 
     Raises:
         DataError: No sample is usable, or one is unusable and ``split.faults.on_error`` is ``stop``.

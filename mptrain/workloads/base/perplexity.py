@@ -6,7 +6,11 @@ import math
 
 
 def perplexity(loss: float) -> float:
-    """Return the exponential of a mean loss in nats; infinity above 709 nats, where a double overflows."""
+    """Return the perplexity of a language model: the exponential of its mean loss per token.
+
+    Args:
+        loss: Mean cross-entropy per token in nats. Above 709 nats a double overflows, and the result is infinity.
+    """
     try:
         return math.exp(loss)
     except OverflowError:

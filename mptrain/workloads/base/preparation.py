@@ -1,4 +1,4 @@
-"""Conversion of stored images to network inputs, in float32 on the device, without synchronising."""
+"""Conversion of stored images to network inputs in float32 on the device, without synchronising."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Preparation:
-    """Conversion of stored images to network inputs: normalisation, resizing and channels.
+    """Conversion of stored images to network inputs: normalisation, resizing, and the number of channels.
 
     Attributes:
-        mean: Mean of each stored channel over the training split, as a fraction of the full range.
-        std: Standard deviation of each stored channel, as a fraction of the full range.
-        image_size: Side of the network's input in pixels; other sizes are resampled bilinearly.
-        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image is reduced to
-            its luminance.
+        mean: Value subtracted from each stored channel, usually its mean over the training split; as a fraction of the
+            full range.
+        std: Divisor of each stored channel, usually its standard deviation over the training split; as a fraction of
+            the full range.
+        image_size: Side of the network's square input in pixels; other sizes are resampled bilinearly.
+        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image is reduced to its
+            luminance.
         full_range: Stored value that represents 1: 255 for uint8.
     """
 
@@ -39,8 +41,16 @@ class Preparation:
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.
 
-        The luminance of a colour image is normalised by the luminance of the means and of the standard
-        deviations; the latter is exact if the channels are fully correlated.
+        The luminance of a colour image is normalised by the luminance of the means and of the standard deviations; the
+        latter is exact if the channels are fully correlated.
+
+        Args:
+            batch: Batch with stored images ``[N, C, H, W]`` as ``inputs``, uint8 or floating-point.
+            device: Target device.
+            memory_format: Memory format of the result.
+
+        Returns:
+            The batch; its inputs are ``[N, channels, image_size, image_size]``.
         """
         batch = batch.to(device)
         images = batch.inputs
@@ -53,7 +63,11 @@ class Preparation:
         return replace(batch, inputs=images)
 
     def card(self) -> dict[str, Any]:
-        """Return the operations in the order in which they are applied, as JSON values."""
+        """Return the constants of the conversion by operation, as JSON values, to use the trained weights elsewhere.
+
+        The keys are ``resize``, ``divide_by``, ``mean``, ``std`` and ``channels``, in the order in which the operations
+        are applied.
+        """
         return {
             "resize": {"side": self.image_size, "mode": "bilinear", "align_corners": False, "antialias": False},
             "divide_by": self.full_range,
@@ -83,5 +97,9 @@ class Preparation:
 
 
 def luminance_of(values: tuple[float, ...]) -> float:
-    """Return the luminance of values for red, green and blue, with the weights that decoding to grey uses."""
+    """Return the luminance of red, green and blue values, with the ITU-R BT.601 weights that decoding to grey uses.
+
+    Args:
+        values: Three values, for red, green and blue.
+    """
     return sum(weight * value for weight, value in zip(LUMINANCE, values, strict=True))

@@ -1,9 +1,9 @@
 """Random numbers as pure functions of seed, epoch and sample index. They must not use the process's generators.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom
-number generators*, OOPSLA 2014): a bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd
-constant pass the usual statistical tests. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn
-at once.
+A sample's augmentation is therefore the same in every process, batch and resumed run. The mixing function is the
+finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom number generators*, OOPSLA 2014): a
+bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd constant pass the usual statistical tests. It is
+evaluated in wrapping int64 arithmetic, so whole batches are drawn at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*words: int) -> int:
-    """Return an unsigned 64-bit hash that depends on every bit of the given integers and on their order."""
+    """Return an unsigned 64-bit hash of integers, to derive one seed from several numbers such as seed and epoch.
+
+    Args:
+        words: Integers, of which the lowest 64 bits are used. The hash depends on every bit of these and on their
+            order.
+    """
     state = 0
     for word in words:
         state = (state ^ (word & _MASK)) + _GAMMA & _MASK
@@ -33,21 +38,30 @@ def mix(*words: int) -> int:
 
 
 def permutation(count: int, *words: int) -> Tensor:
-    """Return a permutation of ``0 .. count-1`` (int64) that depends on the given integers only."""
+    """Return a random permutation of ``0 .. count-1`` (int64 ``[count]``) that depends on the given integers only.
+
+    Args:
+        count: Length of the permutation.
+        words: Integers that seed it, such as the seed of the run and the epoch.
+    """
     generator = torch.Generator().manual_seed(mix(*words) >> 1)
     return torch.randperm(count, generator=generator)
 
 
 def sample_order(count: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """Return the order of independent samples in an epoch, int64 ``[count]``.
+    """Return the order in which an epoch takes independent samples: sample indices, int64 ``[count]``.
 
-    With ``shuffle`` it is a permutation drawn from ``(seed, epoch)``, otherwise ascending.
+    Args:
+        count: Number of samples.
+        seed: Seed of the run.
+        epoch: Completed passes over the training data.
+        shuffle: True for a permutation drawn from ``(seed, epoch)``, False for ascending order.
     """
     return permutation(count, seed, epoch) if shuffle else torch.arange(count)
 
 
 def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int) -> Tensor:
-    """Return uniform numbers in [0, 1) for each sample, which depend on ``(seed, epoch, index)`` only.
+    """Return uniform random numbers in [0, 1) for each sample, which depend on ``(seed, epoch, index)`` only.
 
     Args:
         seed: Seed of the run.
@@ -63,17 +77,27 @@ def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int)
 
 
 def keys(seed: int, epoch: int, indices: Sequence[int] | Tensor) -> Tensor:
-    """Return the int64 ``[N]`` keys from which `normals` draws on any device; they depend on (seed, epoch, index)."""
+    """Return one random 64-bit key per sample, from which `normals` draws the sample's noise on any device.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Completed passes over the training data.
+        indices: N sample indices.
+
+    Returns:
+        int64 ``[N]``. Each key depends on ``(seed, epoch, index)`` only.
+    """
     return _mixed(torch.as_tensor(indices, dtype=torch.int64) + _signed(mix(seed, epoch)))
 
 
 def normals(words: Tensor, count: int) -> Tensor:
-    """Return standard normal numbers by the method of Box and Muller (1958), on the device of the words.
+    """Return standard normal random numbers for each sample, on the device of its key.
 
-    The random bits are the same on all devices; logarithm and cosine may round differently.
+    The method is that of Box and Muller (1958). The random bits are the same on all devices; logarithm and cosine may
+    round differently.
 
     Args:
-        words: Output of `keys`, int64 ``[N]``.
+        words: Keys of the samples from `keys`, int64 ``[N]``.
         count: Numbers per sample.
 
     Returns:

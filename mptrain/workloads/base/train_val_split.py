@@ -1,4 +1,4 @@
-"""Assignment of samples to splits. It depends on the labels only, never on the seed of the run."""
+"""Division of a data set's samples into splits. It depends on the labels only, never on the seed of the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FIXED = 20180430  # seed of the permutation; changing it changes every split
 def stratified_order(targets: Tensor) -> Tensor:
     """Return an order of the samples in which every prefix has about the overall class proportions.
 
-    A fixed permutation shuffles the samples. The k-th of the n samples of a class then gets the rank (k + 1/2) / n,
-    and the samples are sorted by rank, ties by class.
+    A fixed permutation shuffles the samples. The k-th of the n samples of a class then gets the rank (k + 1/2) / n, and
+    the samples are sorted by rank, ties by class.
 
     Args:
         targets: Class indices, int64 ``[N]``.
@@ -34,7 +34,7 @@ def stratified_order(targets: Tensor) -> Tensor:
 
 
 def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
-    """Divide training samples into a part to train on and a part held out for validation.
+    """Divide the samples of a data set into a part to train on and a part held out for validation.
 
     Args:
         targets: Class indices of all samples, int64 ``[N]``.
@@ -42,8 +42,8 @@ def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tu
         train_samples: Number of the remaining samples to train on; None for all.
 
     Returns:
-        Indices of the training samples and of the held-out samples, both stratified. The held-out samples do not
-        depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
+        Indices of the training samples and of the held-out samples, both stratified by class. The held-out samples do
+        not depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
 
     Raises:
         ConfigError: There are too few samples.
@@ -59,10 +59,14 @@ def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tu
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
-    """Return the first ``train_samples`` indices of an order, or all of them for None.
+    """Return the sample indices to train on: the first ``train_samples`` of an order, or all of them for None.
+
+    Args:
+        order: Indices of the available training samples, int64 ``[N]``.
+        train_samples: Number of samples that the user's option ``dataset.train_samples`` requests.
 
     Raises:
-        ConfigError: There are too few samples.
+        ConfigError: There are fewer samples than requested.
     """
     if train_samples is None:
         return order

@@ -1,4 +1,4 @@
-"""Small classifier of a data set, trained on demand to evaluate other models. It is never part of a run."""
+"""Small classifier of a data set, trained on demand to evaluate generative models. It is never part of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _SEED = 0  # the same for all runs, so that all are evaluated by the same classi
 
 
 def train_classifier(dataset: Dataset, device: torch.device) -> nn.Module:
-    """Train a `cnn` on the training split of a data set, in FP32 with Adam.
+    """Train a small convolutional classifier (`cnn`) on the training split of a data set, in FP32 with Adam.
 
-    The weights depend on the data and the machine only. The states of the random number generators are restored, so
-    the function can be called in the middle of a run, also during an evaluation.
+    It evaluates other models, such as the images of a GAN. The weights depend on the data and the machine only. The
+    states of the random number generators are restored, so the function can be called in the middle of a run, also
+    during an evaluation.
 
     Args:
         dataset: Pictures with class indices; its facts must include ``num_classes`` and ``in_channels``.

@@ -1,4 +1,4 @@
-"""Boxes of pictures: batches, in-memory splits, and boxes under cropping and resizing. Must not read files."""
+"""Bounding boxes of pictures: batches, in-memory splits, and boxes under cropping and resizing. Must not read files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of one picture; there may be none.
+    """Bounding boxes of the objects in one picture; there may be none.
 
     Attributes:
-        corners: Left, upper, right, lower in pixels, float32 ``[M, 4]``.
-        labels: Class indices, int64 ``[M]``.
-        kinds: `OBJECT`, `DIFFICULT` or `CROWD`, int64 ``[M]``.
+        corners: Left, upper, right, lower edge of each box in pixels, float32 ``[M, 4]``.
+        labels: Class indices of the boxes, int64 ``[M]``.
+        kinds: Role of each box in training and evaluation: `OBJECT`, `DIFFICULT` or `CROWD`, int64 ``[M]``.
     """
 
     corners: Tensor
@@ -39,12 +39,16 @@ class Boxes:
     kinds: Tensor
 
     def select(self, chosen: Tensor) -> Boxes:
-        """Return the boxes that a mask or indices select."""
+        """Return only the boxes that a mask or indices select.
+
+        Args:
+            chosen: bool ``[M]`` or int64 indices.
+        """
         return Boxes(self.corners[chosen], self.labels[chosen], self.kinds[chosen])
 
 
 def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
-    """Return a batch of pictures with their boxes, padded to the largest number of boxes M, at least one.
+    """Build a batch of pictures with their boxes, padded to the largest number of boxes M, at least one.
 
     Args:
         images: uint8 ``[N, C, H, W]``.
@@ -65,7 +69,7 @@ def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
 
 
 class DetectionSplit(IndependentSamples):
-    """Pictures with boxes in memory.
+    """Split of a detection data set with pictures and boxes in memory.
 
     Args:
         images: uint8 ``[N, C, H, W]``.
@@ -88,12 +92,15 @@ class DetectionSplit(IndependentSamples):
         return len(self.images)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the pictures with these indices and their boxes as one batch (see `detection_batch`) on the host.
+
+        See `mptrain.workloads.base.dataset.Split.fetch`.
+        """
         return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
 class DetectionDataset(ImageDataset):
-    """Pictures with boxes; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Base class of data sets of pictures with boxes; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         empty_boxes: Number of boxes without an area, which are left out.
@@ -105,15 +112,20 @@ class DetectionDataset(ImageDataset):
     cut_boxes = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of images, with class facts for any number of classes, and ``boxes``.
+        """Return the properties of the data that detectors and the detection task take as arguments, by parameter name.
 
-        ``boxes`` is the unit of the coordinates: ``pixels`` of the network's input.
+        They are ``in_channels`` and ``image_size`` of the network's input, ``num_classes`` and ``class_names`` (for any
+        number of classes), and ``boxes``, the unit of the coordinates: ``pixels`` of the network's input.
         """
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         return {**classes, **super().facts(), "boxes": "pixels"}
 
     def describe(self) -> str:
-        """Return the shape and the boxes left out or clipped, such as ``3x300x300, 2 empty boxes left out``."""
+        """Return the shape of an image and the numbers of boxes left out or clipped, for the terminal.
+
+        Example:
+            ``3x300x300, 2 empty boxes left out``
+        """
         told = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
         told += f", {_boxes(self.cut_boxes)} clipped at the edge" if self.cut_boxes else ""
         return super().describe() + told
@@ -149,17 +161,17 @@ _NOTHING_LEFT = 1e-3
 
 
 def random_window(width: int, height: int, boxes: Boxes, draws: Sequence[float]) -> Window:
-    """Return a random crop window that contains the centre of an object and has a random minimum overlap with it.
+    """Return a random crop window of a training picture that has a random minimum overlap with an object.
 
-    These are SSD's training crops (Liu et al. 2016, section 2.2): the whole picture, or a window with an overlap
-    (intersection over union) of at least .1, .3, .5, .7, .9, or any, with the box of an object. If 20 tries fail, the
-    window is the whole picture.
+    The window also contains the centre of the object. These are SSD's training crops (Liu et al. 2016, section 2.2):
+    the whole picture, or a window with an overlap (intersection over union) of at least .1, .3, .5, .7, .9, or any,
+    with the box of an object. If 20 tries fail, the window is the whole picture.
 
     Args:
         width: Width of the picture in pixels.
         height: Height of the picture in pixels.
         boxes: Boxes of the picture. Without an object the window is the whole picture.
-        draws: `CROP_DRAWS` numbers in [0, 1).
+        draws: `CROP_DRAWS` random numbers in [0, 1).
 
     Returns:
         Left, upper, right, lower, in whole pixels.
@@ -192,19 +204,25 @@ def _centre_inside(corners: Tensor, window: Tensor) -> Tensor:
 
 
 def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> Boxes:
-    """Return the boxes whose centre is in a window, clipped at its edges, in pixels of the resized window.
+    """Convert the boxes of a training picture to those of its resized crop.
+
+    Boxes whose centre is outside of the crop are left out, the others are clipped at its edges. Boxes thinner than one
+    pixel after resizing are left out too.
 
     Args:
         boxes: Boxes in pixels of the picture.
-        window: Left, upper, right, lower.
+        window: Left, upper, right, lower edge of the crop in pixels of the picture.
         scale: Horizontal and vertical scale factor of the resizing.
+
+    Returns:
+        Boxes in pixels of the resized crop.
     """
     part = torch.tensor(window, dtype=torch.float32)
     return _cut_off(boxes.select(_centre_inside(boxes.corners, part)), part, scale, _THINNEST)
 
 
 def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -> Boxes:
-    """Return all boxes of a whole picture, clipped at its edges, in pixels of the resized picture.
+    """Convert the boxes of a whole picture to those of the resized picture, for evaluation, clipped at its edges.
 
     Unlike training, evaluation must not lose objects that are small or partly outside.
 
@@ -213,6 +231,9 @@ def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -
         width: Width of the picture in pixels.
         height: Height of the picture in pixels.
         scale: Horizontal and vertical scale factor of the resizing.
+
+    Returns:
+        All boxes, in pixels of the resized picture.
     """
     return _cut_off(boxes, torch.tensor((0, 0, width, height), dtype=torch.float32), scale, _NOTHING_LEFT)
 
@@ -224,6 +245,11 @@ def _cut_off(boxes: Boxes, part: Tensor, scale: tuple[float, float], thinnest: f
 
 
 def mirrored(boxes: Boxes, width: int) -> Boxes:
-    """Return the boxes after a horizontal flip of the picture."""
+    """Return the boxes of a picture after a horizontal flip of the picture.
+
+    Args:
+        boxes: Boxes in pixels of the picture.
+        width: Width of the picture in pixels.
+    """
     left, upper, right, lower = boxes.corners.unbind(1)
     return replace(boxes, corners=torch.stack([width - right, upper, width - left, lower], dim=1))

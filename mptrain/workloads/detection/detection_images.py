@@ -1,4 +1,4 @@
-"""Picture files with boxes, decoded on demand. Independent of the format of the annotations."""
+"""Data set of picture files with boxes that are decoded on demand. Independent of the format of the annotations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADERS = 5000
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """Annotation of one picture.
+    """Annotation of one picture file: its boxes and its size.
 
     Attributes:
         path: Path of the picture file.
@@ -56,15 +56,15 @@ class AnnotatedImage:
 
 
 def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
-    """Return the pictures whose files exist, according to the listings of their folders.
+    """Return the annotated pictures whose files exist, according to the listings of their folders.
 
     For at most `HEADERS` pictures the headers are read too: files that are not pictures or do not match their
     annotation are left out, and the size of the others is filled in. For more pictures no file is opened.
 
     Args:
-        pictures: Pictures of one list.
+        pictures: Annotations of the pictures of one list.
         folder: Folder of the pictures.
-        faults: Records pictures that are missing or unusable.
+        faults: Record to which missing or unusable pictures are added.
 
     Raises:
         DataError: The folder is missing, or a picture is unusable and ``faults.on_error`` is ``stop``.
@@ -107,7 +107,14 @@ def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[Annota
 
 
 class Listing:
-    """Picture files and their boxes, stored in a few large tensors because a million small ones take gigabytes."""
+    """List of picture files with their boxes, in a few large tensors because a million small ones take gigabytes.
+
+    Args:
+        annotated: Annotations of the pictures.
+
+    Attributes:
+        paths: Paths of the picture files.
+    """
 
     def __init__(self, annotated: Iterable[AnnotatedImage]) -> None:
         paths, sizes, counts = [], [], []
@@ -128,7 +135,7 @@ class Listing:
 
     @property
     def box_count(self) -> int:
-        """Number of boxes in all pictures."""
+        """Number of boxes in all pictures of the list."""
         return len(self._corners)
 
     @property
@@ -143,27 +150,34 @@ class Listing:
         return int((out.any(1) & (sizes[:, 0] > 0)).sum())
 
     def boxes(self, index: int) -> Boxes:
-        """Return the boxes of a picture, in pixels of its file."""
+        """Return the boxes of the picture with this index, in pixels of its file."""
         end = int(self._ends[index])
         begin = int(self._ends[index - 1]) if index else 0
         labels, kinds = self._classes[begin:end].unbind(1)
         return Boxes(self._corners[begin:end], labels, kinds)
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Return the width and height from the annotation; None if it does not give them."""
+        """Return the width and height of a picture in pixels by its annotation; None if it does not give them.
+
+        Args:
+            index: Index of the picture in the list.
+        """
         width, height = self._sizes[index].tolist()
         return (width, height) if width else None
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """Return the problem with the boxes of a picture (no area, or outside the picture); None if there is none.
+    """Check the boxes of a picture, and return a description of the first that has no area inside the picture.
 
     Boxes that are only partly outside are valid; they are clipped.
 
     Args:
-        boxes: Left, upper, right, lower, ``[M, 4]``.
+        boxes: Left, upper, right, lower, floating-point ``[M, 4]``.
         width: Width of the picture in pixels.
         height: Height of the picture in pixels.
+
+    Returns:
+        The description, for an error message; None if all boxes are valid.
     """
     edge = torch.tensor([width, height], dtype=boxes.dtype)
     inside = torch.minimum(boxes[:, 2:], edge) > boxes[:, :2].clamp(min=0)
@@ -185,12 +199,12 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Options of pictures with boxes, which the YAML files also explain.
+    """User options of a detection data set of picture files, which the YAML files also explain.
 
     Attributes:
         image_size: Side in pixels of the square network inputs.
         channels: 3 for RGB, 1 for grey.
-        fit: Conversion of a picture to a square.
+        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
         augment: Whether to crop and flip training pictures at random.
         train_samples: Number of pictures to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
@@ -206,13 +220,13 @@ class PictureOptions:
 
 @dataclass(eq=False)
 class PictureSplit(IndependentSamples):
-    """Picture files with boxes, decoded on demand to squares of one size.
+    """Split of picture files with boxes, decoded on demand to squares of one size.
 
     Args:
         listing: Files and boxes.
-        indices: Indices of the files of this split, int64.
+        indices: Indices into ``listing`` of the files of this split, int64.
         options: Conversion to squares, with or without augmentation.
-        faults: Handling of unusable files.
+        faults: Record of unusable files, with the setting that either stops at them or skips them.
     """
 
     listing: Listing
@@ -226,9 +240,10 @@ class PictureSplit(IndependentSamples):
         return len(self.indices)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Decode the pictures with these indices and return them with their boxes as one batch (see `detection_batch`).
 
-        An unusable picture makes the batch smaller if ``on_error`` is ``skip``.
+        With augmentation, pictures are cropped and flipped at random. An unusable picture makes the batch smaller if
+        ``on_error`` is ``skip``. See `mptrain.workloads.base.dataset.Split.fetch` for the arguments and errors.
         """
         draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
         images: list[Tensor] = []
@@ -279,12 +294,12 @@ class PictureSplit(IndependentSamples):
 
 
 class PictureDataset(DetectionDataset):
-    """Picture files with boxes, in the part ``train`` and the optional parts ``val`` and ``test``.
+    """Detection data set of picture files, with the part ``train`` and the optional parts ``val`` and ``test``.
 
     Args:
-        name: Name in the configuration.
+        name: Name of the data set in records.
         class_names: Names of the classes by index.
-        parts: Pictures and faults of each part, by name.
+        parts: Listing of the pictures and record of the unusable ones of each part, by the name of the part.
         options: Options of the user.
         empty_boxes: Number of boxes without an area that were left out.
 

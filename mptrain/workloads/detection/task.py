@@ -40,7 +40,7 @@ Matches = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Detect(Task):
-    """Detection of boxes with classes and scores.
+    """Object detection task: boxes with classes and scores, judged by mean average precision.
 
     The network has the interface of `mptrain.workloads.detection.models.detectors`, and batches are those of
     `mptrain.workloads.detection.boxes`. Objects whose detection is optional (*difficult*, *crowd*) are background in
@@ -49,10 +49,10 @@ class Detect(Task):
     Attributes:
         num_classes: Number of classes without the background.
         boxes: Unit of the box coordinates, a fact that data sets without boxes lack.
-        metric: Metric that selects the best checkpoint: ``map50``, the mean over classes of the average precision at
-            an overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or ``map``, its mean over overlaps from
-            .5 to .95 (COCO's).
-        shown_score: Lowest score of boxes that are shown; metrics use all boxes.
+        metric: Metric that selects the best checkpoint: ``map50``, the mean over classes of the average precision at an
+            overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or ``map``, its mean over overlaps from .5
+            to .95 (COCO's).
+        shown_score: Lowest score of boxes that are shown in pictures; metrics use all boxes.
         class_names: Names of the classes in pictures; if empty, their indices are shown.
 
     Raises:
@@ -72,24 +72,33 @@ class Detect(Task):
         require_extra("pycocotools", "detection", "task=detect")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return one loss for all parameters."""
+        """Return the only loss of detection, which trains all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of the network's losses, averaged over the images; float32 scalar."""
+        """Return the training loss of a micro-batch: sum of the detector's losses, mean over images; float32 scalar.
+
+        Args:
+            model: Detector; its losses are those of classes and boxes, such as ``class_loss`` and ``box_loss`` of SSD.
+            batch: Prepared images with padded true boxes (see `mptrain.workloads.detection.boxes.detection_batch`).
+        """
         return torch.stack(list(_losses(model, batch).values())).sum(0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return each of the network's losses and their sum, per image."""
+        """Return the detector's losses of each evaluated image by name, and their sum as ``loss``; float64 ``[N]``."""
         losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
         return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean losses."""
+        """Return the mean of each of the detector's losses over the images of a split, by name."""
         return {name: total / terms for name, total in sums.items()}
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
-        """Return for each image the matches of detections with objects, computed by pycocotools."""
+        """Return for each image of a batch the matches of detections with true boxes, computed by pycocotools.
+
+        Returns:
+            N results of `matches_of`, on the host.
+        """
         found = _on_host(model(batch.inputs))
         corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, batch.more["labels"], batch.more["kinds"]))
         return [
@@ -98,7 +107,11 @@ class Detect(Task):
         ]
 
     def score(self, answers: Sequence[Matches]) -> dict[str, float]:
-        """Return ``map50`` and ``map``; NaN if there are no objects."""
+        """Return the mean average precisions ``map50`` and ``map`` of a split, 0 to 1; NaN if there are no objects.
+
+        Args:
+            answers: Results of `answers` for all images of the split.
+        """
         judge = _judge(self.num_classes)
         judge.params.imgIds = list(range(len(answers)))
         judge._paramsEval = judge.params
@@ -111,7 +124,10 @@ class Detect(Task):
         return {"map50": float(found[0].mean()), "map": float(found.mean())}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``boxes``: pictures with true boxes in green (grey if optional) and detections in red."""
+        """Return ``boxes``: validation pictures with true boxes in green (grey if optional) and detections in red.
+
+        At most nine pictures are shown, with the detections whose score is at least ``shown_score``.
+        """
         from torchvision.utils import draw_bounding_boxes
 
         found = _on_host(model(batch.inputs))
@@ -141,7 +157,7 @@ class Detect(Task):
 def matches_of(
     found: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
 ) -> Matches:
-    """Return the matches of detections with objects in one image, at overlaps of .5, .55, ... .95; all on the host.
+    """Match detections with true boxes in one image, at overlaps of .5, .55, ... .95; all tensors are on the host.
 
     Args:
         found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
@@ -149,6 +165,9 @@ def matches_of(
         labels: Classes of the true boxes, ``[M]``, padded with `NOTHING`.
         kinds: Kinds of the true boxes, ``[M]``; see `mptrain.workloads.detection.boxes`.
         num_classes: Number of classes.
+
+    Returns:
+        Result of pycocotools' ``evaluateImg`` by class index, for each class with an object or a detection.
     """
     judge = _judge(num_classes)
     for number, (box, label, kind) in enumerate(zip(corners.tolist(), labels.tolist(), kinds.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Task of generative adversarial networks (Goodfellow et al. 2014): two losses and two learners in one network.
+"""Task of generative adversarial networks (Goodfellow et al. 2014): two networks, each with its own loss and optimizer.
 
 The losses take FP32 logits: an FP16 sigmoid is exactly 1 from 8.4 on, and the logarithm of 1 minus the sigmoid is -inf.
 Noise is drawn in FP32 and then rounded, so that a seed gives the same noise in every precision.
@@ -32,7 +32,7 @@ SHOWN = 64
 
 @dataclass(frozen=True)
 class Gan(Task):
-    """Adversarial training of a generator and a discriminator; each batch steps the discriminator first.
+    """Task of adversarial training: the discriminator takes a step on each batch, then the generator.
 
     The network has the children ``generator`` (noise ``[N, latent]`` to images from -1 to 1) and ``discriminator``
     (images to one logit each, ``[N]``) and an attribute ``latent``. Training does not use targets.
@@ -46,8 +46,8 @@ class Gan(Task):
             section 3.4, who keep the label of generated images at 0). Evaluation uses the plain loss.
         classifier: Run of a classifier, ``train`` for a small one trained on the same data, or None for no score. The
             builder of the task resolves it to ``features``.
-        features: Features of that classifier.
-        metric: ``frechet`` if there are features, otherwise None.
+        features: Extractor of image features from that classifier; None for no score.
+        metric: Name of the metric that selects the best checkpoint: ``frechet`` if there are features, otherwise None.
     """
 
     label_smoothing: BelowOneOrZero = 0.0
@@ -63,7 +63,7 @@ class Gan(Task):
         object.__setattr__(self, "metric", None if self.features is None else "frechet")
 
     def objectives(self) -> tuple[Objective, ...]:
-        """Return two losses, each for the parameters of one network."""
+        """Return the losses of discriminator and generator in the order of their steps, each for its own network."""
         return (
             Objective(learner="discriminator", modules=("discriminator",), loss=self.discriminator_loss),
             Objective(learner="generator", modules=("generator",), loss=self.generator_loss),
@@ -72,8 +72,12 @@ class Gan(Task):
     def discriminator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of real images plus that of as many generated images; float32 scalar.
 
-        Real and generated images are evaluated in separate passes, so that BatchNorm sees one kind at a time. The
-        generator gets no gradient.
+        Real images have the label 1 minus ``label_smoothing``, generated ones 0. They are evaluated in separate passes,
+        so that BatchNorm sees one kind at a time. The generator gets no gradient.
+
+        Args:
+            model: Network with a generator and a discriminator.
+            batch: Micro-batch of real images on the device.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         with torch.no_grad():
@@ -84,18 +88,22 @@ class Gan(Task):
     def generator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of generated images with the label of real images; float32 scalar.
 
-        There are as many generated images as samples in the batch. This is the non-saturating loss of Goodfellow et
-        al. 2014, section 3.
+        This is the non-saturating loss of Goodfellow et al. 2014, section 3.
+
+        Args:
+            model: Network with a generator and a discriminator.
+            batch: Micro-batch of real images, which gives only the number, dtype and device of the generated ones.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return both losses and the hits of the discriminator on real and on generated images; float64 ``[N]``.
+        """Return losses and discriminator hits for real images and as many generated ones, by name; float64 ``[N]``.
 
-        The discriminator runs in training mode, so that BatchNorm uses the statistics of one kind of images at a time.
-        The running statistics mix both kinds and fit neither: with them, a discriminator that separates the two in
-        training may classify every image as generated.
+        The names are ``discriminator_loss``, ``generator_loss``, ``real_accuracy`` and ``fake_accuracy``; the
+        accuracies are 0 or 1 for each image. The discriminator runs in training mode, so that BatchNorm uses the
+        statistics of one kind of images at a time. The running statistics mix both kinds and fit neither: with them, a
+        discriminator that separates the two in training may classify every image as generated.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         images = generator(noise)
@@ -110,14 +118,16 @@ class Gan(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean losses in nats and the accuracies as fractions."""
+        """Return the mean losses of both networks over a split in nats and discriminator accuracies, by name."""
         return {name: total / terms for name, total in sums.items()}
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """Return the classifier's features of each sample.
+        """Return the classifier's features of real images and of as many generated ones, for the Fréchet distance.
 
-        An answer consists of the features of the real image and of a generated one, float32 ``[D]``, and whether the
-        classifier predicts the real image's class, or None if its classes are not those of the data.
+        Returns:
+            N tuples of the features of a real image, those of a generated one (NumPy float32 ``[D]`` each), and whether
+            the classifier predicts the real image's class, or None if its classes are not those of the data. Empty
+            without a classifier.
         """
         if self.features is None:
             return ()
@@ -130,7 +140,15 @@ class Gan(Task):
         return list(zip(real.cpu().numpy(), drawn.cpu().numpy(), right, strict=True))
 
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
-        """Return ``frechet`` (`frechet_distance`) and ``classifier_top1``, the classifier's accuracy on real images."""
+        """Return the Fréchet distance between the generated and the real images of a split, by name.
+
+        Args:
+            answers: Results of `answers` for all samples of the split.
+
+        Returns:
+            ``frechet`` is the result of `frechet_distance`, NaN for fewer than two samples. ``classifier_top1`` is the
+            classifier's accuracy on the real images.
+        """
         if len(answers) < 2:  # too few for a covariance
             return {"frechet": float("nan")}
         real, drawn, right = zip(*answers, strict=True)
@@ -138,9 +156,9 @@ class Gan(Task):
         return {"frechet": frechet_distance(np.stack(real), np.stack(drawn)), **known}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``samples``: images that the generator draws from the same noise each time.
+        """Return ``samples``: images that the generator draws from the same noise after each validation.
 
-        The noise comes from a separate generator, so that showing pictures does not change later measurements.
+        The noise comes from a separate random generator, so that showing pictures does not change later measurements.
         """
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
@@ -180,13 +198,14 @@ def _parts(
 
 
 def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
-    """Return the squared Fréchet distance of two Gaussians with the means and covariances of two samples.
+    """Return the squared Fréchet distance of two Gaussians with the means and covariances of two sets of features.
 
-    The distance is ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), which Heusel et
-    al. 2017 (section 2) use with Inception features. Let ``C1 = A'A`` and ``C2 = B'B``, where A and B are the centred
-    samples divided by ``sqrt(n - 1)``. The eigenvalues of ``C1 C2`` are the squared singular values of ``A B'``, so the
-    last trace is the sum of these singular values. No matrix root is computed, so rank-deficient covariances, which
-    occur with fewer samples than features, need no special treatment.
+    With classifier features of real and of generated images it measures image quality (lower is better). The distance
+    is ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), which Heusel et al. 2017
+    (section 2) use with Inception features. Let ``C1 = A'A`` and ``C2 = B'B``, where A and B are the centred samples
+    divided by ``sqrt(n - 1)``. The eigenvalues of ``C1 C2`` are the squared singular values of ``A B'``, so the last
+    trace is the sum of these singular values. No matrix root is computed, so rank-deficient covariances, which occur
+    with fewer samples than features, need no special treatment.
 
     The estimate is biased upwards, more so for fewer samples, so compare only equal numbers of samples.
 

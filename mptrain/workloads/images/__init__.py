@@ -1,1 +1,1 @@
-"""Image code that several workloads share: files, decoding, cropping, augmentation, and classifier features."""
+"""Image code that several workloads share: data sets, decoding of files, crops, augmentation, classifier features."""

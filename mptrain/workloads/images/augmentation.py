@@ -32,10 +32,10 @@ _ERASED_RATIO = (0.3, 3.3)
 
 
 def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
-    """Return a random crop box of a picture: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
+    """Return a random crop box of a training image: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
 
-    These are "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section
-    6) with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
+    These are "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section 6)
+    with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
     centre crop with an allowed ratio.
 
     Args:
@@ -56,10 +56,10 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
 
 
 def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
-    """Return a random rectangle of 2 to 33 % of a picture's area, aspect ratio 0.3 to 3.3.
+    """Return a random rectangle to erase from a training image: 2 to 33 % of its area, aspect ratio 0.3 to 3.3.
 
-    The constants are those of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*,
-    AAAI 2020).
+    The constants are those of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*, AAAI
+    2020).
 
     Args:
         width: Width of the picture in pixels.
@@ -73,9 +73,16 @@ def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """Return the centre square with 224/256 of the shorter side: ImageNet's usual evaluation crop.
+    """Return the crop box for evaluation on ImageNet: the centre square with 224/256 of the picture's shorter side.
 
     Resizing this box to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the centre 224.
+
+    Args:
+        width: Width of the picture in pixels.
+        height: Height of the picture in pixels.
+
+    Returns:
+        Left, upper, right, lower in pixels, which may be fractions.
     """
     side = min(width, height) * _CENTRE
     left, upper = (width - side) / 2, (height - side) / 2
@@ -100,10 +107,10 @@ def _tried(
 
 @dataclass(frozen=True)
 class Shifting:
-    """Random shift by whole pixels with zero padding, and horizontal flip, of a uint8 or float batch on the host.
+    """Augmentation of a batch on the host: random shift by whole pixels with zero padding, and random horizontal flip.
 
-    This is the usual augmentation for CIFAR: four pixels of padding, a random crop and a random flip (He et al.,
-    *Deep residual learning*, CVPR 2016, section 4.2).
+    This is the usual augmentation for CIFAR: four pixels of padding, a random crop and a random flip (He et al., *Deep
+    residual learning*, CVPR 2016, section 4.2).
 
     Attributes:
         pixels: Largest shift in either direction along both axes, in pixels.
@@ -114,7 +121,17 @@ class Shifting:
     flip: bool
 
     def apply(self, images: Tensor, indices: Sequence[int], epoch: int, seed: int) -> Tensor:
-        """Return augmented copies of images ``[N, C, H, W]``, which depend on ``(seed, epoch, index)`` only."""
+        """Return copies of images, each shifted and flipped by random numbers of its own.
+
+        Args:
+            images: uint8 or float ``[N, C, H, W]`` on the host.
+            indices: N sample indices of the images in their split.
+            epoch: Completed passes over the training data.
+            seed: Seed of the run. The random numbers of an image depend on ``(seed, epoch, index)`` only.
+
+        Returns:
+            Images of the same shape and dtype.
+        """
         samples, _, height, width = images.shape
         draws = uniforms(seed, epoch, indices, 3)
         offsets = (draws[:, :2] * (2 * self.pixels + 1)).long()
@@ -144,11 +161,13 @@ DRAWS_EACH = 3
 
 @dataclass(frozen=True)
 class PixelPolicy:
-    """Random operations drawn from `OPERATIONS`, each with a strength from 0 to its maximum.
+    """Augmentation policy such as RandAugment: random operations on an image, drawn from `OPERATIONS`.
+
+    Each operation has a strength from 0 to its maximum, which the attributes give.
 
     Attributes:
         operations: Number of operations applied in sequence.
-        level: Strength of all operations, from 0 to 30; None draws it.
+        level: Strength of all operations, from 0 to 30; None draws it for each operation.
         shear: Largest shear, as the tangent of its angle.
         shift: Largest shift in pixels.
         relative_shift: Largest shift as a fraction of the side; replaces ``shift`` unless it is 0.
@@ -168,15 +187,18 @@ class PixelPolicy:
 
     @property
     def draws(self) -> int:
-        """Number of random numbers per image."""
+        """Number of random numbers that `apply` takes per image."""
         return DRAWS_EACH * self.operations
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Return an augmented image.
+        """Apply randomly drawn operations in sequence to an image and return the result.
 
         Args:
             image: uint8 ``[C, H, W]``.
-            draws: Numbers in [0, 1), as many as the property `draws`.
+            draws: Random numbers in [0, 1), as many as the property `draws`.
+
+        Returns:
+            uint8 ``[C, H, W]``.
         """
         for number in range(self.operations):
             which, strength, direction = draws[DRAWS_EACH * number : DRAWS_EACH * (number + 1)]
@@ -186,13 +208,16 @@ class PixelPolicy:
         return image
 
     def operate(self, image: Tensor, name: str, strength: float, sign: float) -> Tensor:
-        """Apply one operation to an image.
+        """Apply one operation of the policy, such as a rotation, to an image and return the result.
 
         Args:
             image: uint8 ``[C, H, W]``.
-            name: One of `OPERATIONS`.
-            strength: Strength from 0 to 1.
-            sign: 1 or -1, for operations with a direction.
+            name: Name of the operation, one of `OPERATIONS`.
+            strength: Strength from 0 to 1, the maximum of the policy.
+            sign: Direction, 1 or -1, for operations that have one.
+
+        Returns:
+            uint8 ``[C, H, W]``.
         """
         from torchvision.transforms.v2 import functional as F
 
@@ -238,10 +263,10 @@ ERASING_DRAWS = 1 + CROP_DRAWS
 
 @dataclass(frozen=True)
 class Variation:
-    """Augmentation of a training image after cropping and flipping.
+    """Augmentation of a training image after cropping and flipping: an optional policy, then random erasing.
 
     Attributes:
-        policy: Pixel operations; None for none.
+        policy: Random pixel operations; None for none.
         erasing: Probability that a rectangle of the image is erased.
         colour: Value of an erased pixel in each channel: the mean of the data, which is 0 after normalisation.
     """
@@ -252,15 +277,18 @@ class Variation:
 
     @property
     def draws(self) -> int:
-        """Number of random numbers per image."""
+        """Number of random numbers that `apply` takes per image."""
         return (self.policy.draws if self.policy else 0) + (ERASING_DRAWS if self.erasing > 0 else 0)
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Return an augmented image.
+        """Return a training image after the operations of the policy and, at random, the erasing of a rectangle.
 
         Args:
             image: uint8 ``[C, H, W]``.
-            draws: Numbers in [0, 1), as many as the property `draws`.
+            draws: Random numbers in [0, 1), as many as the property `draws`.
+
+        Returns:
+            uint8 ``[C, H, W]``.
         """
         if self.policy is not None:
             image = self.policy.apply(image, draws)
@@ -279,7 +307,17 @@ class Variation:
 
 
 def variation(augment: Augment, erasing: float, colour: tuple[int, ...]) -> Variation | None:
-    """Return the augmentation that the user's options select; None for no augmentation."""
+    """Return the augmentation after cropping and flipping that the user's options select.
+
+    Args:
+        augment: True for crops and flips alone; a name for these and the policy of that name; False for no
+            augmentation.
+        erasing: Probability that a rectangle of the image is erased.
+        colour: Value of an erased pixel in each channel, 0 to 255.
+
+    Returns:
+        The augmentation; None if ``augment`` is False.
+    """
     if augment is False:
         return None
     return Variation(POLICIES[augment] if isinstance(augment, str) else None, erasing, colour)

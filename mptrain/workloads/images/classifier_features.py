@@ -1,4 +1,4 @@
-"""Features of pictures from a trained classifier, which is not itself trained and always computes in FP32."""
+"""Features of pictures from a trained classifier, to judge generated pictures. The classifier computes in FP32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mptrain.workloads.base.preparation import LUMINANCE, Preparation
 
 
 class ClassifierFeatures:
-    """Inputs of a classifier's last linear layer, as in Heusel et al. 2017, and its logits.
+    """Feature extractor: the inputs of a trained classifier's last linear layer (Heusel et al. 2017), and its logits.
 
     Args:
-        make: Factory of the classifier on a device, called once, for the first pictures.
-        preparation: Preparation of the classifier's inputs in its training; None if the classifier takes pictures
-            from -1 to 1.
+        make: Factory of the trained classifier on a device, called once, for the first pictures.
+        preparation: Preparation of the classifier's inputs in its training; None if the classifier takes pictures from
+            -1 to 1.
         labelled: Whether the classes of the classifier are those of the data, so that its accuracy can be measured.
 
     Attributes:
@@ -35,7 +35,7 @@ class ClassifierFeatures:
         self._classifier: nn.Module | None = None
 
     def extract(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features and the logits of pictures.
+        """Run the classifier on pictures and return their features and logits, without gradients.
 
         Args:
             images: Floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.

@@ -36,20 +36,33 @@ STD = (0.229, 0.224, 0.225)
 
 
 def photo_statistics(channels: Channels) -> tuple[Statistic, Statistic]:
-    """Return the mean and standard deviation of photographs; with one channel, those of their luminance."""
+    """Return the mean and standard deviation of photographs (ImageNet's training images), as fractions of white.
+
+    Args:
+        channels: 3 for the statistics of RGB, 1 for those of the luminance.
+
+    Returns:
+        Mean of each channel, and standard deviation of each channel.
+    """
     return (MEAN, STD) if channels == 3 else ((luminance_of(MEAN),), (luminance_of(STD),))
 
 
 def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
-    """Return ``mean`` and ``std`` for a `Preparation`: those of the images, or 0.5 each for the range -1 to 1."""
+    """Return the mean and standard deviation with which images are normalised, for a `Preparation`.
+
+    Args:
+        mean: Mean of each channel of the images, as a fraction of the full range.
+        std: Standard deviation of each channel of the images, as a fraction of the full range.
+        normalise: ``standard`` for these values, ``symmetric`` for 0.5 each, which gives the range -1 to 1.
+    """
     return (mean, std) if normalise == "standard" else ((0.5,) * len(mean), (0.5,) * len(mean))
 
 
 class ImageDataset:
-    """Labelled images; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Base class of image data sets; implements `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
-        name: Name in the configuration.
+        name: Name of the data set in the configuration and in records.
         class_names: Names of the classes by index; empty for images without classes.
         preparation: Conversion of stored images to the network's input.
         workers: Number of worker processes that fetch from splits that are not in memory.
@@ -67,9 +80,10 @@ class ImageDataset:
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_channels`` and ``image_size`` (side in pixels).
+        """Return the properties of the images that models and tasks take as arguments, by parameter name.
 
-        With two or more classes, return also ``num_classes`` and ``class_names``.
+        They are ``in_channels`` and ``image_size`` (side in pixels) of the network's input. With two or more classes
+        there are also ``num_classes`` and ``class_names``.
         """
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         prepared = {"in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
@@ -77,22 +91,38 @@ class ImageDataset:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Hints for facts that these images lack, by name of the fact."""
+        """Hints for the user on facts that these images lack (see `facts`), by name of the fact.
+
+        With fewer than two classes there is a hint on ``num_classes``, which a classifier requires; otherwise there is
+        none.
+        """
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
         hint = f"the images are {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
         return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
-        """Return the class names and the preparation of the network's input."""
+        """Return the information needed to use the trained weights elsewhere, as JSON values.
+
+        The keys are ``labels`` (the class names by index) and ``preparation``, the conversion to the network's input.
+        """
         return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Return channels, height and width, such as ``1x8x8``."""
+        """Return channels, height and width of the network's input for the terminal, such as ``1x8x8``."""
         side = self.preparation.image_size
         return f"{self.preparation.channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device, normalised, resized and with the channels that the network takes."""
+        """Move a host batch to the device, normalised, resized and with the channels that the network takes.
+
+        Args:
+            batch: Batch of stored images ``[N, C, H, W]``.
+            device: Target device.
+            memory_format: Memory format of the images.
+
+        Returns:
+            The batch with images float32 ``[N, channels, image_size, image_size]``.
+        """
         return self.preparation.apply(batch, device, memory_format)
 
 
@@ -108,11 +138,12 @@ class MemoryDataset(ImageDataset, ABC):
         val_samples: Number of training images to hold out for validation.
         train_samples: Number of images to train on; None for all.
         workers: Not used, because the images are in memory.
-        on_error: Handling of labels outside the classes and of images with NaN or inf.
-        normalise: ``standard`` uses the mean and deviation of the images, ``symmetric`` the range -1 to 1.
+        on_error: Handling of labels outside the classes and of images with NaN or inf: ``stop`` or ``skip``.
+        normalise: Normalisation of the network's input: ``standard`` by the mean and deviation of the images,
+            ``symmetric`` to the range -1 to 1.
         mean: Mean of each channel over the training images, as a fraction of 255.
         std: Standard deviation of each channel, as a fraction of 255.
-        shifting: Augmentation of training images.
+        shifting: Augmentation of training images, a random shift and flip.
 
     Raises:
         DataError: The files are missing or damaged, or a sample is unusable and ``on_error`` is ``stop``.
@@ -134,7 +165,12 @@ class MemoryDataset(ImageDataset, ABC):
 
     @abstractmethod
     def read(self) -> tuple[Samples, Samples]:
-        """Return the samples for training and validation, and those for testing."""
+        """Read all images and labels of the data set; called once, when it is created.
+
+        Returns:
+            The samples for training and validation, and those for testing, each as images uint8 ``[N, C, H, W]`` and
+            class indices int64 ``[N]``.
+        """
 
     def __post_init__(self) -> None:
         (images, targets), test = self.read()
@@ -157,14 +193,15 @@ class MemoryDataset(ImageDataset, ABC):
 
 
 class MemorySplit(IndependentSamples):
-    """Images and labels in memory. The constructor checks for unusable samples and skips them or raises an error.
+    """Split of images and labels in memory, checked for unusable samples when it is created.
 
     Args:
         name: Name in messages, such as ``digits train``.
         images: uint8 or float32 ``[N, C, H, W]``.
         targets: Class indices, int64 ``[N]``.
         classes: Number of classes.
-        on_error: Handling of labels outside 0 to ``classes`` - 1 and of floating-point images with NaN or inf.
+        on_error: Handling of labels outside 0 to ``classes`` - 1 and of floating-point images with NaN or inf: ``stop``
+            raises an error, ``skip`` leaves the samples out.
 
     Attributes:
         shifting: Random augmentation of the samples; None for none.
@@ -199,7 +236,13 @@ class MemorySplit(IndependentSamples):
         return len(self.targets)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the samples with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the images and labels with these indices as one batch on the host, augmented if ``shifting`` is set.
+
+        See `mptrain.workloads.base.dataset.Split.fetch`.
+
+        Returns:
+            Images in their stored dtype ``[N, C, H, W]`` with class indices int64 ``[N]``.
+        """
         picked = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images.index_select(0, picked)  # ten times as fast as indexing by a tensor
         if self.shifting is not None:

@@ -49,16 +49,19 @@ _BITS_PER_SAMPLE = 258  # TIFF tag
 
 
 def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
-    """Return the pixels of a file in mode ``RGB`` or ``L``.
+    """Decode a picture file to 8-bit RGB or grey pixels.
 
     Args:
         path: Path of the file.
         channels: 3 for RGB, 1 for grey.
-        faults: Records a remark if the file had to be converted.
+        faults: Record to which a remark is added if the file had to be converted.
+
+    Returns:
+        Pillow image in mode ``RGB`` or ``L``.
 
     Raises:
-        OSError: The file cannot be decoded, or its values have an unknown range. The other exceptions of
-            `UNDECODABLE` mean the same.
+        OSError: The file cannot be decoded, or its values have an unknown range. The other exceptions of `UNDECODABLE`
+            mean the same.
     """
     with _opened(path) as file:
         return _converted(file, path, channels, faults)
@@ -67,7 +70,7 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
 def read_part(
     path: str, channels: Channels, faults: Faults, part: Callable[[int, int], Box], least: int | None = None
 ) -> tuple[Image, Box]:
-    """Return the pixels of a file, and a crop box in these pixels.
+    """Decode a picture file for cropping, if possible at reduced size, and return its pixels with the crop box.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which takes fewer coefficients, if the crop keeps at least
     ``least`` pixels per side. Other formats are decoded at full size.
@@ -75,9 +78,13 @@ def read_part(
     Args:
         path: Path of the file.
         channels: 3 for RGB, 1 for grey.
-        faults: Records a remark if the file had to be converted.
-        part: Function of the width and height of the whole picture that returns the crop box.
+        faults: Record to which a remark is added if the file had to be converted.
+        part: Function of the width and height of the whole picture in pixels that returns the crop box (left, upper,
+            right, lower).
         least: Pixels that each side of the crop needs; None decodes at full size.
+
+    Returns:
+        Pillow image of the whole picture in mode ``RGB`` or ``L``, and the crop box in its pixels.
 
     Raises:
         OSError: As in `read_picture`.
@@ -111,7 +118,7 @@ def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -
 
 
 def picture_size(path: str) -> tuple[int, int]:
-    """Return the width and height from the header of a file.
+    """Return the width and height of a picture file in pixels from its header, without decoding it.
 
     Raises:
         OSError: The file is not a picture, or `read_picture` does not support its mode. The other exceptions of

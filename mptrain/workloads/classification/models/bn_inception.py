@@ -15,10 +15,10 @@ Pool = Literal["avg", "max", "pass"]
 
 
 class Row(NamedTuple):
-    """Row of the table: number of filters in each branch of a block.
+    """Row of Inception v2's published architecture table: numbers of filters in the branches of one Inception block.
 
     Attributes:
-        name: Name in the table.
+        name: Name of the block in the table, such as ``3a``.
         single: Filters of the 1x1 convolution; 0 if there is none.
         reduce3: Filters of the 1x1 convolution before the 3x3 convolution.
         out3: Filters of the 3x3 convolution.
@@ -55,7 +55,7 @@ TABLE = (
 
 
 def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat = 1.0) -> nn.Sequential:
-    """Inception v2, or BN-Inception (Ioffe and Szegedy, *Batch normalization*, 2015, arXiv 1502.03167, figure 5).
+    """Build Inception v2, or BN-Inception (Ioffe and Szegedy, *Batch normalization*, 2015, arXiv 1502.03167, figure 5).
 
     At width 1 with three channels and 1,000 classes it has 11,285,224 parameters: the 11,295,240 of the common
     definitions (Caffe, MXNet, pretrained-models.pytorch) minus the biases of its 10,016 filters, which are redundant
@@ -65,9 +65,12 @@ def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat
     table at 224 pixels and supports images of any size.
 
     Args:
-        num_classes: Length of the output.
+        num_classes: Number of classes, which is the length of the output.
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
         width: Factor for all numbers of filters, which are rounded to multiples of 4.
+
+    Returns:
+        A network that maps images to logits ``[N, num_classes]``.
     """
 
     def filters(published: int) -> int:
@@ -94,8 +97,8 @@ class Inception(nn.Module):
 
     Args:
         in_channels: Channels of the input.
-        row: Row of the table.
-        filters: Function that scales a number of filters from the table.
+        row: Row of the architecture table, with the number of filters in each branch.
+        filters: Function that scales a number of filters from the table to the width of the network.
 
     Attributes:
         out_channels: Channels of the output.
@@ -120,7 +123,14 @@ class Inception(nn.Module):
         self.out_channels = single + out3 + out33 + (project or in_channels)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return features ``[N, out_channels, H, W]``, with half the height and width if the block halves the image."""
+        """Apply all branches to feature maps and return their outputs, concatenated along the channels.
+
+        Args:
+            images: Feature maps ``[N, in_channels, H, W]`` of the preceding block.
+
+        Returns:
+            ``[N, out_channels, H, W]``, with half the height and width if the block halves the image.
+        """
         first = [] if self.one is None else [self.one(images)]
         return torch.cat([*first, self.three(images), self.twice(images), self.pool(images)], dim=1)
 

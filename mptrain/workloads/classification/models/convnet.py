@@ -1,4 +1,4 @@
-"""Default model: a small convolutional network with batch normalisation that is fast on a CPU."""
+"""Default image classifier: a small convolutional network with batch normalisation that is fast on a CPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ def cnn(
     image_size: int | None = None,
     widths: Annotated[tuple[PositiveInt, ...], MinLen(1)] = (32, 64, 128),
 ) -> nn.Sequential:
-    """Stages of 3x3 convolution, BatchNorm and ReLU with 2x2 max-pools between them, then a linear layer.
+    """Build a small image classifier: stages of 3x3 convolution, BatchNorm and ReLU, 2x2 max-pools, a linear layer.
 
-    The smallest image leaves one pixel after the pools: 4 pixels for three stages. The first stage has two
-    convolutions.
+    The pools are between the stages. The first stage has two convolutions. A global average precedes the linear layer.
+    The smallest image leaves one pixel after the pools: 4 pixels for three stages.
 
     Args:
-        num_classes: Length of the output.
+        num_classes: Number of classes, which is the length of the output.
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
         image_size: Side of the input in pixels; None skips the check of the size.
         widths: Channels of each stage.
+
+    Returns:
+        A network that maps images to logits ``[N, num_classes]``.
 
     Raises:
         ConfigError: The image is too small for the pools.

@@ -15,14 +15,19 @@ def mlp(
     hidden: tuple[PositiveInt, ...] = (128, 128, 128),
     dropout: BelowOne | None = None,
 ) -> nn.Sequential:
-    """Linear layers with ReLU between them, with PyTorch's default initialisation.
+    """Build a multilayer perceptron that classifies flattened images: linear layers with ReLU between them.
+
+    The weights have PyTorch's default initialisation.
 
     Args:
-        num_classes: Length of the output.
+        num_classes: Number of classes, which is the length of the output.
         in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
         image_size: Side of the input in pixels.
         hidden: Width of each hidden layer.
         dropout: Dropout probability after each hidden layer; None for no dropout.
+
+    Returns:
+        A network that maps images to logits ``[N, num_classes]``.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_channels * image_size * image_size

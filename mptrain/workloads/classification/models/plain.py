@@ -1,4 +1,4 @@
-"""Deep narrow network without normalisation, a sensitive case that needs loss scaling in FP16."""
+"""Deep narrow image classifier without normalisation, whose small gradients need loss scaling in FP16."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ POOL_AFTER = (6, 11)  # at about thirds of the depth, which reduces 16x16 images
 def plain16(
     *, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16, depth: PositiveInt = 16
 ) -> nn.Sequential:
-    """3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, and one linear layer.
+    """Build a deep narrow image classifier without normalisation, a test case that needs loss scaling in FP16.
 
-    PyTorch's default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers
-    are below the smallest FP16 number, which a loss scale alone corrects.
+    It has 3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, and one linear layer. PyTorch's
+    default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers are below the
+    smallest FP16 number; a loss scale is enough to correct this.
 
     Args:
-        num_classes: Length of the output.
+        num_classes: Number of classes, which is the length of the output.
         in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
         image_size: Side of the input in pixels.
         width: Channels of every convolution.
         depth: Number of convolutions.
+
+    Returns:
+        A network that maps images to logits ``[N, num_classes]``.
 
     Raises:
         ConfigError: The image is too small for the pools.

@@ -1,4 +1,4 @@
-"""torchvision's classifiers by name, always without pretrained weights."""
+"""torchvision's image classifiers by name, always without pretrained weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from mptrain.errors import ConfigError
 def torchvision_classifier(
     *, name: str, num_classes: int, image_size: int, in_channels: int = 3, arguments: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Build a torchvision classifier without pretrained weights.
+    """Build a torchvision image classifier without pretrained weights, for any number of classes.
 
     GoogLeNet and Inception v3 have their auxiliary heads: in training mode they return a named tuple of logits, in
     evaluation mode one tensor. torchvision is imported only here, because the import takes a second.
 
     Args:
         name: Name from ``torchvision.models.list_models()``.
-        num_classes: Length of the output.
+        num_classes: Number of classes, which is the length of the output.
         image_size: Side of the input in pixels.
         in_channels: Channels of the input; the published networks take 3.
         arguments: Further keyword arguments of torchvision's function, such as ``dropout``.
+
+    Returns:
+        A network that maps images ``[N, 3, image_size, image_size]`` to logits ``[N, num_classes]``.
 
     Raises:
         ConfigError: There is no such classifier, or it does not support an argument or the input.

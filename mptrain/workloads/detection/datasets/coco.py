@@ -1,4 +1,4 @@
-"""COCO (Lin et al. 2014) and other data in its format: folders of pictures, each with one JSON file of instances."""
+"""COCO detection data set (Lin et al. 2014) and data in its format: picture folders, each with a JSON file of boxes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def load_coco(
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
 ) -> PictureDataset:
-    """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
+    """Load the COCO detection data set, or other data in its format, as picture files that are decoded on demand.
 
-    The classes are the categories of the training part, in the order of their ids. Boxes without width or height
-    contain no object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
+    The annotations are in ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``. The
+    classes are the categories of the training part, in the order of their ids. Boxes without width or height contain no
+    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
 
     Args:
         root: Folder that contains the picture folders and ``annotations``.
@@ -55,15 +56,16 @@ def load_coco(
         test: Part to test on; None for none.
         image_size: Side in pixels of the square network inputs; None means 300.
         channels: 3 for RGB, 1 for grey; None means 3.
-        fit: Conversion of a picture to a square.
+        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
         augment: Whether to crop and flip training pictures at random.
         train_samples: Number of pictures to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
-        on_error: Handling of pictures that are missing, cannot be decoded, or have boxes outside of the picture.
+        on_error: Handling of pictures that are missing, cannot be decoded, or have boxes outside of the picture:
+            ``stop`` or ``skip``.
 
     Raises:
-        DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category
-            or image id or a category name occurs twice; or the parts have different categories.
+        DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category or
+            image id or a category name occurs twice; or the parts have different categories.
         ConfigError: There are fewer samples than requested.
     """
     root = root.expanduser()
@@ -92,12 +94,21 @@ def load_coco(
 
 
 class Instances:
-    """Content of an instances file.
+    """Content of an instances file in COCO's format: the categories, pictures and boxes of one part of a data set.
+
+    Args:
+        path: Path of the file, for messages.
+        folder: Folder of the pictures that it lists.
+        content: Parsed JSON of the file, an object with ``images``, ``annotations`` and ``categories``.
 
     Attributes:
         path: Path of the file.
         folder: Folder of its pictures.
-        categories: Names by id, in the order of the ids.
+        categories: Names of the categories by id, in the order of the ids.
+
+    Raises:
+        KeyError: One of the three lists is missing.
+        ValueError: The content has another format, refers to an unknown image, or has an id or category name twice.
     """
 
     def __init__(self, path: Path, folder: Path, content: Any) -> None:
@@ -122,14 +133,18 @@ class Instances:
             self._boxes[one["image_id"]].append(one)
 
     def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
-        """Return the usable pictures with their boxes.
+        """Return the usable pictures of the file with their boxes.
 
         Args:
             ids: Category ids in the order of the classes.
-            faults: Records unusable pictures.
+            faults: Record to which unusable pictures are added.
 
         Returns:
             The pictures, and the number of boxes without width or height, which are left out.
+
+        Raises:
+            DataError: A picture is unusable and ``faults.on_error`` is ``stop``.
+            ValueError: A box or an image size does not consist of numbers.
         """
         numbers = {identity: number for number, identity in enumerate(ids)}
         found = []
@@ -218,7 +233,11 @@ def _require_different(what: str, values: list[Any]) -> None:
 
 
 def read_instances(root: Path, part: str) -> Instances:
-    """Read the instances file of one part.
+    """Read the file ``root/annotations/instances_PART.json`` with COCO's annotations of one part of a data set.
+
+    Args:
+        root: Folder that contains ``annotations`` and the picture folders.
+        part: Name of the part and of its picture folder, such as ``val2017``.
 
     Raises:
         DataError: The file is missing or has another format.

@@ -1,8 +1,7 @@
-"""Detection data set without a download: one to three handwritten digits on a canvas, with exact boxes.
+"""Detection data set without a download: one to three handwritten digits on a black canvas, with exact boxes.
 
-The digits are those of scikit-learn with the splits of `mptrain.workloads.images.datasets.digits`, so training
-canvases contain only training digits. A canvas depends on its number only, not on the seed of the run or the number
-of canvases.
+The digits are those of scikit-learn with the splits of `mptrain.workloads.images.datasets.digits`, so training canvases
+contain only training digits. A canvas depends on its number only, not on the seed of the run or the number of canvases.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _INK = 32  # smallest grey value of a digit's pixels; lower values are the soft 
 
 @dataclass(kw_only=True, eq=False)
 class DigitScenes(DetectionDataset):
-    """Canvases with digits.
+    """Detection data set of synthetic pictures (canvases), each with one to three handwritten digits from scikit-learn.
 
     Attributes:
         image_size: Side of a canvas in pixels, at least 32; None means 64.
-        channels: 1, or 3 to repeat the grey channel; None means 1.
+        channels: Channels of the network's input: 1, or 3 to repeat the grey channel; None means 1.
         train_samples: Number of training canvases.
         val_samples: Number of validation canvases; may be 0.
         test_samples: Number of test canvases; may be 0.
@@ -91,7 +90,7 @@ load_digit_scenes = DigitScenes
 
 
 def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> DetectionSplit:
-    """Draw canvases with some of these digits.
+    """Draw square grey canvases with one to three of these digits at random places and sizes, without overlap.
 
     Args:
         digits: uint8 ``[D, 1, 8, 8]``.
@@ -99,6 +98,9 @@ def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: in
         side: Side of a canvas in pixels.
         count: Number of canvases.
         part: Part of the data, 0, 1 or 2, which selects the random numbers.
+
+    Returns:
+        The canvases, uint8 ``[count, 1, side, side]``, with the boxes of their digits.
     """
     stamps = [_enlarged(digits, round(side * share)) for share in _SHARES]
     images = torch.zeros(count, 1, side, side, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Pascal VOC (Everingham et al. 2010) and other data in its folders: pictures, an XML file for each, and lists."""
+"""Pascal VOC data set (Everingham et al. 2010) and data in its folders: pictures, their XML annotations, and lists."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def load_voc(
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
 ) -> PictureDataset:
-    """Read the annotations of lists of pictures, ``FOLDER/LIST``.
+    """Load Pascal VOC, or other data in its folder structure, as picture files that are decoded on demand.
 
-    A list is ``FOLDER/ImageSets/Main/LIST.txt``. Its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension
-    from the annotation), and their annotations ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root.
-    Coordinates are pixels counted from 1, including the last pixel, as VOC defines them.
+    The parts are lists of pictures, written ``FOLDER/LIST``. A list is the file ``FOLDER/ImageSets/Main/LIST.txt``. Its
+    pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension from the annotation), and their annotations
+    ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root. Coordinates are pixels counted from 1,
+    including the last pixel, as VOC defines them.
 
     Args:
         root: Folder that contains the folders, or a folder ``VOCdevkit`` with them.
@@ -67,11 +68,11 @@ def load_voc(
         classes: Names of the classes; None means the twenty of VOC.
         image_size: Side in pixels of the square network inputs; None means 300.
         channels: 3 for RGB, 1 for grey; None means 3.
-        fit: Conversion of a picture to a square.
+        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
         augment: Whether to crop and flip training pictures at random.
         train_samples: Number of pictures to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
-        on_error: Handling of unusable pictures and annotations.
+        on_error: Handling of unusable pictures and annotations: ``stop`` or ``skip``.
 
     Raises:
         DataError: A folder, list, annotation or picture is missing, or a list or annotation is damaged.
@@ -96,13 +97,13 @@ def load_voc(
 def read_list(
     root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool
 ) -> list[AnnotatedImage]:
-    """Return the usable pictures of one list.
+    """Read one list of pictures in VOC's format, and return the usable pictures with their annotations.
 
     Args:
         root: See `load_voc`.
         written: ``FOLDER/LIST``, or ``LIST``.
         classes: Names of the classes by index.
-        faults: Records unusable annotations and missing pictures.
+        faults: Record to which unusable annotations and missing pictures are added.
         download: See `load_voc`.
 
     Raises:
@@ -176,10 +177,10 @@ def _overrides(own: Sequence[str]) -> str:
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> AnnotatedImage:
-    """Return the annotation of a picture from its XML file.
+    """Read the boxes and the size of one picture from its XML file in VOC's format.
 
     Args:
-        path: Path of the file.
+        path: Path of the XML file; its stem is the name of the picture.
         pictures: Folder of the pictures.
         numbers: Class indices by name.
 

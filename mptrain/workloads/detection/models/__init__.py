@@ -1,1 +1,1 @@
-"""Detectors."""
+"""Object detectors: SSD and Faster R-CNN networks with one common interface."""

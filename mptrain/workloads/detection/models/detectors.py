@@ -35,12 +35,15 @@ _SMALLEST = 32  # smallest side in pixels for which the last map is not empty
 
 
 def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
-    """SSD300 on VGG-16 (Liu et al. 2016) with torchvision's initialisation, without pretrained weights.
+    """Build the detector SSD300 on VGG-16 (Liu et al. 2016) with torchvision's initialisation, no pretrained weights.
 
     Args:
         num_classes: Number of classes without the background.
         in_channels: Channels of an image; must be 3.
         image_size: Side of an image in pixels; must be 300.
+
+    Returns:
+        A `SingleShot` network, which computes losses or detections.
 
     Raises:
         ConfigError: The images have another shape.
@@ -64,7 +67,9 @@ def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.M
 def fasterrcnn_resnet50(
     *, num_classes: int, in_channels: int, frozen_norms: bool = False, trained_stages: Annotated[int, Ge(0), Le(5)] = 5
 ) -> nn.Module:
-    """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), without pretrained weights.
+    """Build the detector Faster R-CNN (Ren et al. 2015) on a ResNet-50 feature pyramid, without pretrained weights.
+
+    The feature pyramid is that of Lin et al. 2017.
 
     Args:
         num_classes: Number of classes without the background.
@@ -72,6 +77,9 @@ def fasterrcnn_resnet50(
         frozen_norms: Whether BatchNorm keeps its loaded statistics and gains, as published; for weights loaded with
             ``model.weights``.
         trained_stages: Number of backbone stages to train, counted from the last; 3 as published, 5 for all.
+
+    Returns:
+        A `FasterRCNN` network, which computes losses or detections.
 
     Raises:
         ConfigError: The images do not have 3 channels.
@@ -83,13 +91,18 @@ def fasterrcnn_resnet50(
 
 
 def ssd_small(*, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16) -> nn.Module:
-    """Small SSD with BatchNorm: seven convolutions, three feature maps, default boxes of 0.2 to 0.7 of the side.
+    """Build a small SSD detector with BatchNorm for small images and quick experiments.
+
+    It has seven convolutions, three feature maps, and default boxes of 0.2 to 0.7 of the side.
 
     Args:
         num_classes: Number of classes without the background.
         in_channels: Channels of an image.
         image_size: Side of an image in pixels.
         width: Channels at half the image's side; the feature maps have four times as many.
+
+    Returns:
+        A `SingleShot` network, which computes losses or detections.
 
     Raises:
         ConfigError: The images are too small for three maps.

@@ -28,38 +28,70 @@ _CHANNELS, _POOLED, _HIDDEN = 256, 7, 1024  # channels of a map, side of a poole
 
 
 class WideAnchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchor generator with FP32 anchors for feature maps of any dtype."""
+    """Anchor generator of Faster R-CNN with FP32 anchors for feature maps of any dtype, such as FP16."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        """Return the anchors of each image, float32 ``[A, 4]``."""
+        """Return the anchor boxes of each image, in pixels.
+
+        Args:
+            images: Images, whose padded size gives the spacing of the anchors.
+            maps: Feature maps ``[N, C, H, W]`` of any dtype; only their shapes and device are used.
+
+        Returns:
+            N tensors float32 ``[A, 4]``: left, upper, right, lower of the anchors of all maps.
+        """
         shapes = [found.new_empty((0, *found.shape[-2:]), dtype=torch.float32) for found in maps]
         anchors: list[Tensor] = super().forward(images, shapes)
         return anchors
 
 
 class WideRPNHead(RPNHead):  # type: ignore[misc]
-    """Region proposal head with FP32 outputs."""
+    """Region proposal head of Faster R-CNN with FP32 outputs; its convolutions use the model's dtype."""
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the object logits and the box offsets of each feature map."""
+        """Predict for each anchor if it contains an object, and the offsets from the anchor to the object's box.
+
+        Args:
+            maps: Feature maps ``[N, C, H, W]``.
+
+        Returns:
+            Object logits ``[N, A, H, W]`` and box offsets ``[N, 4 * A, H, W]`` of each map in float32, for A anchors
+            per position.
+        """
         logits, offsets = super().forward(maps)
         return [said.float() for said in logits], [said.float() for said in offsets]
 
 
 class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
-    """RoIAlign that interpolates in FP32 and returns the dtype of the feature maps."""
+    """RoIAlign on several feature maps that interpolates in FP32 and returns the dtype of the feature maps."""
 
     def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
-        """Return pooled features ``[R, C, 7, 7]`` of R regions."""
+        """Pool the features of proposed regions to one size each.
+
+        Args:
+            maps: Feature maps ``[N, C, H, W]`` by name.
+            boxes: Regions of each image in pixels, ``[R_n, 4]``.
+            sizes: Height and width of each image in pixels.
+
+        Returns:
+            Features ``[R, C, 7, 7]`` of the R regions of all images, in the dtype of the maps.
+        """
         pooled: Tensor = super().forward({name: found.float() for name, found in maps.items()}, boxes, sizes)
         return pooled.to(next(iter(maps.values())).dtype)
 
 
 class WidePredictor(faster_rcnn.FastRCNNPredictor):  # type: ignore[misc]
-    """Output layers for the classes and offsets of regions, with FP32 outputs."""
+    """Output layers of Faster R-CNN for the classes and box offsets of regions, with FP32 outputs."""
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``[R, 1 + classes]`` and offsets ``[R, 4 * (1 + classes)]``."""
+        """Predict the class of each of R regions, and for each class the offsets from the region to the object's box.
+
+        Args:
+            features: Features of the regions, ``[R, features]``.
+
+        Returns:
+            Logits ``[R, 1 + classes]`` (class 0 is the background) and offsets ``[R, 4 * (1 + classes)]``, float32.
+        """
         logits, offsets = super().forward(features)
         return logits.float(), offsets.float()
 
@@ -69,6 +101,10 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 
     torchvision's class of this name multiplies in the dtype of its buffers, which in FP16 means rounded statistics.
     This class stays in FP32 like every BatchNorm, and torch's kernel accepts half-precision input.
+
+    Args:
+        channels: Number of channels of the input.
+        eps: Addend to the variance in the denominator.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -80,12 +116,19 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
         self.track_running_stats = False  # otherwise loading adds num_batches_tracked to old state dicts
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the scaled and shifted features ``[N, C, H, W]``."""
+        """Normalise features by the fixed statistics, then scale and shift them.
+
+        Args:
+            features: ``[N, C, H, W]``.
+
+        Returns:
+            ``[N, C, H, W]``.
+        """
         return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 class FasterRCNN(nn.Module):
-    """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), for images of one size.
+    """Faster R-CNN detector (Ren et al. 2015) on a ResNet-50 feature pyramid (Lin et al. 2017), for images of one size.
 
     State dicts are compatible with torchvision's network, because the parts have the same names.
 
@@ -117,10 +160,10 @@ class FasterRCNN(nn.Module):
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Return losses if true boxes are given, otherwise detections; see `mptrain.workloads.detection.task.Detect`.
+        """Compute the training losses of each image if true boxes are given, otherwise the detections in each image.
 
         The losses are those of torchvision for each image separately: means over 256 sampled anchors and 512 sampled
-        regions per image. Sampling uses torch's default generator.
+        regions per image. Sampling uses torch's default generator. Boxes are left, upper, right, lower in pixels.
 
         Args:
             images: ``[N, 3, side, side]``.
@@ -128,8 +171,9 @@ class FasterRCNN(nn.Module):
             labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
 
         Returns:
-            The losses ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg``, float32
-            ``[N]``; or ``boxes``, ``labels`` and ``scores`` for each image.
+            The losses ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg`` by name,
+            float32 ``[N]``; or for each image a dictionary with ``boxes`` ``[D, 4]``, ``labels`` from 0 ``[D]`` and
+            ``scores`` ``[D]``.
         """
         maps: Mapping[str, Tensor] = self.backbone(images)
         size = (images.shape[2], images.shape[3])

@@ -36,7 +36,7 @@ LOWEST_SCORE, OVERLAP, MOST, CANDIDATES = 0.01, 0.45, 200, 400
 
 
 class SingleShot(nn.Module):
-    """SSD (Liu et al. 2016), for images of one size.
+    """SSD detector (Liu et al. 2016): a backbone with several feature maps and a head on each, for images of one size.
 
     State dicts are compatible with torchvision's SSD, because the parts have the same names.
 
@@ -71,13 +71,15 @@ class SingleShot(nn.Module):
 
     @property
     def anchors(self) -> Tensor:
-        """Default boxes in pixels, float32 ``[A, 4]``: left, upper, right, lower."""
+        """Default boxes (anchors) of all feature maps in pixels, float32 ``[A, 4]``: left, upper, right, lower."""
         return self.anchor_bits.view(torch.float32)
 
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Return losses if true boxes are given, otherwise detections; see `mptrain.workloads.detection.task.Detect`.
+        """Compute the training losses of each image if true boxes are given, otherwise the detections in each image.
+
+        Boxes are left, upper, right, lower in pixels.
 
         Args:
             images: ``[N, C, side, side]``.
@@ -85,8 +87,8 @@ class SingleShot(nn.Module):
             labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
 
         Returns:
-            The losses ``class_loss`` and ``box_loss``, float32 ``[N]``; or ``boxes``, ``labels`` and ``scores`` for
-            each image.
+            The losses ``class_loss`` and ``box_loss`` by name, float32 ``[N]`` (see `multibox_losses`); or for each
+            image a dictionary with ``boxes``, ``labels`` and ``scores`` (see `detections`).
         """
         said = self.head(list(self.backbone(images).values()))
         logits, offsets = said["cls_logits"].float(), said["bbox_regression"].float()
@@ -96,7 +98,13 @@ class SingleShot(nn.Module):
 
 
 def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[tuple[int, int, int]]:
-    """Return the channels, height and width of each feature map, from a pass on the meta device."""
+    """Return the channels, height and width of each feature map of a backbone, from a pass on the meta device.
+
+    Args:
+        backbone: Network that maps images to feature maps by name.
+        in_channels: Channels of an image.
+        image_size: Side of an image in pixels.
+    """
     tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")
@@ -106,7 +114,16 @@ def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[t
 
 
 def default_boxes(generator: DefaultBoxGenerator, maps: list[tuple[int, int, int]], image_size: int) -> Tensor:
-    """Return the default boxes of feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU."""
+    """Return SSD's default boxes for feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU.
+
+    Args:
+        generator: torchvision's generator of default boxes, with the aspect ratios and scales of each map.
+        maps: Channels, height and width of each feature map.
+        image_size: Side of an image in pixels.
+
+    Returns:
+        Left, upper, right, lower of the boxes of all maps.
+    """
     with torch.device("cpu"):
         images = ImageList(torch.empty(0, 0, image_size, image_size), [(image_size, image_size)])
         boxes: Tensor = generator(images, [torch.empty(0, *shape) for shape in maps])[0]
@@ -121,7 +138,14 @@ class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
     """
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return six feature maps ``[N, C, H, W]`` by name."""
+        """Compute the feature maps of images for SSD's heads, the first of them normalised.
+
+        Args:
+            images: ``[N, 3, 300, 300]``.
+
+        Returns:
+            Six feature maps ``[N, C, H, W]`` by name (``0`` to ``5``), from fine to coarse.
+        """
         features = self.features(images)
         scaled = self.scale_weight.float().view(1, -1, 1, 1) * F.normalize(features.float())
         maps = {"0": scaled.to(features.dtype)}
@@ -132,7 +156,7 @@ class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
 
 
 class SmallTrunk(nn.Module):
-    """Backbone of 3x3 convolutions with BatchNorm, and feature maps at 1/8, 1/16 and 1/32 of the image's side.
+    """Backbone of the small SSD: 3x3 convolutions with BatchNorm; feature maps at 1/8, 1/16 and 1/32 of the side.
 
     Args:
         in_channels: Channels of an image.
@@ -153,7 +177,14 @@ class SmallTrunk(nn.Module):
         self.down = nn.ModuleList(nn.Sequential(*_convolution(wide, wide, stride=2)) for _ in range(2))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return three feature maps ``[N, 4 * width, H, W]`` by name."""
+        """Compute the feature maps of images for SSD's heads.
+
+        Args:
+            images: ``[N, in_channels, side, side]``.
+
+        Returns:
+            Three feature maps ``[N, 4 * width, H, W]`` by name (``0`` to ``2``), from fine to coarse.
+        """
         features = self.stem(images)
         maps = {"0": features}
         for number, block in enumerate(self.down, start=1):
@@ -169,7 +200,11 @@ def _convolution(inward: int, outward: int, stride: int = 1) -> list[nn.Module]:
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Encode boxes ``[..., A, 4]`` as offsets from default boxes ``[A, 4]``, both as left, upper, right, lower.
+    """Encode true boxes as offsets from SSD's default boxes, the targets of the box regression.
+
+    Args:
+        boxes: Box of each default box, ``[..., A, 4]``, as left, upper, right, lower.
+        anchors: Default boxes, ``[A, 4]``, as left, upper, right, lower.
 
     Returns:
         float32 ``[..., A, 4]``: shifts of the centre in units of the default box, and logarithms of the size ratios,
@@ -182,7 +217,16 @@ def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
-    """Decode offsets to boxes, the inverse of `encode`; sizes are at most 62.5 times those of the default boxes."""
+    """Decode predicted offsets from SSD's default boxes to boxes, the inverse of `encode`.
+
+    Args:
+        offsets: Offsets ``[..., A, 4]`` in the form of `encode`.
+        anchors: Default boxes, ``[A, 4]``, as left, upper, right, lower.
+
+    Returns:
+        Boxes ``[..., A, 4]``, as left, upper, right, lower; their sizes are at most 62.5 times those of the default
+        boxes.
+    """
     own_centre, own_size = _centre_and_size(anchors)
     centre = offsets[..., :2] / WEIGHTS[0] * own_size + own_centre
     size = torch.exp(offsets[..., 2:] / WEIGHTS[2]).clamp(max=_LARGEST) * own_size
@@ -195,11 +239,11 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
-    """Match each default box to a true box or the background.
+    """Match each of SSD's default boxes to a true box or to the background, for the training loss.
 
-    A default box is matched to the true box with the largest overlap if that is at least `MATCHED`. In addition, each
-    true box is matched to the default box that overlaps it most, whatever the overlap. If several true boxes claim the
-    same default box, the last one is matched.
+    A default box is matched to the true box with the largest overlap (intersection over union) if that is at least
+    `MATCHED`. In addition, each true box is matched to the default box that overlaps it most, whatever the overlap. If
+    several true boxes claim the same default box, the last one is matched.
 
     Args:
         boxes: True boxes, float32 ``[N, M, 4]``, with M at least 1.
@@ -224,22 +268,22 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
 def multibox_losses(
     logits: Tensor, offsets: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
-    """Return the MultiBox loss of Liu et al. 2016, equations 1 to 3, with hard negative mining, per image.
+    """Return SSD's MultiBox loss (Liu et al. 2016, equations 1 to 3) of each image, with hard negative mining.
 
     Both sums are divided by the number of matched default boxes in the whole batch, at least 1, as in the authors' code
     and torchvision. With ``train.accumulate`` it is the number in the micro-batch, so that an object weighs more in a
     micro-batch with few objects. An image without objects adds nothing, because no negatives are mined for it.
 
     Args:
-        logits: float32 ``[N, A, 1 + classes]``; class 0 is the background.
-        offsets: float32 ``[N, A, 4]``.
+        logits: Class scores of each default box, float32 ``[N, A, 1 + classes]``; class 0 is the background.
+        offsets: Predicted box offsets in the form of `encode`, float32 ``[N, A, 4]``.
         anchors: Default boxes, float32 ``[A, 4]``.
         boxes: True boxes, float32 ``[N, M, 4]``.
         labels: Classes of the true boxes from 0, int64 ``[N, M]``; -1 for padding.
 
     Returns:
-        ``class_loss`` and ``box_loss``, float32 ``[N]``: the contributions of the images times N, so that their mean is
-        the loss of the batch.
+        ``class_loss`` (cross-entropy) and ``box_loss`` (smooth L1) by name, float32 ``[N]``: the contributions of the
+        images times N, so that their mean is the loss of the batch.
     """
     matched = match(boxes, labels >= 0, anchors)
     objects = matched >= 0
@@ -259,10 +303,10 @@ def multibox_losses(
 
 
 def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
-    """Select the background boxes with the largest losses, `NEGATIVES` for each matched default box of an image.
+    """Select the background default boxes with the largest losses (hard negative mining), `NEGATIVES` per matched box.
 
     Args:
-        surprise: Cross-entropies ``[N, A]``.
+        surprise: Cross-entropies of the default boxes, ``[N, A]``.
         objects: Mask of the default boxes matched to an object, bool ``[N, A]``.
 
     Returns:
@@ -273,17 +317,17 @@ def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
 
 
 def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> list[dict[str, Tensor]]:
-    """Return the detections after non-maximum suppression within each class.
+    """Convert SSD's outputs to detections: decode the boxes, and suppress non-maxima within each class.
 
     Args:
-        logits: float32 ``[N, A, 1 + classes]``; class 0 is the background.
-        offsets: float32 ``[N, A, 4]``.
+        logits: Class scores of each default box, float32 ``[N, A, 1 + classes]``; class 0 is the background.
+        offsets: Predicted box offsets in the form of `encode`, float32 ``[N, A, 4]``.
         anchors: Default boxes, float32 ``[A, 4]``.
         side: Side of the images in pixels, to which boxes are clipped.
 
     Returns:
-        For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32
-        ``[D]``), by descending score, at most `MOST`.
+        For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32 ``[D]``),
+        by descending score, at most `MOST`.
     """
     samples, count = len(logits), len(anchors)
     boxes = decode(offsets, anchors).clamp(0.0, float(side))

@@ -1,1 +1,1 @@
-"""Networks of the GAN task."""
+"""Networks of the GAN task: generators and discriminators of images."""

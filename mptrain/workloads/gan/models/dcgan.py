@@ -23,7 +23,7 @@ SLOPE = 0.2
 
 
 class DCGAN(nn.Module):
-    """Generator and discriminator for adversarial training, each with its own learner.
+    """DCGAN generator and discriminator of images, for adversarial training with one optimizer each.
 
     The networks are those of Radford et al. at any power of two from 8 to 128 pixels; the paper uses 64x64 pixels and a
     width of 128.
@@ -36,8 +36,9 @@ class DCGAN(nn.Module):
 
     Attributes:
         latent: Size of the noise vector of an image.
-        generator: Maps noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
-        discriminator: Maps images to one logit each, ``[N]``, above 0 for images classified as real.
+        generator: Network that maps noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from
+            -1 to 1.
+        discriminator: Network that maps images to one logit each, ``[N]``, above 0 for images classified as real.
 
     Raises:
         ConfigError: The side is not one of `SIZES`.
@@ -60,7 +61,14 @@ class DCGAN(nn.Module):
         self.apply(_draw_weights)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Return the images that the generator draws from noise ``[N, latent]``."""
+        """Generate one image for each noise vector; the discriminator is not used.
+
+        Args:
+            noise: Standard normal noise ``[N, latent]``.
+
+        Returns:
+            Images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
+        """
         images: Tensor = self.generator(noise)
         return images
 

@@ -1,1 +1,1 @@
-"""Image data sets, in memory or in folders."""
+"""Image data sets with class labels, in memory (such as CIFAR-10) or in folders of files (such as ImageNet)."""

@@ -16,10 +16,10 @@ from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 @dataclass(kw_only=True, eq=False)
 class Cifar(MemoryDataset):
-    """CIFAR-10 or CIFAR-100, downloaded if missing.
+    """CIFAR-10 or CIFAR-100 data set: 60,000 colour photographs of 32x32 pixels, downloaded if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels
-    and flipped horizontally.
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels and
+    flipped horizontally, unless ``augment`` is off.
 
     Attributes:
         root: Folder that contains ``cifar-10-batches-py`` or ``cifar-100-python``.
@@ -35,7 +35,14 @@ class Cifar(MemoryDataset):
     shifting = Shifting(pixels=4, flip=True)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Return 50,000 images for training and validation and 10,000 for testing."""
+        """Read 50,000 images for training and validation and 10,000 for testing, downloaded first if they are missing.
+
+        Returns:
+            Two pairs of images uint8 ``[N, 3, 32, 32]`` and labels int64 ``[N]``.
+
+        Raises:
+            DataError: The files are missing, or the download failed.
+        """
         from torchvision import datasets
 
         root = self.root.expanduser()
@@ -58,14 +65,14 @@ class Cifar(MemoryDataset):
 
 
 class Cifar10(Cifar):
-    """CIFAR-10, with the mean and standard deviation of the 50,000 training images."""
+    """CIFAR-10 data set, normalised by the mean and standard deviation of its 50,000 training images."""
 
     name, published, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class Cifar100(Cifar):
-    """CIFAR-100 with its 100 fine classes, and the mean and standard deviation of the 50,000 training images."""
+    """CIFAR-100 data set with its 100 fine classes, normalised by the statistics of its 50,000 training images."""
 
     name, published, folder = "cifar100", "CIFAR100", "cifar-100-python"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)

@@ -28,10 +28,10 @@ STD = 0.3756
 
 @dataclass(kw_only=True, eq=False)
 class Digits(MemoryDataset):
-    """Handwritten digits, split the same way in every run: 397 for testing, 1,400 for training and validation.
+    """Data set of 1,797 handwritten digits of 8x8 pixels from scikit-learn, split the same way in every run.
 
-    The split is stratified. The options and errors are those of `MemoryDataset`; training images are shifted by up to
-    one pixel.
+    There are 397 images for testing and 1,400 for training and validation, in a split stratified by class. The options
+    and errors are those of `MemoryDataset`; training images are shifted by up to one pixel if ``augment`` is set.
 
     Raises:
         DataError: scikit-learn is not installed, or its file is damaged.
@@ -44,7 +44,11 @@ class Digits(MemoryDataset):
     shifting = Shifting(pixels=1, flip=False)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Read the file and split it."""
+        """Read scikit-learn's file and return 1,400 images for training and validation and 397 for testing.
+
+        Returns:
+            Two pairs of images uint8 ``[N, 1, 8, 8]`` and labels int64 ``[N]``.
+        """
         images, targets = read_digits(digits_path())
         order = stratified_order(targets)
         pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
@@ -56,7 +60,7 @@ load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Return the path of the file in the installed scikit-learn, without importing the package.
+    """Return the path of the file of handwritten digits in the installed scikit-learn, without importing the package.
 
     Raises:
         DataError: scikit-learn is not installed or does not contain the file.
@@ -72,7 +76,10 @@ def digits_path() -> Path:
 
 
 def read_digits(path: Path) -> tuple[Tensor, Tensor]:
-    """Read rows of 64 grey values from 0 to 16 and a label.
+    """Read handwritten digits of 8x8 pixels from scikit-learn's gzipped CSV file.
+
+    Args:
+        path: Path of the file. Each row has 64 grey values from 0 to 16 and a label.
 
     Returns:
         Images uint8 ``[N, 1, 8, 8]``, in which grey value v is ``round(v * 255 / 16)``, and labels int64 ``[N]``.

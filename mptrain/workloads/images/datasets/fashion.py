@@ -29,10 +29,10 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(kw_only=True, eq=False)
 class FashionMNIST(MemoryDataset):
-    """Fashion-MNIST, downloaded if missing.
+    """Fashion-MNIST data set: 70,000 grey pictures of clothing in ten classes, 28x28 pixels; downloaded if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels
-    and flipped horizontally.
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels and
+    flipped horizontally if ``augment`` is set.
 
     Attributes:
         root: Folder that contains ``FashionMNIST/raw``, or the files themselves.
@@ -48,7 +48,14 @@ class FashionMNIST(MemoryDataset):
     shifting = Shifting(pixels=2, flip=True)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Return 60,000 images for training and validation and 10,000 for testing."""
+        """Read 60,000 images for training and validation and 10,000 for testing, downloaded first if they are missing.
+
+        Returns:
+            Two pairs of images uint8 ``[N, 1, 28, 28]`` and labels int64 ``[N]``.
+
+        Raises:
+            DataError: The files are missing or damaged, or the download failed.
+        """
         root = self.root.expanduser()
         paths = find_files(root, DEBIAN)
         if paths is None and self.download:
@@ -69,7 +76,15 @@ load_fashion_mnist = FashionMNIST
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:
-    """Return the four files, plain or gzipped, of the first folder that has all of them; None if no folder has."""
+    """Return the paths of Fashion-MNIST's four files in the first folder that has all of them, plain or gzipped.
+
+    Args:
+        root: Folder with ``FashionMNIST/raw`` or the files, which is searched first.
+        debian: Folder of Debian's package, which is searched last.
+
+    Returns:
+        Training images, training labels, test images and test labels; None if no folder has all four.
+    """
     for folder in (root / _TORCHVISION, root, debian):
         found = [path for name in _FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
         chosen = {path.name.removesuffix(".gz"): path for path in reversed(found)}
@@ -79,7 +94,7 @@ def find_files(root: Path, debian: Path) -> list[Path] | None:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Return the array in an IDX file, plain or gzipped, as uint8 with the shape in the file's header.
+    """Read an IDX file (the format of MNIST), plain or gzipped, as a uint8 tensor with the shape in the file's header.
 
     IDX is the format of *The MNIST database* (LeCun, Cortes, Burges) and its successors: two zero bytes, a type code
     (8: unsigned byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in

@@ -38,7 +38,7 @@ _DRAWS = 1 + CROP_DRAWS  # the first is for the horizontal flip
 
 @dataclass(kw_only=True, eq=False)
 class ClassFolders(ImageDataset):
-    """Images in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` if these exist.
+    """Data set of image files in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` if these exist.
 
     Images directly in ``root/train`` or ``root``, without class folders, have no classes. They can train a generative
     model but not a classifier.
@@ -47,22 +47,23 @@ class ClassFolders(ImageDataset):
         root: Folder with one folder per split, or with images.
         image_size: Side in pixels of the square network inputs; None means 224.
         channels: 3 for RGB, 1 for grey; None means 3.
-        augment: True crops and flips training images at random; ``randaugment`` and ``trivial_augment`` then also
-            apply the policy of that name.
+        augment: Augmentation of training images. True crops and flips them at random; ``randaugment`` and
+            ``trivial_augment`` then also apply the policy of that name. False takes the centre crop.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
-        val_samples: Number of images to hold out of ``root/train``; ``root/val`` is then the test split unless there
-            is a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
+        val_samples: Number of images to hold out of ``root/train``; ``root/val`` is then the test split unless there is
+            a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
         train_samples: Number of images to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
-        on_error: Handling of files that cannot be decoded or are in a folder that is not a class.
-        normalise: ``standard`` uses the statistics of photographs, ``symmetric`` the range -1 to 1.
-        decode: ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop keeps at least ``image_size``
-            pixels per side: faster, with slightly different pixels. Other formats, and small pictures, are decoded as
-            with ``full``.
+        on_error: Handling of files that cannot be decoded or are in a folder that is not a class: ``stop`` or ``skip``.
+        normalise: Normalisation of the network's input: ``standard`` by the statistics of photographs, ``symmetric`` to
+            the range -1 to 1.
+        decode: Size at which files are decoded. ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop
+            keeps at least ``image_size`` pixels per side: faster, with slightly different pixels. Other formats, and
+            small pictures, are decoded as with ``full``.
 
     Raises:
-        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
-            class although others have one.
+        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no class
+            although others have one.
         ConfigError: There are fewer samples than requested, or ``random_erasing`` is set without ``augment``.
     """
 
@@ -96,12 +97,20 @@ class ClassFolders(ImageDataset):
         self.train, self.val, self.test = self._splits["train"], self._splits.get("val"), self._splits.get("test")
 
     def card(self) -> dict[str, Any]:
-        """Return the class names, the decoding unless it is ``full``, and the preparation of the network's input."""
+        """Return the information needed to use the trained weights elsewhere, as JSON values.
+
+        The keys are ``labels`` (the class names by index), ``decode`` unless it is ``full``, and ``preparation``, the
+        conversion to the network's input.
+        """
         decode = {} if self.decode == "full" else {"decode": self.decode}
         return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Describe the data set in one line, such as ``3x224x224, 4 classes, 1 without images in val``."""
+        """Return the shape of an image and the number of classes in one line, for the terminal.
+
+        Example:
+            ``3x224x224, 4 classes, 1 without images in val``
+        """
         count = len(self.class_names)
         if not count:
             return f"{super().describe()}, no classes"
@@ -144,7 +153,9 @@ class ClassFolders(ImageDataset):
 
 @dataclass(kw_only=True, eq=False)
 class ImageFolder(ClassFolders):
-    """Image files of the user.
+    """Data set of the user's own image files, with or without class folders.
+
+    The other options and the errors are those of `ClassFolders`.
 
     Attributes:
         name: Name of the data set in records.
@@ -156,9 +167,9 @@ class ImageFolder(ClassFolders):
 
 @dataclass(kw_only=True, eq=False)
 class ImageNet(ClassFolders):
-    """ImageNet (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
+    """ImageNet data set (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
 
-    The licence does not allow an automatic download.
+    The options and the errors are those of `ClassFolders`. The licence does not allow an automatic download.
     """
 
     root: Path = Path("data/imagenet")
@@ -203,7 +214,12 @@ def _training_folder(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths of image files and the class index of each, in the order of the paths."""
+    """List of a split's image files, with the class index of each.
+
+    Attributes:
+        paths: Paths of the files.
+        targets: Class indices of the files in the same order, int64 ``[N]``.
+    """
 
     paths: tuple[str, ...]
     targets: Tensor
@@ -212,12 +228,18 @@ class Listing:
         return len(self.paths)
 
     def select(self, indices: Tensor) -> Listing:
-        """Return the files with these indices, in this order."""
+        """Return a list of the image files with these indices, in this order.
+
+        Args:
+            indices: Indices into ``paths``, int64 ``[N]``.
+        """
         return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
 
 
 def find_classes(root: Path) -> tuple[str, ...]:
-    """Return the sorted names of the folders in a folder, which are the classes; empty if there are only images.
+    """Return the class names of an image folder: the sorted names of its subfolders, without hidden ones.
+
+    The result is empty if there are only images.
 
     Raises:
         DataError: The folder cannot be read.
@@ -232,12 +254,12 @@ def find_classes(root: Path) -> tuple[str, ...]:
 
 
 def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
-    """Return all image files below the class folders of a split, or directly in its folder if there are no classes.
+    """List all image files below the class folders of a split, or directly in its folder if there are no classes.
 
     Args:
         root: Folder of the split.
         class_names: Classes of the training split; if empty, all images get the target 0.
-        faults: Records images in folders that are not classes, and images outside of class folders.
+        faults: Record to which images in folders that are not classes, and images outside of class folders, are added.
 
     Raises:
         DataError: There are no images, or an image has no class and ``faults.on_error`` is ``stop``.
@@ -264,7 +286,7 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Lis
 
 
 def loose_images(folder: Path) -> list[str]:
-    """Return the image files directly in a folder, sorted."""
+    """Return the paths of the image files directly in a folder (not in its subfolders), sorted."""
     return sorted(_images_among(str(folder), next(os.walk(folder), ("", [], []))[2]))
 
 
@@ -287,15 +309,15 @@ def _images_among(parent: str, names: list[str]) -> list[str]:
 
 @dataclass(eq=False)
 class FolderSplit(IndependentSamples):
-    """Image files, decoded on demand to squares of one size.
+    """Split of image files that are decoded on demand to squares of one size.
 
     Args:
         listing: Files and class indices.
         image_size: Side of the squares in pixels.
         channels: 3 for RGB, 1 for grey.
         varied: Augmentation after a random crop and flip; None takes the centre crop without augmentation.
-        faults: Handling of files that cannot be decoded.
-        decoding: ``draft`` decodes large JPEGs at reduced size.
+        faults: Record of files that cannot be decoded, with the setting that either stops at them or skips them.
+        decoding: Size at which files are decoded; ``draft`` decodes large JPEGs at reduced size.
     """
 
     listing: Listing
@@ -311,9 +333,13 @@ class FolderSplit(IndependentSamples):
         return len(self.listing)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the files with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Decode, crop and augment the image files with these indices and return them as one batch on the host.
 
-        A file that cannot be decoded makes the batch smaller if ``on_error`` is ``skip``.
+        A file that cannot be decoded makes the batch smaller if ``on_error`` is ``skip``. See
+        `mptrain.workloads.base.dataset.Split.fetch` for the arguments and errors.
+
+        Returns:
+            Images uint8 ``[N, channels, image_size, image_size]`` with class indices int64 ``[N]``.
         """
         count = _DRAWS + self.varied.draws if self.varied else 0
         draws = uniforms(seed, epoch, indices, count).tolist()
@@ -342,19 +368,23 @@ def decode(
     faults: Faults,
     decoding: Decoding = "full",
 ) -> Tensor:
-    """Read an image file as a square.
+    """Read an image file, crop it, and resize the crop to a square, with antialiasing.
 
     Args:
         path: Path of the file.
         image_size: Side of the square in pixels.
         channels: 3 for RGB, 1 for grey.
-        draws: Random numbers in [0, 1) for the flip and the crop; None takes the centre crop.
-        faults: Records a remark if the file had to be converted.
-        decoding: ``draft`` decodes a JPEG at the smallest size at which the crop has at least as many pixels as the
-            square.
+        draws: Random numbers in [0, 1) for the flip (one) and the crop (`CROP_DRAWS`); None takes the centre crop
+            without a flip.
+        faults: Record to which a remark is added if the file had to be converted.
+        decoding: Size at which the file is decoded. ``draft`` decodes a JPEG at the smallest size at which the crop has
+            at least as many pixels as the square.
 
     Returns:
         uint8 ``[channels, image_size, image_size]``.
+
+    Raises:
+        OSError: The file cannot be decoded; see `mptrain.workloads.images.picture_files.read_part`.
     """
     from PIL import Image
 

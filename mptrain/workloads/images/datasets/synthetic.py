@@ -22,10 +22,11 @@ _NOISE = 40.0  # standard deviation of the noise of each pixel, on the scale 0 t
 
 @dataclass(kw_only=True, eq=False)
 class Synthetic(MemoryDataset):
-    """Images and labels drawn from a seed.
+    """Data set of images and labels drawn from a seed, for speed measurements and experiments without files.
 
     The other options and the errors are those of `MemoryDataset`. Images are drawn with the requested size and
-    channels, by default 32 pixels and 3 channels. Training images are shifted by up to two pixels.
+    channels, by default 32 pixels and 3 channels. Training images are shifted by up to two pixels if ``augment`` is
+    set.
 
     Attributes:
         classes: Number of classes.
@@ -49,7 +50,11 @@ class Synthetic(MemoryDataset):
     shifting = Shifting(pixels=2, flip=False)
 
     def read(self) -> tuple[Samples, Samples]:
-        """Draw the images."""
+        """Draw the images and labels for training and validation, and those for testing.
+
+        Returns:
+            Two pairs of images uint8 ``[N, C, H, W]`` and labels int64 ``[N]``.
+        """
         if self.classes < 2:
             raise ConfigError(
                 f"dataset.classes={self.classes}: a classifier needs two or more", "set dataset.classes to 2 or more"
