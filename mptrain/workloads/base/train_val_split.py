@@ -29,8 +29,8 @@ def stratified_order(targets: Tensor) -> Tensor:
     counts = torch.bincount(labels)
     starts = counts.cumsum(0) - counts
     within = torch.arange(len(targets)) - starts[labels[by_class]]
-    comm = (within.double() + 0.5) / counts[labels[by_class]]
-    return shuffled[by_class[torch.argsort(comm, stable=True)]]
+    rank = (within.double() + 0.5) / counts[labels[by_class]]
+    return shuffled[by_class[torch.argsort(rank, stable=True)]]
 
 
 def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
