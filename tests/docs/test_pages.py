@@ -222,3 +222,13 @@ def test_the_site_builds_strictly(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "design/index.html").exists()
+
+
+@each(
+    ("page", "group"),
+    [("docs/scalers.md", "scaler"), ("docs/precision.md", "precision"), ("docs/workloads/README.md", "model")],
+)
+def test_a_page_names_every_option_of_its_group(page, group):
+    options = {path.stem for path in (location.configs() / group).glob("*.yaml")} - {"torchvision", "timm"}
+    named = set(re.findall(r"[\w.]+", PAGES[page]))
+    assert options - named == set()
