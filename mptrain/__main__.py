@@ -6,7 +6,13 @@ forget_current_folder()  # before anything else is imported
 
 import signal  # noqa: E402
 
+_HANDLER = signal.getsignal(signal.SIGINT)
+if _HANDLER is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during these imports ends the process without a traceback
+
 from mptrain.cli.main import main as run_words  # noqa: E402
+
+signal.signal(signal.SIGINT, _HANDLER)
 
 
 def main() -> int:

@@ -173,11 +173,11 @@ def _train(words: list[str]) -> int:
         from mptrain.cli.sweep import sweep
 
         return sweep(flags)
-    from mptrain.engine.interrupt import ending_at_once
+    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
     from mptrain.machine import dropping_nothing
 
     with ending_at_once():
-        with dropping_nothing():
+        with exiting_at_once(), dropping_nothing():
             config = _composed(flags)
             from mptrain.cli.train import train
         return train(config)
@@ -212,11 +212,11 @@ def _resume(words: list[str]) -> int:
     if sweep is not None:
         _refuse_torchrun("a sweep")
         return resume_sweep(sweep, flags.jobs, allowed_packages(trusted), flags.launcher)
-    from mptrain.engine.interrupt import ending_at_once
+    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
 
     with ending_at_once():
-        from mptrain.cli.train import resume
-
+        with exiting_at_once():
+            from mptrain.cli.train import resume
         return resume(run, overrides)
 
 
@@ -229,8 +229,10 @@ def _eval(words: list[str]) -> int:
     """
     rest, found = take_options(words, {}, ("--best", "--raw"))
     run, overrides = run_and_overrides("eval", rest)
-    from mptrain.cli.train import evaluate
+    from mptrain.engine.interrupt import exiting_at_once
 
+    with exiting_at_once():
+        from mptrain.cli.train import evaluate
     return evaluate(run, overrides, "best" if "--best" in found else "last", average="--raw" not in found)
 
 

@@ -2,11 +2,13 @@
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
 process at once. An ignored signal stays ignored, as under nohup. Before and after the loop listens there is no step to
-finish: there, `ending_at_once` lets the same signals end the process with the same exit code.
+finish: there, `ending_at_once` and, during imports, `exiting_at_once` let the same signals end the process with the
+same exit code.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -60,6 +62,32 @@ def ending_at_once() -> Iterator[None]:
         raise Preempted(
             f"{asked.name}, ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
         ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def exiting_at_once() -> Iterator[None]:
+    """Context manager for imports of large libraries, in which a signal ends the process without an exception.
+
+    An exception that a signal raises inside an import leaves C extensions half initialised. torch then aborts, or the
+    interruption is reported as an error of a module.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        said = "interrupted" if number == signal.SIGINT else f"error: {name}, ended at once; nothing was being trained"
+        os.write(2, f"{said}\n".encode())
+        os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -358,7 +358,7 @@ def test_output_has_no_control_characters_when_piped(terminal, jobs, recipe):
 def test_recipes_are_listed_with_claim_and_cost(terminal):
     assert terminal("list", "recipes") == 0
     assert re.search(r"^two_cliffs: Loss scales between two cliffs$", terminal.out, re.MULTILINE)
-    assert re.search(r"^  claim   Below some loss scale", terminal.out, re.MULTILINE)
+    assert re.search(r"^  claim   Below one loss scale", terminal.out, re.MULTILINE)
     assert re.search(r"^  cost    \d+ runs; about \d+ minutes on 2 CPU cores$", terminal.out, re.MULTILINE)
     assert "the GPU that it needs" in terminal.out
 
