@@ -100,9 +100,9 @@ def test_sigkill_and_resume_write_the_same_records(tmp_path, precision, kills, s
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
 def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision):
-    expected, found = kill_and_resume(tmp_path, precision, kills=20, epochs=120, seed=2)
+    expected, found = kill_and_resume(tmp_path, precision, kills=20, epochs=480, seed=2)
     assert found == expected
-    assert expected.count(b"\n") == 120 * 15
+    assert expected.count(b"\n") == 480 * 15
 
 
 @pytest.mark.process
@@ -125,9 +125,9 @@ def test_sigkill_and_resume_write_the_same_records_of_every_shape_of_training(tm
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("workload", "lines"), [("word_lstm", 15), ("transformer", 15), ("dcgan", 30)])
 def test_ten_sigkills_and_resumes_of_every_shape_of_training(tmp_path, workload, lines):
-    expected, found = kill_and_resume(tmp_path, "fp16_dynamic", 10, epochs=60, seed=3, workload=workload)
+    expected, found = kill_and_resume(tmp_path, "fp16_dynamic", 10, epochs=240, seed=3, workload=workload)
     assert found == expected
-    assert expected.count(b"\n") == 60 * lines
+    assert expected.count(b"\n") == 240 * lines
 
 
 KILLED_WHILE_SAVING = """
