@@ -153,7 +153,9 @@ def test_nan_gradients_that_fp32_has_too_are_no_matter_of_half_precision():
 
 def trained(root, words, seed):
     """The mean loss of the last of 200 steps; inf where the run gave up or diverged."""
-    lr = "optimizer.lr=0.02" if "+model.fault=exp_by_hand" in words else "optimizer.lr=0.05"  # exp overflows FP32 too at 0.05
+    lr = (
+        "optimizer.lr=0.02" if "+model.fault=exp_by_hand" in words else "optimizer.lr=0.05"
+    )  # exp overflows FP32 too at 0.05
     more = ("train.max_steps=200", "train.batch_size=32", lr, "checkpoint.every_epochs=null")
     loop = loop_of(root, *words, *more, "train.max_consecutive_overflows=40", f"seed={seed}")
     try:

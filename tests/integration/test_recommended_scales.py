@@ -45,17 +45,22 @@ def test_a_recommended_scale_skips_less_than_one_step_in_a_hundred_and_ends_as_f
         tmp_path, words, "precision=fp16_dynamic", f"seed={seed}", "diagnostics=histograms", "diagnostics.every=10"
     )
     assert len(looked_at.of(StepRecord)) >= 300
-    found = {looks: after(looks, looked_at) for looks in (1, 3, 10, 30)}
-    assert (found[1].too_few, found[1].recommended) == (True, None)
-    assert all(one.too_few or one.recommended is not None for one in found.values())
-    assert found[30].recommended is not None
-    named = sorted({one.recommended for one in found.values() if one.recommended is not None})
-    print(network, seed, {looks: one.recommended for looks, one in found.items()})
+    forecasts = {looks: after(looks, looked_at) for looks in (1, 3, 10, 30)}
+    assert (forecasts[1].too_few, forecasts[1].recommended) == (True, None)
+    assert all(one.too_few or one.recommended is not None for one in forecasts.values())
+    assert forecasts[30].recommended is not None
+    named = sorted({one.recommended for one in forecasts.values() if one.recommended is not None})
+    print(network, seed, {looks: one.recommended for looks, one in forecasts.items()})
     another = f"seed={seed + 10}"
-    reference = trained(tmp_path, words, "precision=fp32", another).of(EvalRecord)[-1].metrics[metric]
+    # FP32 itself ends anywhere in a range: plain16 at 0.85 to 0.95 here.
+    references = [
+        trained(tmp_path, words, "precision=fp32", f"seed={seed + more}").of(EvalRecord)[-1].metrics[metric]
+        for more in (10, 20, 30)
+    ]
     for exponent in {named[0], named[-1]}:
         kept = trained(tmp_path, words, "precision=fp16_static", f"scaler.scale={2**exponent}", another)
         steps = kept.of(StepRecord)
-        print(exponent, sum(one.skipped for one in steps), kept.of(EvalRecord)[-1].metrics[metric], reference)
+        found = kept.of(EvalRecord)[-1].metrics[metric]
+        print(exponent, sum(one.skipped for one in steps), found, references)
         assert sum(one.skipped for one in steps) < 0.01 * len(steps)
-        assert abs(kept.of(EvalRecord)[-1].metrics[metric] - reference) < margin
+        assert min(references) - margin < found < max(references) + margin

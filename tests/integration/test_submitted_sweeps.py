@@ -45,7 +45,7 @@ def test_what_was_killed_or_queued_again_has_the_records_of_what_was_not(tmp_pat
     assert "to run the rest: mptrain resume outputs/mine --launcher local" in printed
     jobs = json.loads((folder / "sweep.json").read_text())["jobs"]
     assert [job["status"] for job in jobs] == ["failed", "done"]
-    assert jobs[0]["reason"].endswith("said nothing")
+    assert jobs[0]["reason"].endswith("without a result")
 
     done = run_command("resume", "outputs/mine", "--launcher", "local", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
