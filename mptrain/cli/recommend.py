@@ -78,7 +78,9 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
             raise UsageError(f"recommend does not take KEY=VALUE, but got '{word}'", hint)
     if len(runs) != 1:
         what = f"recommend takes one run, but got {len(runs)}" if runs else "recommend needs a run directory"
-        raise UsageError(what, "write mptrain recommend last, or the path of a run with histograms")
+        raise UsageError(
+            what, "name a run that was trained with diagnostics=histograms, such as mptrain recommend last"
+        )
     return runs[0], found.get("--sweep", [""])[-1]
 
 

@@ -153,7 +153,10 @@ class RuleState:
 
 
 class RuleStates:
-    """Cache of the states and transitions of one loss scaling rule, for replays.
+    """Memoised transitions of one loss scaling rule, for ``mptrain replay``.
+
+    A replay applies the rule to the overflows of a recorded run. Equal states and outcomes of a step give equal next
+    states, so each transition is computed once.
 
     Args:
         scaler: The rule, run on the CPU.

@@ -246,7 +246,10 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 def find_breaks(
     parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Return the modules whose backward pass breaks proportionality to the loss: see `breaks_proportion`.
+    """Return the modules whose backward pass returns gradients that are not proportional to the loss scale.
+
+    Gradients are linear in the loss: at twice the loss scale every gradient must be twice as large. The backward pass
+    runs at two scales, and the innermost modules where this fails are returned (see `breaks_proportion`).
 
     Args:
         parts: The run, with the model in training mode.

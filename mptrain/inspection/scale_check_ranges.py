@@ -226,10 +226,12 @@ class UsableScales:
 
 
 def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequence[str] = ()) -> list[ModuleScaling]:
-    """Combine the gradient errors of each module's own parameters, in the order in which the modules are called.
+    """Return the gradient errors of modules at several loss scales, combined from those of their own parameters.
+
+    The modules are in the order in which the forward pass calls them.
 
     Args:
-        parameters: Errors of the parameters, with qualified names, all at the same scales.
+        parameters: Gradient errors of single parameters, with qualified names; all measured at the same loss scales.
         form: The half-precision format.
         order: Qualified names of modules in call order; modules that are not listed come last.
     """

@@ -260,15 +260,18 @@ class HistogramSample:
 
 
 def gradients_of(record: HistogramRecord) -> Fp16Gradients:
-    """Select those histograms of a step's gradients that FP16's range limits.
+    """Return the exponent histograms of those gradients of a step that can overflow or underflow in FP16.
 
-    In an FP16 step these are the tensors stored in FP16 and the FP32 tensors that passed through FP16: gradients of
-    FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has no value
-    below FP16's smallest number. A tensor with smaller values was always FP32, and no loss scale makes it overflow. In
-    a step without FP16 gradients, all gradients are selected.
+    These are the tensors stored in FP16, and FP32 tensors that were FP16 before: gradients of FP32 parameters under
+    autocast, copies for master weights, and sums over micro-batches. A tensor counts as FP32 throughout, and is left
+    out, if it has a value below FP16's smallest number. In a step without any FP16 gradient, all gradients are
+    returned.
 
     Args:
         record: All histograms of the step.
+
+    Returns:
+        The histograms by name of the module or parameter, and whether the step has FP16 gradients.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
@@ -279,10 +282,10 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 
 
 def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
-    """Return the largest gradient element of a step, with the module or parameter that it belongs to.
+    """Return the largest unscaled magnitude among the gradients of a step, and the module or parameter that has it.
 
-    FP32 sums over micro-batches may exceed the gradient of each micro-batch. In a step without overflow no micro-batch
-    overflowed, so in an FP16 step the value is capped at FP16's largest number before it is unscaled.
+    With FP16 gradients, the scaled magnitude is limited to 65,504. A larger one can only be an FP32 sum over
+    micro-batches: no gradient of a single micro-batch exceeded 65,504, because the step did not overflow.
 
     Args:
         gradients: Scaled gradients of a step that did not overflow.

@@ -112,15 +112,19 @@ def read_statement(text: str) -> Statement:
     text = " ".join(text.split())
     match = _STATEMENT.fullmatch(text)
     if match is None:
-        raise StatementError("it needs exactly one <, > or = between two sides")
+        raise StatementError(
+            f"'{text}' does not compare two sides with exactly one <, > or =", "write for example fp16.top1 > 0.9"
+        )
     left, right = _side(match["left"]), _side(match["right"])
     relation = cast("Relation", match["relation"])
     if not isinstance(left, Quantity):
         left, right, relation = right, left, cast("Relation", {"<": ">", ">": "<", "=": "="}[relation])
     if not isinstance(left, Quantity):
-        raise StatementError("it compares a number with a number", "use ARM.MEASURE on one side")
+        raise StatementError("both sides of the comparison are numbers", "use ARM.MEASURE on one side")
     if left == right:
-        raise StatementError("it compares a measure with itself", "name two different arms")
+        raise StatementError(
+            "both sides of the comparison are the same measure of the same arm", "name two different arms"
+        )
     amount, is_ratio = _amount(match["word"], match["amount"], relation)
     if isinstance(right, float) and math.isinf(right) and is_ratio:
         raise StatementError("a ratio to inf is not defined", "remove the x")
@@ -143,7 +147,7 @@ def in_groups(statement: Statement, names: Names) -> list[tuple[str, Statement]]
     kinds = {_kind(quantity, names) for quantity in statement.quantities} - {"arithmetic"}
     if isinstance(statement.right, float) and math.isinf(statement.right) and kinds:
         raise StatementError(
-            "runs can only be compared with finite numbers", "write ARM.failed = 0 within 0 for runs that must not fail"
+            "a measure of a run cannot be compared with inf", "if no run may fail, write ARM.failed = 0 within 0"
         )
     if kinds != {"short"}:
         if "short" in kinds:

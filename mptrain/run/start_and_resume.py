@@ -301,10 +301,10 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
 
 
 def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
-    """Return the minimum number of micro-batches per optimizer update for a run that resumes, over all ranks.
+    """Return the smallest number of micro-batches into which a resumed run may divide the batch of an update.
 
-    It is the number in the checkpoint, so that no micro-batch needs more memory at another world size. If
-    ``train.accumulate`` was changed on purpose, or there is no checkpoint, it is 1.
+    It is the number, over all ranks, at the time of the checkpoint: on fewer ranks the micro-batches then need no more
+    memory than before. It is 1 without a checkpoint, or if the user has changed ``train.accumulate`` since.
 
     Args:
         config: Configuration of the resumed run.

@@ -221,11 +221,13 @@ class SpeechDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values.
+        """Return the facts about the data set that a run records in ``data.json``, as JSON values.
 
         Returns:
-            ``labels``, the letters; ``preparation``, the parameters of the features; ``held_out_by``, the unit of
-            division; ``too_long``, the number of utterances left out for their length, by part.
+            ``labels``: letters that the network outputs, in the order of its classes.
+            ``preparation``: parameters of the spectrogram features.
+            ``held_out_by``: unit that is held out as a whole for validation and test, such as a speaker.
+            ``too_long``: number of utterances that were left out because they are too long, by split.
         """
         return {
             "labels": self.form.alphabet.labels(),

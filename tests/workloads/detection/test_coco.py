@@ -84,7 +84,7 @@ BAD_FILES = {
     "image 7 has the invalid file_name 5": content(images=[{"id": 7, "file_name": 5}]),
     "image 7 has the size null x 4 instead of two numbers": content(
         images=[{"id": 7, "file_name": "a.png", "width": None, "height": 4}], annotations=[]),
-    "it is not an object with images": "[1]",
+    "the file is not a JSON object with the lists images": "[1]",
     "none of 2 pictures has a box": content(annotations=[]),
 }  # fmt: skip
 

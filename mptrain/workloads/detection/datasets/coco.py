@@ -115,7 +115,7 @@ class Instances:
         self.path = path
         self.folder = folder
         if not isinstance(content, dict):
-            raise ValueError("it is not an object with images, annotations and categories")
+            raise ValueError("the file is not a JSON object with the lists images, annotations and categories")
         categories = _all_with(content, "categories", "category", ("id", "name"))
         self._images = _all_with(content, "images", "image", ("id", "file_name"))
         annotations = _all_with(content, "annotations", "annotation", ("image_id", "category_id", "bbox"))

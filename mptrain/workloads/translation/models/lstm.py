@@ -50,8 +50,8 @@ class LSTMTranslator(nn.Module):
     ) -> None:
         if layers < 2:
             raise ConfigError(
-                "model.layers=1: a second layer must combine both directions of the first one",
-                "set model.layers=2",
+                "model.layers=1: the encoder needs at least two layers: the second reads both directions of the first",
+                "set model.layers=2 or more",
             )
         super().__init__()
         self.source_embedding = nn.Embedding(source_vocabulary_size, width)
