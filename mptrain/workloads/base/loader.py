@@ -77,6 +77,18 @@ class Loader:
         self._planned: list[_Key] = []  # torch's loader iterates over this list in each epoch
         self._processes: DataLoader[_Fetched] | None = None
 
+    def first_batch(self) -> Loader:
+        """Return a loader of the first batch only, which it reads in this process."""
+        return Loader(
+            self.split,
+            self.batch_size,
+            self.seed,
+            shuffle=self.shuffle,
+            one_batch=True,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
     def order(self, epoch: int) -> Tensor:
         """Return the sample indices of an epoch in their order, int64 ``[N]``."""
         return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
