@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -99,7 +98,7 @@ def early_stop(task: Task, options: EarlyStopping | None, state: EarlyStoppingSt
     if options is None or state.bad < options.patience or state.metric != monitored(task, options)[0]:
         return ""
     delta = f" by more than {options.min_delta:g}" if options.min_delta else ""
-    best = "it was never finite" if math.isnan(state.best) else f"best {state.best:.4g} at epoch {state.epoch}"
+    best = "it was never finite" if state.best is None else f"best {state.best:.4g} at epoch {state.epoch}"
     span = f"{state.bad} validation{'s' if state.bad > 1 else ''}"
     return f"{state.metric} did not improve{delta} for {span}; {best}"
 

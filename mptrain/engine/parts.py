@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -193,13 +192,13 @@ class EarlyStoppingState:
 
     Attributes:
         metric: Name of the monitored metric; empty before the first validation.
-        best: Best metric so far; NaN before the first finite one.
+        best: Best metric so far; None before the first finite one.
         epoch: Number of completed epochs at the best metric.
         bad: Number of consecutive validations without improvement.
     """
 
     metric: str = ""
-    best: float = math.nan
+    best: float | None = None
     epoch: int = 0
     bad: int = 0
 
@@ -207,7 +206,8 @@ class EarlyStoppingState:
     def from_state(cls, saved: Mapping[str, Any]) -> EarlyStoppingState:
         """Return the state in the saved fields of a `Progress`; a new one if an older mptrain has saved them."""
         found = saved.get("early_stopping", {})
-        return cls(**{name: found[name] for name in asdict(cls()) if name in found})
+        best = found.get("best") if isinstance(found.get("best"), float) else None
+        return cls(**{name: found[name] for name in ("metric", "epoch", "bad") if name in found}, best=best)
 
 
 @dataclass

@@ -15,18 +15,18 @@ from mptrain.schedule.rate_table import rate_table
 from mptrain.schedule.shapes import warmup_factor
 
 
-def improves(value: float, best: float, threshold: float, mode: Literal["rel", "abs"], *, higher: bool) -> bool:
+def improves(value: float, best: float | None, threshold: float, mode: Literal["rel", "abs"], *, higher: bool) -> bool:
     """Return whether a metric is better than the best one so far by more than a threshold, as in ``ReduceLROnPlateau``.
 
     Args:
         value: Metric of this validation; NaN is never better.
-        best: Best metric so far; NaN before the first validation.
+        best: Best metric so far; None before the first finite one.
         threshold: Change that is not yet an improvement.
         mode: ``rel`` takes the threshold as a fraction of the best metric, ``abs`` in units of the metric.
         higher: Whether a higher metric is better.
     """
     sign = 1.0 if higher else -1.0
-    best = -sign * math.inf if math.isnan(best) else best
+    best = -sign * math.inf if best is None else best
     limit = best * (1 + sign * threshold) if mode == "rel" else best + sign * threshold
     return value > limit if higher else value < limit
 
@@ -37,14 +37,14 @@ class PlateauState:
 
     Attributes:
         metric: Name of the metric; empty before the first validation.
-        best: Best metric so far; NaN before the first validation.
+        best: Best metric so far; None before the first finite one.
         bad: Number of consecutive validations without improvement.
         cooldown: Number of validations in which ``bad`` still stays 0.
         factor: Learning rate as a fraction of the base rate, apart from the warm-up.
     """
 
     metric: str = ""
-    best: float = math.nan
+    best: float | None = None
     bad: int = 0
     cooldown: int = 0
     factor: float = 1.0
@@ -163,9 +163,9 @@ class RateReduction:
         Raises:
             CheckpointError: A value is missing or has another type.
         """
-        own = asdict(PlateauState())
-        fine = all(isinstance(saved.get(name), type(value)) for name, value in own.items())
+        kinds = {"metric": str, "best": float | None, "bad": int, "cooldown": int, "factor": float}
+        fine = all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
         if saved and not (fine and 0 <= saved["factor"] <= 1):
             raise CheckpointError("the checkpoint's state of schedule=plateau is damaged", "restore it from a copy")
-        self.state = PlateauState(**{name: saved[name] for name in own}) if saved else PlateauState()
+        self.state = PlateauState(**{name: saved[name] for name in kinds}) if saved else PlateauState()
         self._fill()
