@@ -201,8 +201,6 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
 
 
 def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:
-    if summary.get("stopped_early"):
-        return False
     return summary.get("max_minutes") is not None and summary.get("steps", 0) < summary.get("planned_steps", 0)
 
 

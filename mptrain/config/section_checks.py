@@ -67,11 +67,11 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
             hint = HEADER.format(group=name) if key == name else hint
             problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
             continue
-        inner = section_of(hints[key])
-        if inner is not None and value is not None:
-            values[key] = check_section(f"{prefix}{key}", value, inner, problems)
-        else:
-            values[key] = check_field(f"{prefix}{key}", value, hints[key], problems)
+        place, inner = f"{prefix}{key}", None if value is None else section_of(hints[key])
+        found = (
+            check_section(place, value, inner, problems) if inner else check_field(place, value, hints[key], problems)
+        )
+        values[key] = found
     for field in fields_of(schema):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and field.name not in node:

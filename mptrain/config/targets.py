@@ -319,13 +319,10 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     if not hasattr(module, name):
         words = [word for word in dir(module) if not word.startswith("_") and callable(getattr(module, word))]
         group = next((group for group, packages in NAMED.items() if module_name in packages), "")
+        what = f"_target_ '{path}': {module_name} was imported, but it has no '{name}'"
+        what = f"{group}.name={name}: {module_name} has no such class" if group else what
         guesses = [f"{group}.name={guess}" if group else f"{module_name}.{guess}" for guess in near_names(name, words)]
-        raise ConfigError(
-            f"{group}.name={name}: {module_name} has no such class"
-            if group
-            else f"_target_ '{path}': {module_name} was imported, but it has no '{name}'",
-            f"did you mean {either(guesses)}?" if guesses else "",
-        )
+        raise ConfigError(what, f"did you mean {either(guesses)}?" if guesses else "")
     target = getattr(module, name)
     if not (inspect.isclass(target) or inspect.isfunction(target)):
         raise ConfigError(f"_target_ '{path}' is a {type(target).__name__}, not a class or function")

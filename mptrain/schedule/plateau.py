@@ -96,9 +96,7 @@ class Plateau:
         """
         better = improves(value, state.best, self.threshold, self.threshold_mode, higher=higher)
         best, bad = (value, 0) if better else (state.best, state.bad + 1)
-        cooldown = state.cooldown
-        if cooldown:
-            cooldown, bad = cooldown - 1, 0
+        cooldown, bad = (state.cooldown - 1, 0) if state.cooldown else (0, bad)
         if bad <= self.patience:
             return replace(state, best=best, bad=bad, cooldown=cooldown)
         factor = min(state.factor, max(state.factor * self.factor, self.min_factor))
@@ -147,8 +145,8 @@ class RateReduction:
 
     def _fill(self) -> None:
         """Write the table from the base rate, so that a resumed run has the same bits; past entries are never read."""
-        planned = len(self._rates) - 1
-        self._rates.copy_(rate_table(self.rule, self.lr * self.state.factor, planned, self._rates.device))
+        table, lr = self._rates, self.lr * self.state.factor
+        table.copy_(rate_table(self.rule, lr, len(table) - 1, table.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values by name, for a checkpoint."""

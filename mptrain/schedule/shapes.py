@@ -221,11 +221,10 @@ class Exponential:
 
         After the warm-up it is ``final ** progress``, or ``gamma`` to the power of the updates since.
         """
-        if self.gamma is None:
-            decay = math.pow(self.final, progress(update, planned, self.warmup))
-        else:
-            decay = math.pow(self.gamma, max(0, update - self.warmup))
-        return warmup_factor(update, self.warmup) * decay
+        decay, times = self.final, progress(update, planned, self.warmup)
+        if self.gamma is not None:
+            decay, times = self.gamma, max(0, update - self.warmup)
+        return warmup_factor(update, self.warmup) * math.pow(decay, times)
 
 
 @dataclass(frozen=True)

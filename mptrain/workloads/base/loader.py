@@ -6,6 +6,7 @@ The loader must not draw from, or seed, the process's random number generators.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -79,15 +80,9 @@ class Loader:
 
     def first_batch(self) -> Loader:
         """Return a loader of the first batch only, which it reads in this process."""
-        return Loader(
-            self.split,
-            self.batch_size,
-            self.seed,
-            shuffle=self.shuffle,
-            one_batch=True,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+        first = copy.copy(self)
+        first.one_batch, first.steps_per_epoch, first.workers = True, 1, 0
+        return first
 
     def order(self, epoch: int) -> Tensor:
         """Return the sample indices of an epoch in their order, int64 ``[N]``."""
