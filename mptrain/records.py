@@ -208,7 +208,7 @@ class EventRecord:
 
     Attributes:
         kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (a disk operation failed), ``stalled``, ``signal``,
-            ``warning``, ``failure``, ``data`` ...
+            ``warning``, ``failure``, ``data``, ``rate_reduced``, ``stopped_early`` ...
         step: Training steps completed at the event.
         fields: Details by name, JSON values only.
     """

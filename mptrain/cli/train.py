@@ -175,7 +175,9 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         rows.append((split, formatting.metrics(metrics)))
     if summary.get("best_val") is not None:
         rows.append(("best", f"{summary['best_val']:.4f} on val"))
-    if _ran_out_of_time(summary):
+    if early := summary.get("stopped_early"):
+        rows.append(("stopped", f"early: {early}"))
+    elif _ran_out_of_time(summary):
         minutes = f"train.max_minutes={summary['max_minutes']:g}"
         rows.append(("stopped", f"{minutes} reached after {steps:,} of {planned:,} steps"))
     learners = summary.get("learners") or {}
@@ -203,7 +205,9 @@ def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:
 
 
 def _longer(summary: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that double the limits that ended the run."""
+    """Return the overrides that double the limits that ended the run, or disable early stopping."""
+    if summary.get("stopped_early"):
+        return ["train.early_stopping=null"]
     words = []
     if _ran_out_of_time(summary):
         words.append(f"train.max_minutes={2 * (summary['max_minutes'] or 1):g}")

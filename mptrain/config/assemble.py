@@ -23,16 +23,17 @@ from mptrain.config.section_checks import (
     check_section,
     check_train,
     fields_of,
+    keys_of,
     read_learners,
     warnings_about,
 )
-from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
+from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters, target_path
 from mptrain.config.value_checks import UNRESOLVED, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
-_FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for field in fields_of(schema))
+_FIELDS = tuple(key for name, schema in SECTIONS.items() for key in keys_of(name, schema))
 
 
 def assemble(
@@ -232,8 +233,9 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
                 hint = HEADER.format(group=group)
             problems.append(Problem(f"{group} has no _target_", hint))
             continue
+        path = target_path(group, node)
         arguments = {key: value for key, value in node.items() if key != "_target_"}
-        targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow))
+        targets[group] = Target(path, arguments, (*PACKAGES[group], *allow))
     return targets
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from mptrain.config.build_schedule import build_schedule, schedule_notes
 from mptrain.config.build_workload import build_dataset, build_task, require_facts, require_known_learners
 from mptrain.config.parallelism import (
     apply_parallel_strategy,
@@ -28,6 +29,7 @@ from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
+from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner, Plan
@@ -52,6 +54,7 @@ from mptrain.precision.upcast import products, uses_upcast
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.schedule.plateau import Plateau, RateReduction
 from mptrain.schedule.rate_table import rate_table
 from mptrain.torch_private import BatchNorm
 from mptrain.workloads.base.dataset import Dataset
@@ -135,7 +138,7 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.describe()),
+        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives())),
         warnings=warnings,
         comm=comm,
         blank=blank,
@@ -143,6 +146,7 @@ def build(
     )
     _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)
+    require_monitored(parts, config.train)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
 
@@ -282,12 +286,24 @@ def _build_learners(
             initial=initial,
         )
         device, decay = next(iter(trained.values())).device, config.train.ema_decay
-        rates = rate_table(choices.schedule.build(), rule.lr, config.train.planned(steps_per_epoch), device)
+        schedule, planned = build_schedule(choices.schedule), config.train.planned(steps_per_epoch)
+        rates = rate_table(schedule, rule.lr, planned, device, steps_per_epoch)
+        reduction = RateReduction(schedule, rule.lr, rates) if isinstance(schedule, Plateau) else None
         average = WeightAverage(weights, decay) if decay is not None else None
         others = [p for name, p in model.named_parameters() if p.requires_grad and name not in trained]
         scale = choices.scaler.build()
         learners.append(
-            Learner(objective, weights, scale, rates, device, average=average, others=others, strategy=strategy)
+            Learner(
+                objective,
+                weights,
+                scale,
+                rates,
+                device,
+                average=average,
+                others=others,
+                strategy=strategy,
+                reduction=reduction,
+            )
         )
     return tuple(learners)
 

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
-from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
+from mptrain.config.targets import FACTS, NAMED, PACKAGES, is_allowed, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
@@ -227,10 +227,14 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
             return Problem(f"'{text}': {key} already exists", f"write {key}={show(override.value())}")
         return None
-    if override.is_add() or override.is_force_add():
-        parent = key.rpartition(".")[0]
-        if open_ended and isinstance(lookup(tree, parent), dict):
-            return None
+    if open_ended and "." not in rest and is_allowed(str(tree[section].get("_target_")), NAMED.get(section, ())):
+        return None  # an argument of the class, whose names `Target.check` knows
+    parent = key.rpartition(".")[0]
+    inside = [name for name in known if name.rpartition(".")[0] == parent]
+    if not isinstance(lookup(tree, parent), dict) and (guess := did_you_mean(key, inside)):
+        return Problem(f"unknown key '{key}'", f"did you mean {guess}={show(override.value())}?")
+    if (override.is_add() or override.is_force_add()) and open_ended and isinstance(lookup(tree, parent), dict):
+        return None
     return unknown_key(key, override.value(), tree, catalogue)
 
 

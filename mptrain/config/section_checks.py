@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
-from mptrain.config.targets import Target
+from mptrain.config.targets import Target, target_path
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
@@ -67,7 +67,11 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
             hint = HEADER.format(group=name) if key == name else hint
             problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
             continue
-        values[key] = check_field(f"{prefix}{key}", value, hints[key], problems)
+        place, inner = f"{prefix}{key}", None if value is None else section_of(hints[key])
+        found = (
+            check_section(place, value, inner, problems) if inner else check_field(place, value, hints[key], problems)
+        )
+        values[key] = found
     for field in fields_of(schema):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and field.name not in node:
@@ -79,6 +83,12 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     except ConfigError as error:
         problems.extend(error.problems)
     return None
+
+
+def section_of(annotation: Any) -> type | None:
+    """Return the dataclass of a field that is a section itself, such as ``EarlyStopping | None``; None for others."""
+    kinds = [kind for kind in typing.get_args(annotation) if isinstance(kind, type)]
+    return next(filter(dataclasses.is_dataclass, kinds), None)
 
 
 def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
@@ -171,8 +181,9 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
     if not isinstance(own, Mapping):
         problems.append(Problem(f"{place}={show(own)}: must be a mapping of the keys that differ", _HINT))
         return shared
-    arguments = {str(key): value for key, value in own.items() if key != "_target_"}
-    path = own.get("_target_", shared.path)
+    named = {"_target_": shared.path, **own}
+    path = target_path(place.rpartition(".")[2], named)
+    arguments = {str(key): value for key, value in named.items() if key != "_target_"}
     if path == shared.path:
         arguments = {**shared.arguments, **arguments}
     try:
@@ -191,3 +202,17 @@ def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
 def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
     """Return the fields of a dataclass, in order (`dataclasses.fields`)."""
     return dataclasses.fields(schema)
+
+
+def keys_of(name: str, schema: type) -> Iterator[str]:
+    """Yield the dotted keys of a section of the configuration, and those of sections inside it.
+
+    Args:
+        name: Key of the section.
+        schema: Its dataclass.
+    """
+    hints = typing.get_type_hints(schema, include_extras=True)
+    for field in fields_of(schema):
+        yield f"{name}.{field.name}"
+        if (inner := section_of(hints[field.name])) is not None:
+            yield from keys_of(f"{name}.{field.name}", inner)

@@ -16,6 +16,7 @@ from mptrain.engine.failure_diagnosis import require_success
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.memory import forget_peak
+from mptrain.engine.monitor import Monitor
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.step_runner import StepRunner, capture_on
@@ -60,7 +61,8 @@ class Loop:
         self.interrupts = SignalListener()
         self.telemetry = Telemetry(parts, options, storage, self.progress, self.planned, displays)
         self.checkpointing = Checkpointing(parts, options, storage, self.progress, self.telemetry)
-        self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry)
+        self._monitor = Monitor(parts, options.train, self.progress, self.telemetry)
+        self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry, self._monitor)
         self._termination = Termination(
             parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing
         )
@@ -88,7 +90,7 @@ class Loop:
 
     @property
     def _finished(self) -> bool:
-        return self.progress.step >= self.planned or self._batch_sync.late
+        return self.progress.step >= self.planned or self._batch_sync.late or self._monitor.stopped
 
     def _time_is_over(self) -> bool:
         minutes = self.options.train.max_minutes

@@ -9,6 +9,24 @@ from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveF
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """Options that end training when a validation metric no longer improves (``train.early_stopping``).
+
+    Attributes:
+        patience: Number of consecutive validations without improvement that end training.
+        min_delta: Change of the metric that is not yet an improvement.
+        metric: Name of the validation metric. None means the metric of the task, or else the validation loss.
+        mode: ``max`` if a higher metric is better, ``min`` if a lower one is. None means the direction of the task's
+            metric, and lower for a loss.
+    """
+
+    patience: PositiveInt = 5
+    min_delta: NonNegativeFloat = 0.0
+    metric: str | None = None
+    mode: Literal["min", "max"] | None = None
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Options of the length of training and of one update (configuration section ``train``).
 
@@ -21,6 +39,7 @@ class TrainOptions:
         channels_last: Whether to use the channels-last memory format for images and convolution kernels.
         max_consecutive_overflows: Number of consecutive steps with non-finite gradients that ends a run.
         max_minutes: Maximum minutes of training steps, over all attempts of the run. None means no limit.
+        early_stopping: End of training when a validation metric no longer improves. None disables it.
         ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place (see
             `mptrain.optimizer.average`). None keeps no average.
         one_batch: Whether to train on the first batch only; it makes up each epoch.
@@ -37,6 +56,7 @@ class TrainOptions:
     channels_last: bool = True
     max_consecutive_overflows: PositiveInt = 100
     max_minutes: PositiveFloat | None = None
+    early_stopping: EarlyStopping | None = None
     ema_decay: BelowOne | None = None
     one_batch: bool = False
     compile: bool = False

@@ -186,6 +186,30 @@ class LearnerTotals:
     scale_path: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class EarlyStoppingState:
+    """State of early stopping after a validation.
+
+    Attributes:
+        metric: Name of the monitored metric; empty before the first validation.
+        best: Best metric so far; None before the first finite one.
+        epoch: Number of completed epochs at the best metric.
+        bad: Number of consecutive validations without improvement.
+    """
+
+    metric: str = ""
+    best: float | None = None
+    epoch: int = 0
+    bad: int = 0
+
+    @classmethod
+    def from_state(cls, saved: Mapping[str, Any]) -> EarlyStoppingState:
+        """Return the state in the saved fields of a `Progress`; a new one if an older mptrain has saved them."""
+        found = saved.get("early_stopping", {})
+        best = found.get("best") if isinstance(found.get("best"), float) else None
+        return cls(**{name: found[name] for name in ("metric", "epoch", "bad") if name in found}, best=best)
+
+
 @dataclass
 class Progress:
     """Progress of a run: its position, last metrics and totals. It is saved with every checkpoint.
@@ -201,6 +225,7 @@ class Progress:
         last: Metrics of the last evaluation, by split.
         intervals: 95 % confidence intervals of the last evaluation, by split and metric, if requested.
         evaluated_at: Number of attempted steps at the last validation; -1 before the first.
+        early_stopping: State of early stopping; unchanged if it is disabled.
         epoch_seconds: Wall time in training steps of the current epoch, over all attempts.
         epoch_terms: Number of loss terms of the current epoch.
         seconds: Wall time in training steps, over all attempts.
@@ -221,6 +246,7 @@ class Progress:
     last: dict[str, dict[str, float]] = field(default_factory=dict)
     intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     evaluated_at: int = -1
+    early_stopping: EarlyStoppingState = EarlyStoppingState()
     epoch_seconds: float = 0.0
     epoch_terms: int = 0
     seconds: float = 0.0
@@ -260,4 +286,5 @@ class Progress:
             saved: Result of `state_dict`.
         """
         learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
-        return cls(**{**saved, "learners": learners})
+        early_stopping = EarlyStoppingState.from_state(saved)
+        return cls(**{**saved, "learners": learners, "early_stopping": early_stopping})

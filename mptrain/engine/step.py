@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mptrain.precision.upcast import Products
     from mptrain.probe.probe import Watch
     from mptrain.scaler.base import Scaler, ScalerState
+    from mptrain.schedule.plateau import RateReduction
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective
 
@@ -90,6 +91,7 @@ class Learner:
         average: Exponential moving average of the weights, or None.
         others: Parameters that the learner does not train but its loss may depend on.
         strategy: Parallel strategy that computes its gradients; None on one rank.
+        reduction: Reduction of the learning rates after validations, which changes ``rates`` in place; None for none.
 
     Attributes:
         objective: As given.
@@ -100,6 +102,7 @@ class Learner:
         updates: Number of applied updates, int64, shape (1,).
         average: As given.
         strategy: Parallel strategy that computes its gradients.
+        reduction: As given.
         scales: Whether the loss may be multiplied by a scale other than 1.
     """
 
@@ -114,6 +117,7 @@ class Learner:
         average: WeightAverage | None = None,
         others: Sequence[nn.Parameter] = (),
         strategy: ParallelStrategy | None = None,
+        reduction: RateReduction | None = None,
     ) -> None:
         self.objective = objective
         self.weights = weights
@@ -123,6 +127,7 @@ class Learner:
         self.updates = torch.zeros(1, dtype=torch.int64, device=device)
         self.average = average
         self.strategy: ParallelStrategy = strategy or SingleProcessStrategy()
+        self.reduction = reduction
         self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=measure_of(scaler))
@@ -234,18 +239,19 @@ class Learner:
         """Return the learner's state for a checkpoint, without the weights themselves.
 
         Returns:
-            ``optimizer``, ``scaler`` (device tensors by name), ``updates`` (int64, shape (1,)) and ``average``
-            (averaged weights by name; empty without an average).
+            ``optimizer``, ``scaler`` (device tensors by name), ``updates`` (int64, shape (1,)), ``average`` (averaged
+            weights by name; empty without an average) and ``reduction`` (plain values by name; empty without one).
         """
         return {
             "optimizer": self.weights.updater.state_dict(),
             "scaler": dict(self.scale_state),
             "updates": self.updates,
             "average": self.average.values() if self.average else {},
+            "reduction": self.reduction.state_dict() if self.reduction else {},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore optimizer, scaler and update count from a checkpoint; averages are loaded with the weights.
+        """Restore optimizer, scaler, update count and rates from a checkpoint; averages are loaded with the weights.
 
         Args:
             saved: Result of `state_dict`.
@@ -259,6 +265,8 @@ class Learner:
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
         notes += changed
         self.updates = saved["updates"].to(device)
+        if self.reduction is not None:
+            self.reduction.load_state_dict(saved.get("reduction", {}))
         if self.average is not None and not saved["average"]:
             notes.append("the checkpoint has no average of the weights: the average starts from the saved weights")
         return notes

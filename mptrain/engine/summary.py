@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.engine.memory import memory_peak
+from mptrain.engine.monitor import early_stop
 from mptrain.precision.support import supports
 from mptrain.precision.upcast import uses_upcast
 
@@ -35,6 +36,8 @@ def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: 
         leave out the warm-up of each attempt (the part of a run between its start, or a resume, and the next end).
     """
     record = "test" if "test" in progress.last else "val"
+    planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
+    early = early_stop(parts.task, options.train.early_stopping, progress.early_stopping)
     return {
         "metric_name": parts.task.metric,
         "higher_is_better": parts.task.higher_is_better if parts.task.metric else None,
@@ -46,11 +49,12 @@ def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: 
         "test": progress.last.get("test"),
         "steps": progress.step,
         "learners": {log.name: _of_learner(log, progress) for log in learner_logs},
-        "planned_steps": options.train.planned(parts.loaders["train"].steps_per_epoch),
+        "planned_steps": planned,
         "epochs": progress.epoch,
         "planned_epochs": options.train.epochs,
         "max_steps": options.train.max_steps,
         "max_minutes": options.train.max_minutes,
+        "stopped_early": early if early and progress.step < planned else None,
         "samples": progress.samples,
         "term": parts.task.term,
         "terms": progress.terms,

@@ -12,6 +12,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.records import EpochRecord
 
 if TYPE_CHECKING:
+    from mptrain.engine.monitor import Monitor
     from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.telemetry import Telemetry
 
@@ -24,10 +25,11 @@ class Validation:
         samples: Folder for the pictures, texts and sounds that the task shows.
         progress: Progress of the run; metrics are stored in place.
         telemetry: Receiver of records.
+        monitor: Observer of the metrics on validation data.
     """
 
-    def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry) -> None:
-        self._parts, self._samples = parts, samples
+    def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry, monitor: Monitor) -> None:
+        self._parts, self._samples, self._monitor = parts, samples, monitor
         self._progress, self._telemetry = progress, telemetry
 
     def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
@@ -65,6 +67,8 @@ class Validation:
                 )
             )
         progress.evaluated_at = progress.step
+        if "val" in self._parts.loaders:
+            self._monitor.after_validation(completed)
         return True
 
     def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:

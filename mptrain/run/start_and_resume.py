@@ -20,7 +20,8 @@ from mptrain.config.schema import Config
 from mptrain.config.trust import allow_argument, is_allow_override
 from mptrain.config.value_checks import show
 from mptrain.engine.loop import Loop
-from mptrain.engine.parts import Options, Parts
+from mptrain.engine.monitor import early_stop
+from mptrain.engine.parts import EarlyStoppingState, Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage
 from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.errors import (
@@ -353,6 +354,12 @@ def _require_work(
             f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
             "set a larger train.max_steps or train.epochs",
         )
+    state = EarlyStoppingState.from_state(loaded.state["progress"])
+    if done and (why := early_stop(parts.task, options.train.early_stopping, state)):
+        raise ConfigError(
+            f"{directory.root} stopped early: {why}; there is nothing left to do",
+            f"set train.early_stopping=null, or train.early_stopping.patience={2 * state.bad}",
+        )
     if done and minutes is not None and trained >= minutes:
         raise ConfigError(
             f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
@@ -429,7 +436,8 @@ def _attempt(
         loop.require_success()
         displays.take(EventRecord("summary", loop.progress.step, summary))
         _close(writer, sinks)
-        directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
+        reason = f"stopped early: {summary['stopped_early']}" if summary["stopped_early"] else ""
+        directory.write_state(state.end("done", reason, EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)
     except BaseException as error:
         for sink in (*sinks, writer):

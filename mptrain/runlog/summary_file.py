@@ -39,7 +39,7 @@ _MEASURED = ("terms_per_second", "steady_terms_per_second", "train_seconds", "da
 
 #: Expected kinds of the fields that reports and comparisons read. Other fields are not checked.
 _KINDS: dict[str, Kind] = {
-    "metric_name": optional(is_text),
+    **dict.fromkeys(("metric_name", "stopped_early"), optional(is_text)),
     "higher_is_better": optional(is_flag),
     **dict.fromkeys(("metric", "best_val", *_MEASURED), optional(is_number)),
     **dict.fromkeys(("metric_split", "term"), is_text),

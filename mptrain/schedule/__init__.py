@@ -1,6 +1,35 @@
 """Learning rate schedules, as functions of the number of optimizer updates that were applied."""
 
+from mptrain.schedule.plateau import Plateau
 from mptrain.schedule.rate_table import rate_table
-from mptrain.schedule.shapes import Constant, Cosine, InverseSqrt, Linear, Schedule, Step
+from mptrain.schedule.shapes import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    InverseSqrt,
+    Linear,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Step,
+    TabulatedSchedule,
+    WarmupStableDecay,
+)
 
-__all__ = ["Constant", "Cosine", "InverseSqrt", "Linear", "Schedule", "Step", "rate_table"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "CosineRestarts",
+    "Exponential",
+    "InverseSqrt",
+    "Linear",
+    "OneCycle",
+    "Plateau",
+    "Polynomial",
+    "Schedule",
+    "Step",
+    "TabulatedSchedule",
+    "WarmupStableDecay",
+    "rate_table",
+]

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mptrain.schedule.shapes import TabulatedSchedule
+
 if TYPE_CHECKING:
     from mptrain.schedule.shapes import Schedule
 
 
-def rate_table(schedule: Schedule, lr: float, planned: int, device: torch.device) -> Tensor:
+def rate_table(
+    schedule: Schedule | TabulatedSchedule, lr: float, planned: int, device: torch.device, steps_per_epoch: int = 1
+) -> Tensor:
     """Return the learning rate of every planned update of a run, as a device tensor.
 
     Args:
@@ -19,10 +23,14 @@ def rate_table(schedule: Schedule, lr: float, planned: int, device: torch.device
         lr: Base learning rate, which the schedule's factors multiply.
         planned: Number of planned updates.
         device: Device of the result.
+        steps_per_epoch: Number of updates in one epoch, for a schedule that advances by epochs.
 
     Returns:
         float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry is for a
         caller that reads the rate once more after the last update.
     """
-    rates = [lr * schedule.factor(update, planned) for update in range(planned + 1)]
+    if isinstance(schedule, TabulatedSchedule):
+        rates = schedule.rates(lr, planned, steps_per_epoch)
+    else:
+        rates = [lr * schedule.factor(update, planned) for update in range(planned + 1)]
     return torch.tensor(rates, dtype=torch.float32, device=device)

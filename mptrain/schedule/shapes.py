@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from mptrain.fields import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.fields import AtLeastOne, Fraction, NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """Interface of a learning rate schedule."""
 
@@ -21,6 +22,23 @@ class Schedule(Protocol):
         Args:
             update: Number of the update, from 0.
             planned: Number of planned updates of the run.
+        """
+
+
+@runtime_checkable
+class TabulatedSchedule(Protocol):
+    """Interface of a learning rate schedule that returns all rates of a run at once, not factors of the base rate."""
+
+    def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
+        """Return the learning rate of every update of a run, and one more rate after the last.
+
+        Args:
+            lr: Base learning rate.
+            planned: Number of planned updates of the run.
+            steps_per_epoch: Number of updates in one epoch.
+
+        Returns:
+            ``planned + 1`` rates. Entry u is the rate of the update after u applied ones.
         """
 
 
@@ -157,3 +175,148 @@ class InverseSqrt:
         It rises linearly to 1 at update ``warmup - 1`` and then falls as ``sqrt(warmup / (update + 1))``.
         """
         return min(warmup_factor(update, self.warmup), math.sqrt(self.warmup / (update + 1)))
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Schedule with polynomial decay of the learning rate (``torch.optim.lr_scheduler.PolynomialLR``).
+
+    Chen et al. 2017 (DeepLab) use the power 0.9.
+
+    Attributes:
+        power: Exponent of the share of updates that remain; 1 is a linear decay.
+        final: Learning rate after the last planned update, as a fraction of the base rate.
+        warmup: Number of updates with linear warm-up of the learning rate.
+    """
+
+    power: PositiveFloat = 0.9
+    final: Fraction = 0.0
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
+
+        After the warm-up it falls from 1 to ``final`` as ``(1 - progress) ** power``.
+        """
+        left = math.pow(1 - progress(update, planned, self.warmup), self.power)
+        return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * left)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Schedule that multiplies the learning rate by the same factor after every update (``ExponentialLR`` of torch).
+
+    Attributes:
+        final: Learning rate after the last planned update, as a fraction of the base rate. Not used with ``gamma``.
+        gamma: Factor of the learning rate for each update. None computes it from ``final``.
+        warmup: Number of updates with linear warm-up of the learning rate.
+    """
+
+    final: PositiveFraction = 0.01
+    gamma: PositiveFraction | None = None
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
+
+        After the warm-up it is ``final ** progress``, or ``gamma`` to the power of the updates since.
+        """
+        decay, times = self.final, progress(update, planned, self.warmup)
+        if self.gamma is not None:
+            decay, times = self.gamma, max(0, update - self.warmup)
+        return warmup_factor(update, self.warmup) * math.pow(decay, times)
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay:
+    """Schedule with warm-up, a constant learning rate, and a decay at the end of the run (Hu et al. 2024, MiniCPM).
+
+    Hägele et al. 2024 compare shapes of the decay; ``sqrt`` is their "1-sqrt".
+
+    Attributes:
+        warmup: Number of updates with linear warm-up of the learning rate.
+        decay: Length of the decay, as a fraction of the planned updates.
+        shape: Shape of the decay over its progress p: ``linear`` (1 - p), ``cosine`` (half a wave) or ``sqrt``
+            (1 - sqrt(p)).
+        final: Learning rate after the last planned update, as a fraction of the base rate.
+    """
+
+    warmup: NonNegativeInt = 100
+    decay: Fraction = 0.2
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    final: Fraction = 0.0
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
+
+        It rises to 1 in the warm-up, stays there, and falls to ``final``, reached after the last planned update.
+        """
+        done = progress(update, planned, planned - round(self.decay * planned))
+        left = {"linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "sqrt": 1 - math.sqrt(done)}
+        return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * left[self.shape])
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Schedule of the one-cycle policy (Smith and Topin 2018), with the rates of ``OneCycleLR`` of torch in two phases.
+
+    The base learning rate is the peak, ``max_lr`` of torch. The momentum stays constant.
+
+    Attributes:
+        pct_start: Length of the rise, as a fraction of the planned updates.
+        div_factor: Peak divided by the first rate.
+        final_div_factor: First rate divided by the last one.
+        anneal_strategy: Shape of rise and fall: ``cos`` (half a wave) or ``linear``.
+    """
+
+    pct_start: Fraction = 0.3
+    div_factor: AtLeastOne = 25.0
+    final_div_factor: AtLeastOne = 1e4
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
+
+        It rises from ``1 / div_factor`` to 1 and then falls to ``1 / (div_factor * final_div_factor)``, which the last
+        planned update has.
+        """
+        peak, last, first = self.pct_start * planned - 1, planned - 1, 1 / self.div_factor
+        if update < peak:
+            start, end, done = first, 1.0, update / peak
+        else:
+            start, end = 1.0, first / self.final_div_factor
+            done = min(1.0, (update - peak) / (last - peak)) if last > peak else 0.0
+        if self.anneal_strategy == "cos":
+            done = 0.5 * (1 - math.cos(math.pi * done))
+        return start + (end - start) * done
+
+
+@dataclass(frozen=True)
+class CosineRestarts:
+    """Schedule with cosine decay of the learning rate and warm restarts (SGDR, Loshchilov and Hutter 2017).
+
+    Attributes:
+        period: Length of the first decay, as a fraction of the planned updates.
+        multiplier: Factor of the length of each decay after the first.
+        final: Learning rate at the end of each decay, as a fraction of the base rate.
+        warmup: Number of updates with linear warm-up of the learning rate, before the first decay.
+    """
+
+    period: PositiveFraction = 0.25
+    multiplier: PositiveInt = 1
+    final: Fraction = 0.0
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
+
+        After the warm-up it falls from 1 to ``final`` in each period, and the next period starts at 1 again.
+        """
+        length, since = max(1, round(self.period * planned)), max(0, update - self.warmup)
+        if self.multiplier == 1:
+            since %= length
+        while since >= length:
+            since -= length
+            length *= self.multiplier
+        wave = 0.5 * (1 + math.cos(math.pi * since / length))
+        return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * wave)

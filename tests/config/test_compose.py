@@ -227,7 +227,8 @@ def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
     assert "it belongs to optimizer=adam or optimizer=adamw" in what
     assert hint == "write optimizer=adam optimizer.betas=[0.9,0.99]"
     [(what, hint)] = problems("schedule.gamma=0.5").items()
-    assert hint == "write schedule=step schedule.gamma=0.5"
+    assert hint == "write schedule=exponential schedule.gamma=0.5"
+    assert "it belongs to schedule=exponential or schedule=step" in what
     [(what, hint)] = problems("dataset=cifar10", "dataset.path=/data").items()
     assert hint == "write dataset.root=/data for the chosen dataset"
 

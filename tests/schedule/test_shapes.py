@@ -11,7 +11,19 @@ from loops import each
 
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
-from mptrain.schedule import Constant, Cosine, InverseSqrt, Linear, Step
+from mptrain.schedule import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    InverseSqrt,
+    Linear,
+    OneCycle,
+    Plateau,
+    Polynomial,
+    Step,
+    WarmupStableDecay,
+)  # fmt: skip
 
 
 def factors(schedule, planned):
@@ -52,6 +64,38 @@ def test_inverse_sqrt_by_hand_is_the_rate_of_the_transformers_paper():
         assert 512**-0.5 * 4000**-0.5 * InverseSqrt().factor(update - 1, 100_000) == pytest.approx(published)
 
 
+def test_polynomial_by_hand():
+    assert factors(Polynomial(power=2), 4) == pytest.approx([1.0, 0.5625, 0.25, 0.0625, 0.0])
+    assert factors(Polynomial(power=1, final=0.5, warmup=2), 4) == [0.5, 1.0, 1.0, 0.75, 0.5]
+
+
+def test_exponential_by_hand():
+    assert factors(Exponential(final=0.0625), 4) == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.0625])
+    assert factors(Exponential(gamma=0.5, warmup=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.25])
+
+
+def test_warmup_stable_decay_by_hand():
+    schedule = WarmupStableDecay(warmup=2, decay=0.4)
+    assert factors(schedule, 10) == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+    sqrt = factors(WarmupStableDecay(warmup=0, decay=0.4, shape="sqrt", final=0.5), 10)
+    assert sqrt[6:] == pytest.approx([1, 0.75, 1 - 0.5 * 0.5**0.5, 1 - 0.5 * 0.75**0.5, 0.5])
+
+
+def test_one_cycle_by_hand():
+    schedule = OneCycle(pct_start=0.5, div_factor=4, final_div_factor=2, anneal_strategy="linear")
+    assert factors(schedule, 6)[:6] == pytest.approx([0.25, 0.625, 1.0, 1 - 0.875 / 3, 1 - 1.75 / 3, 0.125])
+    for planned, share in ((1, 0.0), (1, 0.3), (1, 1.0), (2, 0.5), (4, 1.0)):
+        assert all(0 < factor <= 1 for factor in factors(OneCycle(pct_start=share), planned))
+    assert factors(OneCycle(pct_start=1.0), 4)[3] == 1.0
+
+
+def test_cosine_restarts_by_hand():
+    assert factors(CosineRestarts(period=0.25, warmup=2), 8)[:6] == pytest.approx([0.5, 1.0, 1.0, 0.5, 1.0, 0.5])
+    longer = factors(CosineRestarts(period=0.1, multiplier=2), 20)
+    assert [update for update, factor in enumerate(longer) if factor == 1.0] == [0, 2, 6, 14]
+    assert CosineRestarts(period=1e-9).factor(5, 10) == 1.0  # a period has at least one update
+
+
 @pytest.mark.parametrize("planned", [90, 9000, 450_000])
 def test_the_default_milestones_are_epochs_30_60_and_80_of_90(planned):
     default = factors(Step(), planned)
@@ -70,14 +114,29 @@ def test_a_milestone_in_hundredths_falls_on_its_update_whatever_floating_point_m
         assert schedule.factor(update, planned) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("schedule", [Cosine(), Linear(), Cosine(warmup=3), Linear(warmup=3)])
+@pytest.mark.parametrize(
+    "schedule",
+    [Cosine(), Linear(), Cosine(warmup=3), Linear(warmup=3), Polynomial(warmup=3), WarmupStableDecay(warmup=3)],
+)
 def test_the_end_is_reached_after_the_last_planned_update_and_not_before(schedule):
     *used, after = factors(schedule, 10)
     assert all(factor > 0 for factor in used)
     assert after == 0.0
 
 
-@pytest.mark.parametrize("schedule", [Cosine(final=0.1), Linear(final=0.1), Step(), Constant()])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Cosine(final=0.1),
+        Linear(final=0.1),
+        Step(),
+        Constant(),
+        Polynomial(),
+        Exponential(),
+        OneCycle(),
+        WarmupStableDecay(),
+    ],
+)
 def test_beyond_the_plan_the_last_factor_holds(schedule):
     assert schedule.factor(15, 10) == schedule.factor(10, 10) == schedule.factor(10**9, 10)
 
@@ -91,6 +150,16 @@ shapes = st.one_of(
         milestones=st.lists(st.floats(0, 1), max_size=4).map(tuple),
         gamma=st.floats(0.01, 1),
         warmup=st.integers(0, 50),
+    ),
+    st.builds(Polynomial, power=st.floats(0.1, 5), final=st.floats(0, 1), warmup=st.integers(0, 50)),
+    st.builds(Exponential, final=st.floats(1e-6, 1), warmup=st.integers(0, 50)),
+    st.builds(Exponential, gamma=st.floats(1e-6, 1), warmup=st.integers(0, 50)),
+    st.builds(
+        WarmupStableDecay,
+        warmup=st.integers(0, 50),
+        decay=st.floats(0, 1),
+        shape=st.sampled_from(["linear", "cosine", "sqrt"]),
+        final=st.floats(0, 1),
     ),
 )
 
@@ -126,6 +195,17 @@ def test_nothing_falls_below_its_final_fraction_once_warm(final, warmup, planned
         (Step, "gamma", 0.0),
         (Step, "milestones", [0.5, 1.5]),
         (Step, "gamma", math.nan),
+        (Exponential, "final", 0.0),
+        (Exponential, "gamma", 1.1),
+        (Polynomial, "power", 0),
+        (WarmupStableDecay, "shape", "exp"),
+        (OneCycle, "div_factor", 0.5),
+        (OneCycle, "anneal_strategy", "cosine"),
+        (CosineRestarts, "period", 0),
+        (CosineRestarts, "multiplier", 0),
+        (Plateau, "factor", 1.0),
+        (Plateau, "patience", -1),
+        (Plateau, "mode", "higher"),
     ],
 )
 def test_constants_outside_their_ranges_are_refused(kind, key, value):

@@ -7,6 +7,7 @@ the process's random number generators.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -78,6 +79,12 @@ class Loader:
         self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
         self._planned: list[_Key] = []  # torch's loader iterates over this list in each epoch
         self._processes: DataLoader[_Fetched] | None = None
+
+    def first_batch(self) -> Loader:
+        """Return a loader of the first batch only, which it reads in this process."""
+        first = copy.copy(self)
+        first.one_batch, first.steps_per_epoch, first.workers = True, 1, 0
+        return first
 
     def order(self, epoch: int) -> Tensor:
         """Return the sample indices of an epoch in the order in which its batches take them, int64 ``[N]``.

@@ -1,0 +1,169 @@
+"""Reduction of the learning rate when a validation metric no longer improves (``ReduceLROnPlateau`` of torch)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mptrain.errors import CheckpointError
+from mptrain.fields import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt
+from mptrain.schedule.rate_table import rate_table
+from mptrain.schedule.shapes import warmup_factor
+
+
+def improves(value: float, best: float | None, threshold: float, mode: Literal["rel", "abs"], *, higher: bool) -> bool:
+    """Return whether a metric is better than the best one so far by more than a threshold, as in ``ReduceLROnPlateau``.
+
+    Args:
+        value: Metric of this validation; NaN is never better.
+        best: Best metric so far; None before the first finite one.
+        threshold: Change that is not yet an improvement.
+        mode: ``rel`` takes the threshold as a fraction of the best metric, ``abs`` in units of the metric.
+        higher: Whether a higher metric is better.
+    """
+    sign = 1.0 if higher else -1.0
+    best = -sign * math.inf if best is None else best
+    limit = best * (1 + sign * threshold) if mode == "rel" else best + sign * threshold
+    return value > limit if higher else value < limit
+
+
+@dataclass(frozen=True)
+class PlateauState:
+    """State of a plateau schedule between validations.
+
+    Attributes:
+        metric: Name of the metric; empty before the first validation.
+        best: Best metric so far; None before the first finite one.
+        bad: Number of consecutive validations without improvement.
+        cooldown: Number of validations in which ``bad`` still stays 0.
+        factor: Learning rate as a fraction of the base rate, apart from the warm-up.
+    """
+
+    metric: str = ""
+    best: float | None = None
+    bad: int = 0
+    cooldown: int = 0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Schedule that multiplies the learning rate by a factor when a validation metric no longer improves.
+
+    It behaves as ``torch.optim.lr_scheduler.ReduceLROnPlateau`` with ``eps=0``, stepped once after each validation.
+
+    Attributes:
+        factor: Factor of the learning rate at each reduction.
+        patience: Number of consecutive validations without improvement that do not reduce the rate.
+        threshold: Change of the metric that is not yet an improvement.
+        threshold_mode: Unit of the threshold: ``rel`` (a fraction of the best metric) or ``abs`` (that of the metric).
+        cooldown: Number of validations after a reduction that are not counted.
+        min_factor: Smallest learning rate, as a fraction of the base rate.
+        metric: Name of the validation metric. None means the metric of the task, or else the validation loss.
+        mode: ``max`` if a higher metric is better, ``min`` if a lower one is. None means the direction of the task's
+            metric, and lower for a loss.
+        warmup: Number of updates with linear warm-up of the learning rate.
+    """
+
+    factor: BelowOne = 0.1
+    patience: NonNegativeInt = 10
+    threshold: NonNegativeFloat = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: NonNegativeInt = 0
+    min_factor: Fraction = 0.0
+    metric: str | None = None
+    mode: Literal["min", "max"] | None = None
+    warmup: NonNegativeInt = 0
+
+    def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
+        """Return the learning rates of a run without reductions: constant after the warm-up.
+
+        See `mptrain.schedule.shapes.TabulatedSchedule.rates`.
+        """
+        return [lr * warmup_factor(update, self.warmup) for update in range(planned + 1)]
+
+    def after(self, state: PlateauState, value: float, *, higher: bool) -> PlateauState:
+        """Return the state after a validation; its ``factor`` is smaller if the rate is reduced.
+
+        Args:
+            state: State before the validation.
+            value: Metric of the validation.
+            higher: Whether a higher metric is better.
+        """
+        better = improves(value, state.best, self.threshold, self.threshold_mode, higher=higher)
+        best, bad = (value, 0) if better else (state.best, state.bad + 1)
+        cooldown, bad = (state.cooldown - 1, 0) if state.cooldown else (0, bad)
+        if bad <= self.patience:
+            return replace(state, best=best, bad=bad, cooldown=cooldown)
+        factor = min(state.factor, max(state.factor * self.factor, self.min_factor))
+        return replace(state, best=best, bad=0, cooldown=self.cooldown, factor=factor)
+
+
+class RateReduction:
+    """Plateau schedule of one learner (a model with its optimizer), with its state and its table of learning rates.
+
+    Args:
+        rule: The schedule.
+        lr: Base learning rate.
+        rates: The learner's learning rate by number of applied updates, float32, shape (planned + 1,). A reduction
+            changes it in place, because captured CUDA graphs read it at its address.
+
+    Attributes:
+        rule: As given.
+        lr: As given.
+        state: State after the last validation.
+    """
+
+    def __init__(self, rule: Plateau, lr: float, rates: Tensor) -> None:
+        self.rule, self.lr = rule, lr
+        self.state = PlateauState()
+        self._rates = rates
+
+    def after_validation(self, metric: str, value: float, *, higher: bool) -> bool:
+        """Update the state after a validation, and reduce the learning rates if the metric no longer improves.
+
+        Args:
+            metric: Name of the metric. If it is another than before, its best value is forgotten.
+            value: Value of the metric.
+            higher: Whether a higher value is better.
+
+        Returns:
+            Whether the rate was reduced.
+        """
+        before = self.state
+        if before.metric != metric:
+            before = PlateauState(metric, factor=before.factor)
+        self.state = self.rule.after(before, value, higher=higher)
+        if self.state.factor == before.factor:
+            return False
+        self._fill()
+        return True
+
+    def _fill(self) -> None:
+        """Write the table from the base rate, so that a resumed run has the same bits; past entries are never read."""
+        table, lr = self._rates, self.lr * self.state.factor
+        table.copy_(rate_table(self.rule, lr, len(table) - 1, table.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values by name, for a checkpoint."""
+        return asdict(self.state)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore the state from a checkpoint, and the table of learning rates.
+
+        Args:
+            saved: Result of `state_dict`, untrusted; empty from a run with another schedule, which starts afresh.
+
+        Raises:
+            CheckpointError: A value is missing or has another type.
+        """
+        kinds = {"metric": str, "best": float | None, "bad": int, "cooldown": int, "factor": float}
+        fine = all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
+        if saved and not (fine and 0 <= saved["factor"] <= 1):
+            raise CheckpointError("the checkpoint's state of schedule=plateau is damaged", "restore it from a copy")
+        self.state = PlateauState(**{name: saved[name] for name in kinds}) if saved else PlateauState()
+        self._fill()

@@ -1,0 +1,125 @@
+"""Schedulers of torch and timm, and others with their interface, as tables of learning rates.
+
+Such a scheduler changes the rate of an optimizer whenever it is stepped. Here it steps an optimizer without weights
+before the run begins, and the rates are written down. During the run only applied updates count, as for every schedule.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from mptrain.errors import ConfigError
+
+#: Arguments of schedulers that are the length of the run, in steps of the scheduler, unless the user gives them.
+LENGTHS = ("T_max", "total_iters", "total_steps", "t_initial")
+
+_PLATEAU = "set schedule=plateau, which keeps its state in checkpoints"
+_FUNCTION = (
+    "write a function(optimizer) that returns one, and name it as _target_; see docs/optimizers-and-schedules.md"
+)
+
+#: Classes that cannot be built from a configuration, with the reason and what to do.
+_REFUSED = {
+    "ReduceLROnPlateau": ("needs the metric of each validation", _PLATEAU),
+    "PlateauLRScheduler": ("needs the metric of each validation", _PLATEAU),
+    "LambdaLR": ("needs a function, which a configuration cannot hold", _FUNCTION),
+    "MultiplicativeLR": ("needs a function, which a configuration cannot hold", _FUNCTION),
+    "SequentialLR": ("needs other schedulers, which a configuration cannot hold", _FUNCTION),
+    "ChainedScheduler": ("needs other schedulers, which a configuration cannot hold", _FUNCTION),
+}
+
+#: Settings of the optimizer that a scheduler must leave as they are, because only the learning rate is tabulated.
+_FIXED = {"momentum": 0.9, "weight_decay": 0.0}
+
+
+def refuse_scheduler(scheduler: Any) -> None:
+    """Refuse a scheduler class that cannot be built from a configuration.
+
+    Args:
+        scheduler: The class, or a function, which is never refused.
+
+    Raises:
+        ConfigError: The class needs metrics, functions or other schedulers; says what to use instead.
+    """
+    name = getattr(scheduler, "__name__", "")
+    if isinstance(scheduler, type) and name in _REFUSED and scheduler.__module__.startswith(("torch.", "timm.")):
+        reason, hint = _REFUSED[name]
+        raise ConfigError(f"schedule: {name} {reason}", hint)
+
+
+@dataclass(frozen=True)
+class SteppedSchedule:
+    """Schedule with the learning rates that a scheduler of torch or timm, or one like them, gives to an optimizer.
+
+    Attributes:
+        name: Name of the scheduler, for messages.
+        make: Function that returns the scheduler object. Its keyword arguments are ``optimizer``, ``max_lr`` (the base
+            learning rate), ``length`` (steps of the scheduler in the run) and ``steps_per_epoch`` (steps of it in one
+            epoch).
+        interval: Time between two steps of the scheduler: ``update`` or ``epoch``.
+        notes: Arguments that mptrain sets, for the user, one sentence each.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    interval: Literal["update", "epoch"] = "update"
+    notes: tuple[str, ...] = ()
+
+    def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
+        """Return the learning rates of a run; see `mptrain.schedule.shapes.TabulatedSchedule.rates`.
+
+        The entry after the last update repeats the one before it, because some schedulers refuse a further step.
+
+        Raises:
+            ConfigError: The scheduler cannot be built or stepped, or changes other settings than the learning rate.
+        """
+        every = steps_per_epoch if self.interval == "epoch" else 1
+        weight = torch.nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([{"params": [weight], **_FIXED}], lr=lr)
+        scheduler = self._made(optimizer, lr, planned, every, steps_per_epoch // every)
+        (group,), rates = optimizer.param_groups, []
+        optimizer.step()  # of no gradient, because schedulers of torch warn if the optimizer was never stepped
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for update in range(planned):
+                    if update and update % every == 0:
+                        _step(scheduler, update // every)
+                    rates.append(float(group["lr"]))
+        except Exception as error:  # schedulers of users may raise anything
+            raise ConfigError(
+                f"schedule: {self.name} fails in step {len(rates) // every} of {-(-planned // every)}: {error}",
+                "give it the length of the run, or leave its length out",
+            ) from error
+        if changed := [name for name, value in _FIXED.items() if group[name] != value]:
+            raise ConfigError(
+                f"schedule: {self.name} changes the optimizer's {' and '.join(changed)}, which mptrain keeps constant",
+                "let it change the learning rate only",
+            )
+        return [*rates, rates[-1]]
+
+    def _made(self, optimizer: Any, lr: float, planned: int, every: int, per_epoch: int) -> Any:
+        scheduler = self.make(optimizer=optimizer, max_lr=lr, steps_per_epoch=per_epoch, length=-(-planned // every))
+        if isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "PlateauLRScheduler":
+            refuse_scheduler(type(scheduler))
+        if not hasattr(scheduler, "step") or getattr(scheduler, "optimizer", None) is not optimizer:
+            raise ConfigError(
+                f"schedule: {self.name} returned a {type(scheduler).__name__}, not a scheduler of the given optimizer",
+                "return an LRScheduler of torch or a Scheduler of timm",
+            )
+        return scheduler
+
+
+def _step(scheduler: Any, number: int) -> None:
+    """Step a scheduler. One of timm takes the number of the step, as updates or epochs, and ignores the other call."""
+    if hasattr(scheduler, "step_update"):
+        scheduler.step(number)
+        scheduler.step_update(number)
+    else:
+        scheduler.step()
