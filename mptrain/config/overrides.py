@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
-from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
+from mptrain.config.synonyms import near_options, new_key, optimizer_named, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
@@ -35,6 +35,9 @@ COUNTERPARTS = {
     "dataset.path": "dataset.root",
     "dataset.root": "dataset.path",
 }
+
+#: Targets of optimizers whose files do not list all arguments, because the class has a name of its own.
+_BY_NAME = ("mptrain.optimizer.torch_optimizer", "mptrain.optimizer.timm_optimizer")
 
 #: Sentinel for a missing key.
 _ABSENT = object()
@@ -227,6 +230,10 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
             return Problem(f"'{text}': {key} already exists", f"write {key}={show(override.value())}")
         return None
+    if re.match(r"(learners\.[^.]+\.)?optimizer\.\w+$", key) and isinstance(tree.get("optimizer"), dict):
+        path = str(tree["optimizer"].get("_target_"))
+        if path in _BY_NAME or not path.startswith("mptrain."):
+            return None  # the signature of the class decides, when the target is checked
     if override.is_add() or override.is_force_add():
         parent = key.rpartition(".")[0]
         if open_ended and isinstance(lookup(tree, parent), dict):
@@ -242,6 +249,8 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
         return own
     if group == "model" and not any(word.lower() in name for name in options) and (names := torchvision_names(word)):
         return f"did you mean model=torchvision model.name={either(names)}?"
+    if group == "optimizer" and word.lower() not in options and (words := optimizer_named(word)):
+        return f"did you mean {words}?"
     guesses = near_options(group, word, list(options))
     if not guesses:
         return _options(catalogue, group)
@@ -363,7 +372,8 @@ def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
         yield f"learners.{name}.{group}"
-        for argument in tree.get(group) or {}:
+        more = ("groups", "layer_decay") if group == "optimizer" else ()
+        for argument in (*(tree.get(group) or {}), *more):
             yield f"learners.{name}.{group}.{argument}"
 
 
