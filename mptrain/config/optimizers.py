@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mptrain.config.section_checks import check_section
-from mptrain.config.targets import Target, parameters
+from mptrain.config.targets import Target, is_allowed, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
@@ -19,6 +19,9 @@ from mptrain.optimizer.torch_rule import adapt, public_name, timm_optimizer, tor
 
 #: Keys of every optimizer.
 GROUP_KEYS = ("groups", "layer_decay")
+
+#: Packages with optimizers of torch's interface only.
+_PACKAGES = ("torch.optim", "timm.optim")
 
 #: Functions that find a class by its name.
 _FINDERS = (torch_optimizer, timm_optimizer)
@@ -37,6 +40,8 @@ def check_optimizer(target: Target, place: str) -> Target:
     problems: list[Problem] = []
     found = target.resolve()
     adapted = found in _FINDERS or "params" in parameters(found)[0]
+    if not adapted and is_allowed(target.path, _PACKAGES):
+        raise ConfigError(f"{target.path} is no optimizer: it takes no params", "name a class that does")
     apart = {key: value for key, value in target.arguments.items() if key in GROUP_KEYS}
     beside = _grouping(place, apart, problems)
     alone = dataclasses.replace(target, arguments={k: v for k, v in target.arguments.items() if k not in apart})
@@ -62,7 +67,7 @@ def _check_adapted(target: Target, place: str) -> Target:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{place}.name={show(name)}: must be the name of an optimizer", f"set {place}.name=AdamW")
         kind, implied = kind(name)
-        path, allow = public_name(kind), ("torch.optim", "timm.optim")
+        path, allow = public_name(kind), _PACKAGES
     elif "name" not in parameters(kind)[0]:
         arguments.pop("name", None)
     given = {key: value for key, value in arguments.items() if value is not None or key not in ("lr", "weight_decay")}

@@ -69,7 +69,7 @@ class TorchUpdater:
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         self._index = {id(leaf): index for index, leaf in enumerate(self._leaves)}
         self._optimizers, self._factors = self._make(options)
-        self._initial = [_settings(group) for group in self._groups()]
+        self._initial = [[_settings(group) for group in one.param_groups] for one in self._optimizers]
         self._begun: set[tuple[bool, ...]] = set()
         self._fused = not capabilities(device).host and all(map(skips_on_device, self._optimizers))
 
@@ -161,7 +161,7 @@ class TorchUpdater:
                     if key != "lr" and not (key in initial and _same(initial[key], value))
                 },
             }
-            for group, initial in zip(self._groups(), self._initial, strict=True)
+            for group, initial in zip(self._groups(), itertools.chain(*self._initial), strict=True)
         ]
         others = {
             public_name(type(one)): {
@@ -194,14 +194,16 @@ class TorchUpdater:
             return [f"optimizer state reset: the checkpoint has the state of {before}, not of {self._rule.name}"]
         kept = {name: group["values"] for group in saved["groups"] for name in group["names"]}
         recast = set(self._masters.in_place_half()) ^ set(saved["in_half"])  # to another working dtype than when saved
-        for optimizer in self._optimizers:
-            self._load(optimizer, saved["state"], kept, saved["others"].get(public_name(type(optimizer)), {}))
+        for optimizer, initial in zip(self._optimizers, self._initial, strict=True):
+            others = saved["others"].get(public_name(type(optimizer)), {})
+            self._load(optimizer, initial, saved["state"], kept, others)
             for leaf, state in optimizer.state.items():  # torch has cast it to the dtype of the parameter
                 name = self._name(leaf)
                 for key, value in saved["state"][name].items() if name not in recast else ():
                     device = torch.device("cpu") if key in saved["on_host"] else None
                     state[key] = _placed(self._part(name, value), state.get(key), device)
         self.step.copy_(saved["step"])
+        self._begun.clear()
         if self.step.item():
             self._begun.add(tuple([name in saved["state"] for name in self._names]))
         return []
@@ -209,6 +211,7 @@ class TorchUpdater:
     def _load(
         self,
         optimizer: torch.optim.Optimizer,
+        initial: Sequence[Mapping[str, Any]],
         states: Mapping[str, Any],
         kept: Mapping[str, Any],
         others: Mapping[str, Any],
@@ -217,19 +220,20 @@ class TorchUpdater:
 
         Args:
             optimizer: The optimizer.
+            initial: The values of its groups, as configured.
             states: State by name, for each parameter name.
             kept: Values that it keeps for groups of parameters, for each parameter name.
             others: Further entries of its own state dict.
         """
-        fresh = optimizer.state_dict()
-        fresh["state"] = {}
-        for own, group in zip(optimizer.param_groups, fresh["param_groups"], strict=True):
+        fresh, state = optimizer.state_dict(), {}
+        groups = []
+        for own, values, numbered in zip(optimizer.param_groups, initial, fresh["param_groups"], strict=True):
             names = [self._name(leaf) for leaf in own["params"]]
-            group.update(kept.get(names[0], {}))
-            for name, number in zip(names, group["params"], strict=True):
+            groups.append({**values, **kept.get(names[0], {}), "params": numbered["params"]})
+            for name, number in zip(names, numbered["params"], strict=True):
                 if name in states:
-                    fresh["state"][number] = {key: self._part(name, value) for key, value in states[name].items()}
-        optimizer.load_state_dict({**fresh, **copy.deepcopy(dict(others))})
+                    state[number] = {key: self._part(name, value) for key, value in states[name].items()}
+        optimizer.load_state_dict({**fresh, **copy.deepcopy(dict(others)), "state": state, "param_groups": groups})
 
     def _name(self, leaf: Tensor) -> str:
         return self._names[self._index[id(leaf)]]

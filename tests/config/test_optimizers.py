@@ -133,6 +133,11 @@ def test_a_class_or_function_of_ones_own(own):
         ((TORCH, "optimizer.name=SparseAdam"), "torch.optim.SparseAdam takes sparse gradients only", "choose another"),
         ((TIMM, "optimizer.name=adahessian"), "timm.optim.Adahessian needs second derivatives", "choose another"),
         ((TIMM, "optimizer.name=adafactor"), "timm.optim.Adafactor sets its own learning rate", "set optimizer.lr"),
+        (
+            ("optimizer._target_=torch.optim.optimizer.register_optimizer_step_pre_hook",),
+            "is no optimizer",
+            "name a class",
+        ),
         ((TORCH, "train.engine=graph"), "train.engine=graph with torch.optim.RAdam", "set train.engine=eager"),
         (
             (TORCH, "precision=fp16_pure", "precision.optimizer_state=parameters"),
@@ -148,7 +153,11 @@ def test_a_class_or_function_of_ones_own(own):
         (("optimizer.groups=[3]",), "optimizer.groups.0=3: must be a mapping", ""),
         (("optimizer.layer_decay=1.5",), "optimizer.layer_decay=1.5: must be a number above 0 and at most 1", ""),
         (("model.freeze=layers.*",), "model.freeze=layers.*: must be a list", "write model.freeze=[layers.*]"),
-        (("optimizer._target_=torch.optim.swa_utils.update_bn", TORCH), "update_bn has no such argument", "it takes"),
+        (
+            ("optimizer._target_=torch.optim.swa_utils.update_bn", TORCH),
+            "update_bn is no optimizer: it takes no params",
+            "name a class",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(words, what, hint):

@@ -389,3 +389,17 @@ def test_torch_optim_goes_on_where_a_run_has_ended(name):
         torch_optim_state(
             weights.updater.state_dict(), torch.optim.Adamax(theirs.parameters()), dict(theirs.named_parameters())
         )
+
+
+@pytest.mark.parametrize("name", ["lamb", "NAdam"])
+def test_a_state_from_before_the_first_update_is_put_back_too(name):
+    """As `diagnose` does: what an optimizer keeps for a group of parameters begins anew as well."""
+    kind = timm_optimizer(name)[0] if name == "lamb" else torch_optimizer(name)[0]
+    model, weights = make("fp32", adapt(kind, {}))
+    before = plain(weights.updater.state_dict())
+    fresh = {**weights.updater.state_dict(), "step": torch.zeros(1)}
+    run(model, weights)
+    assert plain(weights.updater.state_dict()) != before
+    assert weights.updater.load_state_dict(fresh) == []
+    assert plain(weights.updater.state_dict()) == before
+    assert weights.updater._begun == set()
