@@ -403,3 +403,34 @@ def test_a_state_from_before_the_first_update_is_put_back_too(name):
     assert weights.updater.load_state_dict(fresh) == []
     assert plain(weights.updater.state_dict()) == before
     assert weights.updater._begun == set()
+
+
+class Hoarder(torch.optim.SGD):
+    """An optimizer with state of every kind."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["counted"] = group.get("counted", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["exact"] = (
+                    state.get("exact", torch.zeros_like(parameter, dtype=torch.float64)) + parameter.double() / 3
+                )
+                state["coarse"] = parameter.detach().bfloat16()
+                state["count"] = torch.tensor(group["counted"])
+                state["seen"] = [parameter.detach().half(), {"when": (group["counted"], True), "name": "it"}, None]
+
+
+def test_state_of_every_kind_is_restored_in_its_dtype():
+    model, weights = make("fp16 master", adapt(Hoarder, {"lr": 0.1, "momentum": 0.9}))
+    for step in range(2):
+        run(model, weights, seed=step)
+    saved = weights.updater.state_dict()
+    other = make("fp16 master", adapt(Hoarder, {"lr": 0.1, "momentum": 0.9}))[1]
+    assert other.updater.load_state_dict(saved) == []
+    assert plain(other.updater.state_dict()) == plain(saved)
+    assert saved["state"]["matrix"]["exact"].dtype == torch.float64
+    kept = plain(saved)
+    run(model, weights, seed=2)
+    assert plain(other.updater.state_dict()) == kept  # a copy, not the tensors of the checkpoint
