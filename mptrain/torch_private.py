@@ -36,6 +36,7 @@ __all__ = [
     "foreach_clamp_max_",
     "foreach_clamp_min_",
     "foreach_copy_",
+    "foreach_div",
     "foreach_mul_",
     "foreach_norm",
     "foreach_sub",
@@ -43,6 +44,7 @@ __all__ = [
     "fused_adam_",
     "fused_adamw_",
     "fused_sgd_",
+    "fused_step",
     "has_kernel",
     "has_native_half",
     "input_metadata",
@@ -50,6 +52,7 @@ __all__ = [
     "run_backward",
     "sequence_number",
     "set_group_timeout",
+    "skips_on_device",
     "storage_key",
     "tree_leaves",
     "tree_map",
@@ -62,6 +65,7 @@ foreach_add_ = torch._foreach_add_
 foreach_clamp_max_ = torch._foreach_clamp_max_
 foreach_clamp_min_ = torch._foreach_clamp_min_
 foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 foreach_sub = torch._foreach_sub
@@ -86,6 +90,27 @@ sequence_number = torch._C._autograd._get_sequence_nr
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Convolution = nn.modules.conv._ConvNd
 Dropout = nn.modules.dropout._DropoutNd
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the kernels of an optimizer unscale gradients and skip updates: those of ``fused=True`` do."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None, skip: torch.Tensor) -> None:
+    """Step an optimizer that skips on the device, as `torch.amp.GradScaler` does.
+
+    Args:
+        optimizer: Optimizer for which `skips_on_device` is true.
+        grad_scale: float32 scalar on the device: divisor of the gradients; None for no division.
+        skip: float32 scalar on the device: 1 skips the update, 0 applies it.
+    """
+    fused: Any = optimizer
+    fused.grad_scale, fused.found_inf = grad_scale, skip
+    try:
+        optimizer.step()
+    finally:
+        del fused.grad_scale, fused.found_inf
 
 
 def number_of_node(node: Any) -> int:

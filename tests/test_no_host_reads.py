@@ -21,7 +21,7 @@ SOURCES = [
     *sorted((PACKAGE / "scaler").glob("*.py")),
     *(
         PACKAGE / "optimizer" / f"{name}.py"
-        for name in ("weights", "updater", "rules", "multi_tensor", "gradient_table")
+        for name in ("weights", "updater", "torch_updater", "rules", "multi_tensor", "gradient_table")
     ),
     PACKAGE / "schedule" / "rate_table.py",
     PACKAGE / "parallel" / "strategy.py",
@@ -46,6 +46,13 @@ READING_FUNCTIONS = {
     ("multi_tensor.py", "_parts"): "its numbers are on the host already",
     ("multi_tensor.py", "_rows"): "asks for dtypes",
     ("multi_tensor.py", "__init__"): "asks for numbers of the configuration",
+    ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
+    ("torch_updater.py", "__init__"): "asks for properties of optimizers",
+    ("torch_updater.py", "describe"): "counts parameters, before the first step",
+    ("torch_updater.py", "state_dict"): "sorts names, at a checkpoint",
+    ("torch_updater.py", "load_state_dict"): "once, after a restart",
+    ("torch_updater.py", "_same"): "at a checkpoint: compares constants, which are on the host or few",
+    ("torch_updater.py", "_failed"): "formats an error",
     ("gradient_table.py", "_rows"): "asks for devices",
     ("gradient_table.py", "_is_dense"): "asks for strides",
 }

@@ -46,6 +46,7 @@ def test_foreach_kernels_are_those_of_single_tensors():
     some, others = [torch.tensor([1.0, -8.0])], [torch.tensor([2.0, 3.0])]
     assert torch.equal(private.foreach_norm(some, 2, dtype=torch.float64)[0], torch.tensor(65.0).double().sqrt())
     assert private.foreach_sub(some, others)[0].tolist() == [-1.0, -11.0]
+    assert private.foreach_div(some, torch.tensor(4.0))[0].tolist() == [0.25, -2.0]
     private.foreach_add_(some, others)
     private.foreach_mul_(some, torch.tensor(2.0))
     assert some[0].tolist() == [6.0, -10.0]
@@ -54,6 +55,18 @@ def test_foreach_kernels_are_those_of_single_tensors():
     assert some[0].tolist() == [5.0, -5.0]
     private.foreach_copy_(some, others)
     assert torch.equal(some[0], others[0])
+
+
+def test_a_fused_optimizer_says_so_and_takes_scale_and_flag():
+    parameter = nn.Parameter(torch.ones(2))
+    assert not private.skips_on_device(torch.optim.SGD([parameter]))
+    optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
+    assert private.skips_on_device(optimizer)
+    for skip, left in ((1.0, 1.0), (0.0, 0.5)):
+        parameter.grad = torch.full((2,), 4.0)
+        private.fused_step(optimizer, torch.tensor(8.0), torch.tensor(skip))
+        assert parameter.tolist() == [left, left]
+        assert not hasattr(optimizer, "found_inf")
 
 
 @pytest.mark.parametrize("skip", [0.0, 1.0])

@@ -21,6 +21,7 @@ from mptrain.config.section_checks import (
     HEADER,
     check_compatible,
     check_section,
+    check_target,
     check_train,
     fields_of,
     keys_of,
@@ -28,11 +29,13 @@ from mptrain.config.section_checks import (
     warnings_about,
 )
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters, target_path
-from mptrain.config.value_checks import UNRESOLVED, first_line, show
+from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
+#: Keys of targets that are no arguments of them.
+_BESIDE = ("model.weights", "model.freeze", "optimizer.groups", "optimizer.layer_decay")
 _FIELDS = tuple(key for name, schema in SECTIONS.items() for key in keys_of(name, schema))
 
 
@@ -70,10 +73,12 @@ def assemble(
     targets = _read_targets(tree, sections["extensions"], problems)
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
     weights = _take_weights(targets, problems)
+    freeze = _take_freeze(targets, problems)
     if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
         targets = _check_targets(targets, problems)
+    engine = sections["train"].engine if sections["train"] else ""
     if sections["precision"] and "optimizer" in targets:
-        problems += check_compatible(sections["precision"], targets["optimizer"])
+        problems += check_compatible(sections["precision"], targets["optimizer"], engine)
     learner_nodes = tree.get("learners") or {}
     learners: dict[str, LearnerChoices] = {}
     if sections["train"]:
@@ -81,16 +86,19 @@ def assemble(
         if not problems:
             learners = read_learners(learner_nodes, targets, sections["train"], problems)
     for learner in learners.values():
-        problems += check_compatible(sections["precision"], learner.optimizer)
+        problems += check_compatible(sections["precision"], learner.optimizer, engine)
     if problems:
         raise ConfigError([_explained(problem, chosen, catalogue) for problem in dict.fromkeys(problems)])
-    beside = {"defaults": defaults} if defaults else {}
+    beside: dict[str, Any] = {"defaults": defaults} if defaults else {}
     if weights is not None:
         beside["weights"] = str(weights)
+    if freeze:
+        beside["freeze"] = list(freeze)
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
         weights=weights,
+        freeze=freeze,
         learners=learners,
         yaml=_as_yaml(general, targets, {**sections, "learners": learner_nodes}, beside, chosen),
         overrides=overrides,
@@ -172,7 +180,7 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
     wrong_groups = bool(problems)
     for word in words.values:
         key = word.key_or_group
-        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, "model.weights")):
+        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, *_BESIDE)):
             # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
             if not (wrong_groups and catalogue.options_with(key)):
                 problems.append(problem)
@@ -241,23 +249,35 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
 
 def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:
     """Remove ``model.weights`` from the model's arguments and return it, unless the target has such a parameter."""
-    model = targets.get("model")
-    if model is None or "weights" not in model.arguments:
-        return None
-    try:
-        if "weights" in parameters(model.resolve())[0]:
-            return None
-    except ConfigError:  # reported when the target is checked
-        return None
-    value = model.arguments["weights"]
-    arguments = {key: argument for key, argument in model.arguments.items() if key != "weights"}
-    targets["model"] = dataclasses.replace(model, arguments=arguments)
+    value = _take(targets, "weights")
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
         problems.append(Problem(f"model.weights={show(value)}: must be the path of a weights file or of a run"))
         return None
     return Path(value)
+
+
+def _take_freeze(targets: dict[str, Target], problems: list[Problem]) -> tuple[str, ...]:
+    """Remove ``model.freeze`` from the model's arguments and return it, unless the target has such a parameter."""
+    value = check_field("model.freeze", _take(targets, "freeze") or [], tuple[str, ...], problems)
+    return () if value is UNRESOLVED else tuple(value)
+
+
+def _take(targets: dict[str, Target], key: str) -> Any:
+    """Remove a key that is not for the model itself from its arguments and return its value; None without one."""
+    model = targets.get("model")
+    if model is None or key not in model.arguments:
+        return None
+    try:
+        if key in parameters(model.resolve())[0]:
+            return None
+    except ConfigError:  # reported when the target is checked
+        return None
+    arguments = dict(model.arguments)
+    value = arguments.pop(key)
+    targets["model"] = dataclasses.replace(model, arguments=arguments)
+    return value
 
 
 def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
@@ -267,7 +287,7 @@ def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[
     own_data = data is not None and not is_allowed(data.path, PACKAGES["dataset"])
     for group, target in targets.items():
         try:
-            checked[group] = target.check(group, other_facts=own_data and group in ("model", "task"))
+            checked[group] = check_target(target, group, other_facts=own_data and group in ("model", "task"))
         except ConfigError as error:
             problems.extend(error.problems)
     return checked
@@ -281,7 +301,7 @@ def _as_yaml(
     general: Any, targets: dict[str, Target], sections: dict[str, Any], beside: dict[str, Any], chosen: dict[str, str]
 ) -> str:
     nodes = {
-        group: {"_target_": target.path, **cast("dict[str, Any]", _plain(target.arguments))}
+        group: {"_target_": target.path, **cast("dict[str, Any]", _plain({**target.arguments, **target.beside}))}
         for group, target in targets.items()
     }
     nodes["model"].update(beside)

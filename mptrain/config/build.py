@@ -22,6 +22,7 @@ from mptrain.config.parallelism import (
     warnings_about_parallelism,
 )
 from mptrain.config.schema import Config
+from mptrain.config.targets import Target
 from mptrain.config.value_checks import first_line, show
 from mptrain.device import capabilities, untried, use
 from mptrain.engine.buffer_guard import BufferGuard
@@ -36,7 +37,16 @@ from mptrain.engine.step import Learner, Plan
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
+from mptrain.optimizer.freezing import freeze
+from mptrain.optimizer.parameter_groups import (
+    ParameterGroup,
+    ParameterOptions,
+    layer_factors,
+    parameter_options,
+    require_matches,
+)
 from mptrain.optimizer.rules import Rule
+from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.strategy import ParallelStrategy
@@ -99,6 +109,7 @@ def build(
     require_same_weights(origin.initial_weights, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = convert_sync_batchnorm(model, comm)
+    freeze(model, config.freeze)
     clamped = clamp_to_range(model, policy)
     warnings = warnings_about_parallelism(config, comm.world_size)
     if unproven := untried(device):
@@ -271,10 +282,11 @@ def _build_learners(
     learners = []
     for objective in objectives:
         choices, trained = config.for_learner(objective.learner), parts[objective.learner]
-        rule: Rule = choices.optimizer.build()
-        if not hasattr(rule, "apply"):
+        rule: Rule | TorchRule = choices.optimizer.build()
+        if not isinstance(rule, TorchRule) and not hasattr(rule, "apply"):
             raise ConfigError(
-                f"{choices.optimizer.path} is not an update rule of mptrain: it has no apply()",
+                f"{choices.optimizer.path} is no optimizer: it takes no params, as a torch.optim.Optimizer does, and "
+                "has no apply(), as an update rule of mptrain has",
                 "choose one that mptrain list optimizer shows",
             )
         weights = Weights(
@@ -284,6 +296,7 @@ def _build_learners(
             state_in_half=config.precision.optimizer_state == "parameters",
             clip_norm=choices.clip_norm,
             initial=initial,
+            options=_options_of(choices.optimizer, rule, model, trained),
         )
         device, decay = next(iter(trained.values())).device, config.train.ema_decay
         schedule, planned = build_schedule(choices.schedule), config.train.planned(steps_per_epoch)
@@ -306,6 +319,22 @@ def _build_learners(
             )
         )
     return tuple(learners)
+
+
+def _options_of(
+    optimizer: Target, rule: Rule | TorchRule, model: nn.Module, named: dict[str, nn.Parameter]
+) -> dict[str, ParameterOptions]:
+    """Return learning rate factor and weight decay of each parameter, by the groups and layer decay of an optimizer.
+
+    Raises:
+        ConfigError: A pattern of a group matches no parameter.
+    """
+    groups: tuple[ParameterGroup, ...] = optimizer.beside.get("groups", ())
+    for group in groups:
+        require_matches("optimizer.groups", group.patterns, [name for name, _ in model.named_parameters()])
+    decay = optimizer.beside.get("layer_decay")
+    factors = None if decay is None else layer_factors(model, list(named), decay)
+    return parameter_options(named, rule, groups, factors)
 
 
 def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
-from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
+from mptrain.config.synonyms import near_options, new_key, optimizer_named, torchvision_names, translate
 from mptrain.config.targets import FACTS, NAMED, PACKAGES, is_allowed, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
@@ -35,6 +35,9 @@ COUNTERPARTS = {
     "dataset.path": "dataset.root",
     "dataset.root": "dataset.path",
 }
+
+#: Targets of optimizers whose files do not list all arguments, because the class has a name of its own.
+_BY_NAME = ("mptrain.optimizer.torch_optimizer", "mptrain.optimizer.timm_optimizer")
 
 #: Sentinel for a missing key.
 _ABSENT = object()
@@ -229,6 +232,10 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         return None
     if open_ended and "." not in rest and is_allowed(str(tree[section].get("_target_")), NAMED.get(section, ())):
         return None  # an argument of the class, whose names `Target.check` knows
+    if re.match(r"(learners\.[^.]+\.)?optimizer\.\w+$", key) and isinstance(tree.get("optimizer"), dict):
+        path = str(tree["optimizer"].get("_target_"))
+        if path in _BY_NAME or not path.startswith("mptrain."):
+            return None  # the signature of the class decides, when the target is checked
     parent = key.rpartition(".")[0]
     inside = [name for name in known if name.rpartition(".")[0] == parent]
     if not isinstance(lookup(tree, parent), dict) and (guess := did_you_mean(key, inside)):
@@ -246,6 +253,8 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
         return own
     if group == "model" and not any(word.lower() in name for name in options) and (names := torchvision_names(word)):
         return f"did you mean model=torchvision model.name={either(names)}?"
+    if group == "optimizer" and word.lower() not in options and (words := optimizer_named(word)):
+        return f"did you mean {words}?"
     guesses = near_options(group, word, list(options))
     if not guesses:
         return _options(catalogue, group)
@@ -367,7 +376,8 @@ def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
         yield f"learners.{name}.{group}"
-        for argument in tree.get(group) or {}:
+        more = ("groups", "layer_decay") if group == "optimizer" else ()
+        for argument in (*(tree.get(group) or {}), *more):
             yield f"learners.{name}.{group}.{argument}"
 
 

@@ -9,6 +9,7 @@ from mptrain.config.schema import Config
 from mptrain.device import count_of, use
 from mptrain.engine.evaluate import without_storage
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sharding import shard
 from mptrain.parallel.strategy import LossModule, ParallelStrategy, strategy_of
@@ -69,6 +70,7 @@ def check_parallelism(config: Config, count: int) -> None:
         problems.append(
             Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"write a rank from 0 to {count - 1}")
         )
+    problems += _refused_optimizers(config, sharded=is_sharded_by(config, count))
     if is_sharded_by(config, count):
         refused = {
             "train.compile=true": config.train.compile,
@@ -81,6 +83,23 @@ def check_parallelism(config: Config, count: int) -> None:
         ]
     if problems:
         raise ConfigError(problems)
+
+
+def _refused_optimizers(config: Config, *, sharded: bool) -> list[Problem]:
+    """Return the problems of optimizers with torch's interface that cannot run on several ranks, or not on shards."""
+    problems = []
+    for target in (config.optimizer, *(choices.optimizer for choices in config.learners.values())):
+        rule = target.made
+        if isinstance(rule, TorchRule) and rule.draws:
+            what = f"{rule.name} on several ranks: its updates draw random numbers, which differ between ranks"
+            problems.append(Problem(what, "set optimizer.deterministic=true"))
+        if isinstance(rule, TorchRule) and sharded and not rule.elementwise:
+            what = (
+                f"distributed=fsdp2 with {rule.name}: it is not known to update each element on its own, and a rank "
+                "has only parts of the weights"
+            )
+            problems.append(Problem(what, "choose distributed=ddp, or an optimizer such as RAdam or lion"))
+    return list(dict.fromkeys(problems))
 
 
 def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:

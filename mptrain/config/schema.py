@@ -152,6 +152,7 @@ class Config:
         run: Options of the run directory.
         extensions: Further packages whose code the configuration may call.
         weights: File or run with the initial weights; None draws them from the seed.
+        freeze: Patterns of the parameters that are not trained.
         learners: Settings of single learners (a GAN has two), by name; see `for_learner`.
         yaml: The whole configuration as YAML text, resolved, as `mptrain.config.compose.reload` reads it.
         overrides: The ``KEY=VALUE`` words of the command line.
@@ -181,6 +182,7 @@ class Config:
     run: RunOptions
     extensions: ExtensionOptions
     weights: Path | None = None
+    freeze: tuple[str, ...] = ()
     learners: dict[str, LearnerChoices] = field(default_factory=dict)
     yaml: str = ""
     overrides: tuple[str, ...] = ()

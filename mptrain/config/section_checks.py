@@ -91,8 +91,21 @@ def section_of(annotation: Any) -> type | None:
     return next(filter(dataclasses.is_dataclass, kinds), None)
 
 
-def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
-    """Return the problems of an optimizer in a precision mode: an eps that underflows in FP16 optimizer state."""
+def check_compatible(policy: Policy, optimizer: Target, engine: str = "eager") -> list[Problem]:
+    """Return the problems of an optimizer in a precision mode and step engine.
+
+    An eps underflows in FP16 optimizer state. An optimizer with torch's interface has no FP16 state and no CUDA graphs.
+
+    Args:
+        policy: The precision policy.
+        optimizer: The checked optimizer.
+        engine: Value of ``train.engine``.
+    """
+    if optimizer.made is not None:
+        from mptrain.optimizer.torch_rule import TorchRule  # imports torch, as making the optimizer has done
+
+        if isinstance(optimizer.made, TorchRule):
+            return _check_torch_rule(policy, optimizer.made.name, engine)
     if policy.optimizer_state != "parameters" or policy.parameters != "float16":
         return []
     eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # the dataclass default
@@ -103,6 +116,20 @@ def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
         )
         return [Problem(what, "set optimizer.eps=1e-4, or precision.optimizer_state=float32")]
     return []
+
+
+def _check_torch_rule(policy: Policy, name: str, engine: str) -> list[Problem]:
+    ours, problems = "choose one of sgd, adam, adamw and adagrad", []
+    if policy.optimizer_state == "parameters" and policy.parameters == "float16":
+        what = (
+            f"precision.optimizer_state=parameters in float16 with {name}: it takes unscaled gradients in the dtype of "
+            "its weights, and they underflow in float16"
+        )
+        problems.append(Problem(what, f"set precision.optimizer_state=float32, or {ours}"))
+    if engine == "graph":
+        what = f"train.engine=graph with {name}: its updates depend on numbers on the host, which a graph would repeat"
+        problems.append(Problem(what, f"set train.engine=eager, or {ours}"))
+    return problems
 
 
 def check_train(train: TrainOptions) -> list[Problem]:
@@ -185,12 +212,30 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
     path = target_path(place.rpartition(".")[2], named)
     arguments = {str(key): value for key, value in named.items() if key != "_target_"}
     if path == shared.path:
-        arguments = {**shared.arguments, **arguments}
+        arguments = {**shared.arguments, **shared.beside, **arguments}
     try:
-        return Target(path, arguments, shared.allow).check(place)
+        return check_target(Target(path, arguments, shared.allow), place)
     except ConfigError as error:
         problems.extend(error.problems)
         return shared
+
+
+def check_target(target: Target, place: str, *, other_facts: bool = False) -> Target:
+    """Check the keys of a target, and return it with converted arguments; see `Target.check`.
+
+    Args:
+        target: The target as configured.
+        place: Its key in the configuration: a group, or ``learners.NAME.GROUP``.
+        other_facts: Whether the data set may supply unknown facts.
+
+    Raises:
+        ConfigError: With all problems found.
+    """
+    if place.rpartition(".")[2] != "optimizer":
+        return target.check(place, other_facts=other_facts)
+    from mptrain.config.optimizers import check_optimizer  # imports torch, as optimizers do
+
+    return check_optimizer(target, place)
 
 
 def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:

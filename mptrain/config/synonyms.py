@@ -246,5 +246,24 @@ def torchvision_names(word: str) -> list[str]:
     return [name] if name in names else names
 
 
+def optimizer_named(word: str) -> str:
+    """Return the overrides of the optimizer of torch.optim or timm that a word names, read from their files; or empty.
+
+    Args:
+        word: Name of an optimizer; case and separators do not matter.
+    """
+    places = {
+        "torch": ("optim/__init__.py", r"^from torch\.optim\.\w+ import ([A-Z]\w+) as"),
+        "timm": ("optim/_optim_factory.py", r"^ +name='(\w+)',"),
+    }
+    for package, (file, pattern) in places.items():
+        spec = importlib.util.find_spec(package)
+        path = Path(spec.origin).parent / file if spec and spec.origin else None
+        known = re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) if path and path.is_file() else []
+        if name := next((name for name in known if name != "Optimizer" and _plain(name) == _plain(word)), ""):
+            return f"optimizer={package} optimizer.name={name}"
+    return ""
+
+
 def _plain(word: str) -> str:
     return re.sub(r"[\W_]", "", word.lower())

@@ -36,7 +36,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("mptrain.workloads.*.models.*", "torchvision.models.*"),
     "task": ("mptrain.workloads.*.task.*",),
     "dataset": ("mptrain.workloads.*.datasets.*",),
-    "optimizer": ("mptrain.optimizer.*",),
+    "optimizer": ("mptrain.optimizer.*", "torch.optim.*", "timm.optim.*"),
     "schedule": ("mptrain.schedule.*", "torch.optim.lr_scheduler.*", "timm.scheduler.*"),
     "scaler": ("mptrain.scaler.*",),
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
@@ -103,7 +103,9 @@ class Target:
         arguments: Keyword arguments; `check` converts them to the annotated types.
         allow: Patterns of the allowed packages: `PACKAGES` of its group, and those that the user allows.
         fetch: Arguments that are allowed to cause a download.
-        made: Instance that `check` has built, if the callable is a frozen dataclass; else None.
+        made: Instance that `check` has built, if the callable is a frozen dataclass; else None. For an optimizer with
+            torch's interface, its `mptrain.optimizer.torch_rule.TorchRule`.
+        beside: Keys of the node that are no arguments of the callable, with checked values.
     """
 
     path: str
@@ -111,6 +113,7 @@ class Target:
     allow: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
     made: Any = field(default=None, compare=False, repr=False)
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self) -> Callable[..., Any]:
         """Import the class or function and return it.
@@ -138,6 +141,8 @@ class Target:
         Raises:
             ConfigError: The class or function cannot be imported, or rejects its arguments.
         """
+        if self.made is not None and not facts:
+            return self.made
         target = self.resolve()
         accepted, open_ended = parameters(target)
         extra = {
@@ -415,7 +420,9 @@ def _import(module_name: str, path: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if module_name == missing or module_name.startswith(missing + "."):
+        if missing == "timm":
+            hint = "pip install 'mptrain[timm]'"
+        elif module_name == missing or module_name.startswith(missing + "."):
             hint = "check the spelling; a package that is not installed must be on PYTHONPATH"
         else:
             hint = f"install {missing}, which {module_name} needs"

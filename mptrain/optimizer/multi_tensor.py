@@ -27,6 +27,8 @@ from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, Gradient
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
+    from mptrain.optimizer.torch_rule import TorchRule
+
     #: Rules with a kernel.
     Known = SGD | Adam | AdamW | Adagrad
 
@@ -97,7 +99,7 @@ def _try(device: torch.device, rule: Known) -> None:
         raise RuntimeError("results differ from torch's")
 
 
-def supports(rule: Rule) -> TypeGuard[Known]:
+def supports(rule: Rule | TorchRule) -> TypeGuard[Known]:
     """Return whether there is a Triton kernel for an update rule: SGD, Adam, AdamW or Adagrad.
 
     Subclasses are excluded, because they may change the formula.

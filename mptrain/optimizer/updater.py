@@ -14,6 +14,7 @@ from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.shards import as_part_of, part_for
 from mptrain.optimizer.gradient_table import same_order, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
+from mptrain.optimizer.parameter_groups import ParameterOptions
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Updater:
         names: Names of the parameters.
         params: The parameters.
         masters: Working tensors of the parameters (FP32 copies, or the parameters themselves), which the rule updates.
+        options: Learning rate factor and weight decay of each parameter.
 
     Attributes:
         one_pass: Whether norms and update use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`).
@@ -35,9 +37,15 @@ class Updater:
     """
 
     def __init__(
-        self, rule: Rule, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights
+        self,
+        rule: Rule,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        masters: MasterWeights,
+        options: Sequence[ParameterOptions],
     ) -> None:
         self._rule, self._names, self._params, self._masters = rule, tuple(names), list(params), masters
+        self._options = list(options)
         self._state = [rule.state(work) for work in masters.work]
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
@@ -46,9 +54,14 @@ class Updater:
         pairs = zip(masters.work, masters.rounded_into(), strict=True)
         rounded = [(work, half) for work, half in pairs if half is not None]
         unfit = [half for work, half in rounded if half.dtype.itemsize != 2 or not same_order(work, half)]
-        self.one_pass = wide and not unfit and supports(rule) and available(device, rule)
+        one_rate = {one.lr_factor for one in options} == {1.0}  # which the kernels assume
+        self.one_pass = wide and one_rate and not unfit and supports(rule) and available(device, rule)
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
+
+    def describe(self) -> str:
+        """Return an empty text: the configuration says all about an update rule."""
+        return ""
 
     def norms(self, grads: list[Tensor | None]) -> Tensor:
         """Return the L2 norm of each parameter's gradient, from the multi-tensor kernel; requires ``one_pass``.
@@ -85,7 +98,7 @@ class Updater:
         with torch.no_grad():  # some working tensors are the parameters themselves
             for members in self._live_groups(grads):
                 members.follow_weights()
-                self._rule.apply(members.group, members.of(grads), inputs)
+                self._rule.apply(members.group, members.of(grads), members.at_own_rate(inputs))
         increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones notify autograd
         self._masters.copy_to_params()
 
@@ -127,10 +140,6 @@ class Updater:
         self.step.copy_(step)
         return []
 
-    def _decay(self, parameter: Tensor) -> float:
-        """Return the weight decay of one parameter."""
-        return self._rule.weight_decay if parameter.ndim > 1 or self._rule.decay_norms_and_biases else 0.0
-
     def _kernels_for(self, grads: list[Tensor | None]) -> _Kernels:
         """Return the kernels for the parameters with gradients, cached for each set of parameters."""
         live = _live(grads)
@@ -144,7 +153,7 @@ class Updater:
                 self._rule,
                 [work[i] for i in indices],
                 {key: [self._state[i][key] for i in indices] for key in self._state[0]},
-                [self._decay(self._params[i]) for i in indices],
+                [self._options[i].weight_decay for i in indices],
                 [halves[i] for i in indices],
             )
             self._kernels[live] = _Kernels(indices, [work[i] for i in indices], update)
@@ -154,11 +163,11 @@ class Updater:
         """Return the groups of parameters with gradients, cached for each set of parameters."""
         live = _live(grads)
         if live not in self._groups:
-            work, alike = self._masters.work, dict[tuple[float, torch.dtype], list[int]]()
-            for index, parameter in enumerate(self._params):
+            work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype], list[int]]()
+            for index, own in enumerate(self._options):
                 if live[index]:
-                    alike.setdefault((self._decay(parameter), work[index].dtype), []).append(index)
-            self._groups[live] = [_Members(indices, decay, work, self._state) for (decay, _), indices in alike.items()]
+                    alike.setdefault((own, work[index].dtype), []).append(index)
+            self._groups[live] = [_Members(indices, own, work, self._state) for (own, _), indices in alike.items()]
         return self._groups[live]
 
 
@@ -170,13 +179,15 @@ class _Members:
 
     Args:
         indices: Indices of the parameters.
-        decay: Their weight decay.
+        options: Their learning rate factor and weight decay.
         work: Working tensors of all parameters.
         state: Optimizer state of all parameters.
     """
 
-    def __init__(self, indices: list[int], decay: float, work: list[Tensor], state: list[dict[str, Tensor]]) -> None:
-        self._indices, self._decay = indices, decay
+    def __init__(
+        self, indices: list[int], options: ParameterOptions, work: list[Tensor], state: list[dict[str, Tensor]]
+    ) -> None:
+        self._indices, self._options = indices, options
         self._weights, self._kept = [work[i] for i in indices], [state[i] for i in indices]
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self.follow_weights()
@@ -194,8 +205,13 @@ class _Members:
         self.group = Group(
             weights=self._views(self._weights),
             state={name: self._views([kept[name] for kept in self._kept]) for name in self._kept[0]},
-            weight_decay=self._decay,
+            weight_decay=self._options.weight_decay,
         )
+
+    def at_own_rate(self, inputs: UpdateInputs) -> UpdateInputs:
+        """Return the inputs of an update with the learning rate of these parameters."""
+        factor = self._options.lr_factor
+        return inputs if factor == 1 else inputs._replace(lr=inputs.lr * factor)
 
     def of(self, grads: list[Tensor | None]) -> list[Tensor]:
         """Return the gradients of these parameters, with the dimensions and strides of the weights' views."""

@@ -18,6 +18,9 @@ from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
+from mptrain.optimizer.parameter_groups import ParameterOptions, parameter_options
+from mptrain.optimizer.torch_rule import TorchRule
+from mptrain.optimizer.torch_updater import TorchUpdater
 from mptrain.optimizer.updater import Updater
 from mptrain.torch_private import foreach_add_, foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
 
@@ -39,19 +42,21 @@ class Weights:
 
     Args:
         named: Parameters by name, as from `nn.Module.named_parameters`; frozen parameters are left out.
-        rule: Update rule, such as SGD.
+        rule: Update rule, such as SGD, or an optimizer with torch's interface.
         master_weights: Whether to keep FP32 master copies of half-precision parameters.
         state_in_half: Whether half-precision parameters are updated in place, with optimizer state of their own dtype.
         clip_norm: Largest global L2 norm of the unscaled gradients; None for no clipping.
         initial: FP32 values that the parameters were cast from, by name. Master copies start from them, so the
             initialisation is not rounded.
+        options: Learning rate factor and weight decay of each parameter, by name; None for those of the rule.
 
     Attributes:
         names: Names of the P trained parameters, in the order of `Verdict.norms`.
         params: The P parameters, in that order.
         sharded: Whether this rank holds only shards of the parameters.
-        rule: Update rule.
+        rule: Update rule, or optimizer with torch's interface.
         clip_norm: Largest global L2 norm of the unscaled gradients, or None.
+        options: Learning rate factor and weight decay of each of the P parameters.
         masters: Working copies of the parameters, which the rule updates.
         updater: Update rule with its optimizer state.
         gradients: Gradients of the parameters.
@@ -63,12 +68,13 @@ class Weights:
     def __init__(
         self,
         named: Mapping[str, nn.Parameter],
-        rule: Rule,
+        rule: Rule | TorchRule,
         *,
         master_weights: bool,
         state_in_half: bool = False,
         clip_norm: float | None = None,
         initial: Mapping[str, Tensor] | None = None,
+        options: Mapping[str, ParameterOptions] | None = None,
     ) -> None:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         if not trained:
@@ -80,7 +86,13 @@ class Weights:
             self.names, self.params, keep=master_weights, state_in_half=state_in_half, initial=initial or {}
         )
         work = self.masters.work
-        self.updater = Updater(rule, self.names, self.params, self.masters)
+        own = parameter_options(trained, rule) if options is None else options
+        self.options = [own[name] for name in self.names]
+        self.updater: Updater | TorchUpdater
+        if isinstance(rule, TorchRule):
+            self.updater = TorchUpdater(rule, self.names, self.params, self.masters, self.options)
+        else:
+            self.updater = Updater(rule, self.names, self.params, self.masters, self.options)
         self.gradients = Gradients(self.names, self.params, self.masters, read_half=self.updater.one_pass)
         device = work[0].device
         has = capabilities(device)

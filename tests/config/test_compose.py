@@ -268,9 +268,11 @@ FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptra
         ("dataset=./", "for images with one folder per class set dataset=image_folder dataset.root=./"),
         ("model=ViT_b_16", "did you mean model=torchvision model.name=vit_b_16?"),
         (
-            "optimizer=rmsprop",
-            "the options are adagrad, adam, adamw, sgd; an option of your own needs --config-dir DIR",
+            "optimizer=muon_of_mine",
+            "the options are adagrad, adam, adamw, sgd, timm, torch; an option of your own needs --config-dir DIR",
         ),
+        ("optimizer=rmsprop", "did you mean optimizer=torch optimizer.name=RMSprop?"),
+        ("optimizer=Lion", "did you mean optimizer=timm optimizer.name=lion?"),
     ],
 )
 def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
@@ -571,7 +573,7 @@ def test_every_option_of_every_group_composes():
         for name, option in options.items():
             needed = [f"{entry.key}=/tmp" for entry in option.entries if entry.value == "???"]
             config = composer.compose([f"{group}={name}", *needed])
-            assert math.isfinite(config.optimizer.arguments["lr"])
+            assert math.isfinite(config.optimizer.build().lr)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ KINDS = {
     "fp16 in place": (torch.float16, {"master_weights": False, "state_in_half": True}),
     "bf16 master": (torch.bfloat16, {"master_weights": True}),
     "bf16 pure": (torch.bfloat16, {"master_weights": False}),
+    "bf16 in place": (torch.bfloat16, {"master_weights": False, "state_in_half": True}),
 }
 RULES = {
     "sgd": SGD(momentum=0.0),

@@ -309,7 +309,7 @@ FAULTS = (
     ),
     Fault(
         38,
-        "optimizer/updater.py",
+        "optimizer/parameter_groups.py",
         "parameter.ndim > 1 or",
         "parameter.ndim > 0 or",
         "biases and norms decay",
@@ -723,6 +723,41 @@ FAULTS = (
         "self._write(process)",
         "pass",
         "a tracker never gets the last records",
+    ),
+    Fault(
+        95,
+        "optimizer/torch_updater.py",
+        "return skipped == 1, rate",
+        "return False, rate",
+        "an optimizer of torch makes an update that is refused",
+    ),
+    Fault(
+        96,
+        "optimizer/torch_updater.py",
+        "self._hand(grads, None if fused else grad_scale)",
+        "self._hand(grads, None)",
+        "an optimizer of torch gets gradients multiplied by the loss scale",
+    ),
+    Fault(
+        97,
+        "optimizer/torch_updater.py",
+        "state[key] = _placed(",
+        "_placed(",
+        "state of an optimizer of torch is resumed in the dtype of its parameter",
+    ),
+    Fault(
+        98,
+        "optimizer/torch_updater.py",
+        'groups.append({**values, **kept.get(names[0], {}), "params"',
+        'groups.append({**values, "params"',
+        "counts that an optimizer keeps for a group of parameters begin anew in a resumed run",
+    ),
+    Fault(
+        99,
+        "optimizer/parameter_groups.py",
+        "decay ** (last - layer)",
+        "decay**layer",
+        "the rate falls from the first layer to the last",
     ),
     # Recipes.
     Fault(

@@ -1,0 +1,170 @@
+"""Groups of parameters with their own learning rate and weight decay, and learning rates that fall from layer to layer.
+
+The learning rate of a parameter is the schedule's rate times its factor. Factors and weight decays are fixed numbers,
+so the schedule and its records stay those of the whole optimizer.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from annotated_types import Gt, Le
+
+from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.extras import load_extra
+from mptrain.fields import NonNegativeFloat
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mptrain.optimizer.rules import Rule
+    from mptrain.optimizer.torch_rule import TorchRule
+
+
+#: Factor of the learning rate from one layer to the one before it.
+LayerDecay = Annotated[float, Gt(0), Le(1)]
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with a learning rate or a weight decay of their own; an entry of ``optimizer.groups``.
+
+    Attributes:
+        match: Patterns of parameter names, in which ``*`` matches any text: ``layer1.*``.
+        lr_factor: Factor of the learning rate.
+        weight_decay: Weight decay of all parameters of the group, also of those with one dimension; None for that of
+            the optimizer.
+    """
+
+    match: tuple[str, ...] | str
+    lr_factor: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat | None = None
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of parameter names."""
+        return (self.match,) if isinstance(self.match, str) else self.match
+
+
+class ParameterOptions(NamedTuple):
+    """Options of an optimizer for one parameter.
+
+    Attributes:
+        lr_factor: Factor of the learning rate.
+        weight_decay: Weight decay.
+    """
+
+    lr_factor: float
+    weight_decay: float
+
+
+def parameter_options(
+    named: Mapping[str, nn.Parameter],
+    rule: Rule | TorchRule,
+    groups: Sequence[ParameterGroup] = (),
+    layer_factors: Mapping[str, float] | None = None,
+) -> dict[str, ParameterOptions]:
+    """Return learning rate factor and weight decay of each parameter, by name.
+
+    Args:
+        named: Parameters by name.
+        rule: Optimizer, whose weight decay applies to parameters with two dimensions or more unless it asks for all.
+        groups: Groups with options of their own; the first that matches a parameter counts.
+        layer_factors: Further factor of the learning rate, by parameter name; None for no such factors.
+    """
+    found = {}
+    for name, parameter in named.items():
+        decays = parameter.ndim > 1 or rule.decay_norms_and_biases
+        factor, decay = (layer_factors or {}).get(name, 1.0), rule.weight_decay if decays else 0.0
+        group = next((group for group in groups if matches(name, group.patterns)), None)
+        if group is not None:
+            factor *= group.lr_factor
+            decay = decay if group.weight_decay is None else group.weight_decay
+        found[name] = ParameterOptions(factor, decay)
+    return found
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a pattern matches a name; upper and lower case differ."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def require_matches(key: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Check that every pattern matches a name.
+
+    Args:
+        key: Key of the configuration with the patterns, for messages.
+        patterns: The patterns.
+        names: Names of parameters, and of buffers if the patterns are for them too.
+
+    Raises:
+        ConfigError: Patterns match nothing; the hints are the nearest names.
+    """
+    known = list(names)
+    modules = dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in known if "." in name)
+    problems = []
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in known):
+            inside = [name for name in known if name.startswith(f"{pattern}.")]
+            guess = f"{pattern}.*" if inside else did_you_mean(pattern, [*known, *modules])
+            hint = f"did you mean {guess}?" if guess else f"its first names are {', '.join(known[:4])}"
+            problems.append(Problem(f"{key}: '{pattern}' matches no parameter of the model", hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def layer_factors(model: nn.Module, names: Sequence[str], decay: float) -> dict[str, float]:
+    """Return factors of the learning rate that fall from the last layer of a model to its first, by parameter name.
+
+    The factor is ``decay ** depth``; the depth of the last layer is 0. A model of timm says which parameters form a
+    layer (``group_matcher``). For any other model the layers are blocks of parameter names (see `block_of`) in the
+    order of the parameters.
+
+    Args:
+        model: The model.
+        names: Names of the parameters, in order, with those of frozen layers.
+        decay: Factor from one layer to the one before it.
+    """
+    layers = _layers_of_timm(model, names)
+    if layers is None:
+        order: dict[str, int] = {}
+        layers = {name: order.setdefault(block_of(name), len(order)) for name in names}
+    last = max(layers.values(), default=0)
+    return {name: decay ** (last - layer) for name, layer in layers.items()}
+
+
+def block_of(name: str) -> str:
+    """Return the block of a parameter: its name up to the first number in it, or else the first part of its name.
+
+    ``layers.3.linear.weight`` belongs to ``layers.3``, ``features.2.bias`` to ``features.2``, ``head.weight`` to
+    ``head``.
+    """
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: number + 1])
+
+
+def _layers_of_timm(model: nn.Module, names: Sequence[str]) -> dict[str, int] | None:
+    """Return the number of each parameter's layer as a model of timm defines them; None for any other model."""
+    for path, module in model.named_modules():
+        prefix, matcher = f"{path}." if path else "", getattr(module, "group_matcher", None)
+        if callable(matcher) and all(name.startswith(prefix) for name in names):
+            models = load_extra("timm.models", "timm", "optimizer.layer_decay with a model of timm")
+            numbers: dict[str, int] = models.group_parameters(module, matcher(coarse=False), reverse=True)
+            last = max(numbers.values())
+            return {name: numbers.get(name.removeprefix(prefix), last) for name in names}
+    return None
+
+
+def describe_options(options: Iterable[ParameterOptions]) -> str:
+    """Describe in one line the learning rates and weight decays of all trained parameters, for the user."""
+    known = list(options)
+    factors, decays = (sorted({one[index] for one in known}) for index in (0, 1))
+    rates = f"{len(factors)} learning rates, {factors[0]:.3g} to {factors[-1]:.3g} of the schedule's"
+    if len(factors) == 1:
+        rates = f"one learning rate, {factors[0]:.3g} of the schedule's"
+    shown = ", ".join(f"{decay:.3g}" for decay in decays)
+    return f"{rates}; weight decay{'s' if decays[1:] else ''} {shown}"

@@ -1,0 +1,186 @@
+"""Optimizers with torch's interface in place of an update rule: those of torch.optim and timm by name, and any other.
+
+An optimizer of this interface is a `torch.optim.Optimizer`: it is made of its parameters, and ``step()`` reads their
+``grad``. `mptrain.optimizer.torch_updater` drives it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mptrain.errors import ConfigError, did_you_mean
+from mptrain.extras import load_extra
+
+#: Makes an optimizer of groups of parameters, as torch.optim's classes do.
+OptimizerClass = Callable[..., torch.optim.Optimizer]
+
+#: Optimizers that update each element from that element's own gradients alone, and so equally well in shards. Of timm,
+#: those that are not torch.optim's too.
+ELEMENTWISE = frozenset(
+    {
+        *(f"torch.optim.{name}" for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam")),
+        *(f"torch.optim.{name}" for name in ("RAdam", "RMSprop", "Rprop", "SGD")),
+        *(f"timm.optim.{name}" for name in ("AdaBelief", "AdamWLegacy", "Adan", "Adopt", "LaProp", "Lion", "MADGRAD")),
+        *(f"timm.optim.{name}" for name in ("NAdamLegacy", "NAdamW", "RAdamLegacy", "RMSpropTF", "SGDW")),
+    }
+)
+
+#: Options with which optimizers of timm read a whole tensor for each element.
+_OF_WHOLE_TENSORS = ("caution", "clipping_threshold")
+
+
+@dataclass(frozen=True)
+class TorchRule:
+    """Optimizer with torch's interface and its constants, before its parameters are known.
+
+    Attributes:
+        kind: Class or function that makes the optimizer.
+        name: Name of the optimizer's class, for messages: ``torch.optim.RAdam``.
+        arguments: Its keyword arguments.
+        lr: Base learning rate, which the schedule's factors multiply.
+        weight_decay: Weight decay of the parameters that decay.
+        decay_norms_and_biases: Whether weight decay also applies to parameters with at most one dimension.
+        decays: Whether the optimizer has a weight decay.
+        elementwise: Whether each element is updated from its own gradients alone, so that shards can be updated.
+        draws: Whether an update draws random numbers, which differ between ranks.
+    """
+
+    kind: OptimizerClass
+    name: str
+    arguments: Mapping[str, Any]
+    lr: float
+    weight_decay: float
+    decay_norms_and_biases: bool
+    decays: bool
+    elementwise: bool
+    draws: bool
+
+
+def adapt(kind: OptimizerClass, arguments: Mapping[str, Any], *, decay_norms_and_biases: bool = False) -> TorchRule:
+    """Return the rule of an optimizer with torch's interface.
+
+    The optimizer is made once of a parameter of four zeros, to check its arguments and to learn its default learning
+    rate.
+
+    Args:
+        kind: Class or function that takes ``params`` and returns a `torch.optim.Optimizer`.
+        arguments: Its keyword arguments, without ``params``.
+        decay_norms_and_biases: Whether weight decay also applies to parameters with at most one dimension.
+
+    Raises:
+        ConfigError: It rejects its arguments, is no optimizer of this interface, or needs what a training step does not
+            have, such as a second evaluation of the loss.
+    """
+    if inspect.isclass(kind) and (why := _obstacle(kind)):
+        raise ConfigError(f"{public_name(kind)} {why}", _OTHER)
+    try:
+        trial = kind([nn.Parameter(torch.zeros(2, 2))], **arguments)
+    except Exception as error:  # constructors of third parties may raise anything
+        raise ConfigError(
+            f"{public_name(kind)} rejects its arguments: {type(error).__name__}: {error}", _arguments_of(kind)
+        ) from error
+    if not isinstance(trial, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{public_name(kind)} returned a {type(trial).__name__}, not a torch.optim.Optimizer",
+            "name a class or function that returns one",
+        )
+    name, defaults = public_name(type(trial)), trial.defaults
+    if why := _obstacle(type(trial)):
+        raise ConfigError(f"{name} {why}", _OTHER)
+    lr = defaults.get("lr")
+    if not isinstance(lr, int | float):
+        raise ConfigError(f"{name} sets its own learning rate: its lr is {lr}", "set optimizer.lr=0.001")
+    whole = any(defaults.get(option) for option in _OF_WHOLE_TENSORS)
+    return TorchRule(
+        kind=kind,
+        name=name,
+        arguments=dict(arguments),
+        lr=float(lr),
+        weight_decay=float(defaults.get("weight_decay") or 0.0),
+        decay_norms_and_biases=decay_norms_and_biases,
+        decays="weight_decay" in defaults,
+        elementwise=name in ELEMENTWISE and not whole,
+        draws=name == "timm.optim.kron.Kron" and not getattr(trial, "deterministic", False),
+    )
+
+
+_OTHER = "choose another optimizer; mptrain list optimizer shows some"
+
+
+def _obstacle(kind: type[Any]) -> str:
+    """Return why a training step cannot drive an optimizer, to follow its name; empty if nothing is known."""
+    step = getattr(kind, "step", None)
+    closure = inspect.signature(step).parameters.get("closure") if callable(step) else None
+    if closure is not None and closure.default is closure.empty:
+        return "evaluates the loss several times in an update, and a training step has one forward and backward pass"
+    if issubclass(kind, torch.optim.SparseAdam):
+        return "takes sparse gradients only, and gradients are dense here"
+    if public_name(kind) == "timm.optim.Adahessian":
+        return "needs second derivatives, and a training step keeps no graph for them"
+    if callable(getattr(kind, "train", None)) and callable(getattr(kind, "eval", None)):
+        return "keeps other weights for evaluation (it has train() and eval()), which evaluations would not use"
+    return ""
+
+
+def _arguments_of(kind: OptimizerClass) -> str:
+    known = [name for name in inspect.signature(kind).parameters if name not in ("params", "kwargs")]
+    return f"it takes {', '.join(known)}" if known else ""
+
+
+def public_name(kind: Callable[..., Any]) -> str:
+    """Return the dotted name of a class or function, the shorter one if its package has it: ``torch.optim.RAdam``."""
+    module, name = kind.__module__, getattr(kind, "__qualname__", type(kind).__qualname__)
+    short = ".".join(module.split(".")[:2])
+    return f"{short if getattr(sys.modules.get(short), name, None) is kind else module}.{name}"
+
+
+def torch_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
+    """Return an optimizer of torch.optim by its name, such as ``RAdam``, and the arguments that the name implies: none.
+
+    Raises:
+        ConfigError: There is no such optimizer; names the nearest.
+    """
+    found = getattr(torch.optim, name, None)
+    if inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
+        return found, {}
+    kinds = {other: kind for other, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+    base = torch.optim.Optimizer
+    names = [other for other, kind in kinds.items() if issubclass(kind, base) and kind is not base]
+    raise _unknown("torch.optim", name, names)
+
+
+def timm_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
+    """Return an optimizer of timm by its name, such as ``lion``, and the arguments that timm's name implies.
+
+    ``clion`` is ``timm.optim.Lion`` with ``caution=True``. As in timm, an optimizer with a momentum has 0.9.
+
+    Raises:
+        EnvironmentRefused: timm is not installed.
+        ConfigError: There is no such optimizer, or it belongs to a further package.
+    """
+    library = load_extra("timm.optim", "timm", "optimizer=timm")
+    try:
+        info = library.get_optimizer_info(name)
+    except ValueError:
+        raise _unknown("timm", name, library.list_optimizers()) from None
+    if isinstance(info.opt_class, str):
+        raise ConfigError(
+            f"timm's {name} is {info.opt_class}, a class of another package",
+            f"name it in a file of yours, with _target_: {info.opt_class}, and add"
+            f" 'extensions.allow=[{info.opt_class.split('.')[0]}]'",
+        )
+    momentum = {"momentum": 0.9} if info.has_momentum else {}
+    return cast("OptimizerClass", info.opt_class), {**momentum, **(info.defaults or {})}
+
+
+def _unknown(where: str, name: str, names: list[str]) -> ConfigError:
+    guess = did_you_mean(name, names)
+    hint = f"did you mean optimizer.name={guess}?" if guess else f"its optimizers are {', '.join(sorted(names))}"
+    return ConfigError(f"{where} has no optimizer {name}", hint)

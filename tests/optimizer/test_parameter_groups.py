@@ -1,0 +1,206 @@
+"""Groups of parameters, rates that fall from layer to layer, and frozen parameters: as torch's own param_groups train them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from loops import each
+from optimizer.torch_by_hand import SMALL, kept_batches, train_by_hand
+from small_runs import TINY, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.optimizer.freezing import freeze
+from mptrain.optimizer.parameter_groups import block_of, describe_options, layer_factors
+from mptrain.torch_private import BatchNorm
+
+#: The last matrix with its bias, and everything in blocks 3 and 4.
+GROUPS = "optimizer.groups=[{match: [12.weight, 12.bias], lr_factor: 2, weight_decay: 0.3}, {match: '[34].*', lr_factor: 0.1}]"
+#: The blocks of parameters of this network: convolutions and their normalisation, and a matrix.
+BLOCKS = ["0", "1", "3", "4", "7", "8", "12"]
+
+#: Optimizers of ours and torch's: their words, and how a loop by hand makes them of groups.
+OPTIMIZERS = {
+    "sgd": (("optimizer=sgd", "optimizer.weight_decay=0.1"), lambda groups: torch.optim.SGD(groups, momentum=0.9)),
+    "adam": (("optimizer=adam", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"), torch.optim.Adam),
+    "adamw": (("optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"), torch.optim.AdamW),
+    "adagrad": (
+        ("optimizer=adagrad", "optimizer.weight_decay=0.1", "optimizer.eps=1e-3"),  # the default magnifies roundings
+        lambda groups: torch.optim.Adagrad(groups, eps=1e-3),
+    ),
+    "RAdam": (("optimizer=torch", "optimizer.weight_decay=0.1", "optimizer.lr=0.01"), torch.optim.RAdam),
+}
+
+
+def grouped(masters, options):
+    """Groups of torch with one parameter each, and the factors of their rates."""
+    groups = [{"params": [p], "weight_decay": options(name, p)[1]} for name, p in masters.items()]
+    return groups, [options(name, p)[0] for name, p in masters.items()]
+
+
+def by_groups(name, parameter):
+    """Factor and weight decay, as `GROUPS` says."""
+    decay = 0.1 if parameter.ndim > 1 else 0.0
+    if name.startswith("12."):
+        return 2.0, 0.3
+    return (0.1, decay) if name.startswith(("3.", "4.")) else (1.0, decay)
+
+
+def by_depth(name, parameter):
+    """Factor and weight decay with ``layer_decay=0.5``."""
+    return 0.5 ** BLOCKS[::-1].index(name.split(".")[0]), 0.1 if parameter.ndim > 1 else 0.0
+
+
+#: Ways to group: their words, and the options of each parameter.
+WAYS = {
+    "groups": ((GROUPS,), by_groups),
+    "layer_decay": (("optimizer.layer_decay=0.5",), by_depth),
+    "both": (
+        (GROUPS, "optimizer.layer_decay=0.5"),
+        lambda n, p: (by_groups(n, p)[0] * by_depth(n, p)[0], by_groups(n, p)[1]),
+    ),
+    "frozen": (("model.freeze=['0.*', '1.*', '3.weight']",), lambda n, p: (1.0, 0.1 if p.ndim > 1 else 0.0)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fifty_steps_equal_torchs_groups_by_hand(name, way, tmp_path, monkeypatch):
+    words, maker = OPTIMIZERS[name]
+    more, options = WAYS[way]
+    words = (*SMALL, *words, *more, "precision=amp_dynamic", "train.max_steps=50")
+    parts, _ = parts_of(*words)
+    before = {key: value.detach().clone() for key, value in parts.model.named_parameters()}
+    factors = []
+
+    def optimizers_of(masters):
+        groups, found = grouped(masters, options)
+        factors.extend(found)
+        return [maker(groups)]
+
+    batches = kept_batches(monkeypatch)
+    loop = loop_of(tmp_path, *words, "inject.step=20", "inject.tensor=gradient:12.bias")
+    loop.run()
+    expected, updates = train_by_hand(parts, batches, optimizers_of, scale=2.0**16, overflows=(20,), factors=factors)
+    assert updates == 49
+    found = dict(loop.parts.model.named_parameters())
+    for key, value in expected.items():
+        assert not torch.equal(value, before[key])
+        torch.testing.assert_close(found[key].detach(), value, rtol=1e-3, atol=1e-5)
+        if name == "RAdam":  # which is torch's own
+            assert torch.equal(found[key], value), key
+    for key in before.keys() - expected.keys():
+        assert torch.equal(found[key], before[key])
+    assert (len(before) - len(expected)) == (4 if way == "frozen" else 0)
+
+
+@pytest.mark.parametrize("name", ["sgd", "RAdam"])
+def test_a_run_with_groups_and_frozen_layers_resumes_bit_for_bit(name, tmp_path):
+    words = (*SMALL, *OPTIMIZERS[name][0], GROUPS, "optimizer.layer_decay=0.9", "model.freeze=['0.*', '1.*']")
+    whole, resumed = whole_and_resumed(tmp_path, *words, "train.epochs=2", after=7)
+    assert resumed.notes == []
+    assert [row["loss"] for row in steps_of(whole)] == [row["loss"] for row in steps_of(resumed)]
+    for key, value in whole.parts.model.state_dict().items():
+        assert torch.equal(value, resumed.parts.model.state_dict()[key]), key
+
+
+def test_blocks_of_names():
+    named = {
+        "layers.3.linear.weight": "layers.3",
+        "encoder.layer.11.attention.self.query.bias": "encoder.layer.11",
+        "layer1.0.bn1.weight": "layer1.0",
+        "features.2.weight": "features.2",
+        "head.weight": "head",
+        "scale": "scale",
+    }
+    assert {name: block_of(name) for name in named} == named
+
+
+def test_the_last_layer_has_the_whole_rate_and_the_first_the_least():
+    names = ["stem.weight", "stem.bias", "layers.0.weight", "layers.1.weight", "head.weight", "stem.scale"]
+    factors = layer_factors(nn.Module(), names, 0.5)
+    assert list(factors.values()) == [0.125, 0.125, 0.25, 0.5, 1.0, 0.125]
+
+
+class Wrapped(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_layers_of_a_model_of_timm_are_those_that_it_names(wrapped):
+    timm, optim = pytest.importorskip("timm"), pytest.importorskip("timm.optim")
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=3, depth=2, img_size=32)
+    model, prefix = (Wrapped(net), "net.") if wrapped else (net, "")
+    factors = layer_factors(model, [name for name, _ in model.named_parameters()], 0.5)
+    groups = optim.param_groups_layer_decay(net, layer_decay=0.5)
+    theirs = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert {name.removeprefix(prefix): factor for name, factor in factors.items()} == {
+        name: theirs[id(p)] for name, p in net.named_parameters()
+    }
+    assert factors[f"{prefix}pos_embed"] == 0.125
+
+
+@each(
+    ("words", "what", "hint"),
+    [
+        (
+            ("optimizer.groups=[{match: 12.wight}]",),
+            "optimizer.groups: '12.wight' matches no parameter",
+            "did you mean 12.weight?",
+        ),
+        (
+            ("optimizer.groups=[{match: ['12.*', 'zzz']}]",),
+            "optimizer.groups: 'zzz' matches no",
+            "its first names are 0.weight",
+        ),
+        (("model.freeze=['12']",), "model.freeze: '12' matches no parameter", "did you mean 12.*?"),
+        (("model.freeze=['*']",), "no parameter of the model is trainable", "unfreeze"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_an_error(words, what, hint):
+    with pytest.raises(ConfigError) as caught:
+        parts_of(*SMALL, *words)
+    assert what in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_batch_norm_with_frozen_statistics_keeps_them_and_so_do_its_copies():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2))
+    freeze(model, ["1.weight", "1.bias", "2.*"])
+    assert [module.training for module in model.train() if isinstance(module, BatchNorm)] == [True, False, True]
+    assert [p.requires_grad for p in model[1].parameters()] == [False, False]
+    for net in (model, copy.deepcopy(model)):
+        before = net[2].running_mean.clone()
+        net.train()(torch.randn(4, 1, 8, 8))
+        assert torch.equal(net[2].running_mean, before)
+        assert not torch.equal(net[1].running_mean, before)  # whose parameters alone were named
+        assert not torch.equal(net[3].running_mean, before)
+
+
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic", "fp16_pure"])
+def test_a_frozen_beginning_remains_the_function_that_it_was(precision, tmp_path):
+    loop = loop_of(tmp_path, *SMALL, "model.freeze=['0.*', '1.*']", f"precision={precision}", "train.epochs=1")
+    images = loop.parts.prepare(loop.parts.dataset.val.fetch([0, 1], 0, 0)).inputs
+    before = loop.parts.model[:2].train()(images)
+    loop.run()
+    assert torch.equal(loop.parts.model[:2].train()(images), before)
+    (record,) = [r for r in loop.telemetry.sink.sinks[-1].records if getattr(r, "kind", "") == "untrained"]
+    assert record.fields["frozen"] == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_the_header_tells_of_groups_and_of_what_is_trained(tmp_path):
+    words = (*SMALL, "train.max_steps=1", "model.freeze=['0.*']", GROUPS, "optimizer.weight_decay=0.1")
+    printed = run_in_process(*words, cwd=tmp_path).stdout
+    assert "  groups     3 learning rates, 0.1 to 2 of the schedule's; weight decays 0, 0.1, 0.3\n" in printed
+    assert " parameters, 458 trainable\n" in printed
+    plain = run_in_process(*TINY, "train.max_steps=1", cwd=tmp_path).stdout
+    assert "  groups " not in plain
+    assert "  optimizer " not in plain
+
+
+def test_one_rate_for_all_is_described_too():
+    assert describe_options([(0.5, 0.0)]) == "one learning rate, 0.5 of the schedule's; weight decay 0"
