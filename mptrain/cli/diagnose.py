@@ -55,6 +55,7 @@ def diagnose(words: Sequence[str]) -> int:
         raise UsageError(f"unknown option '{unknown[0]}'", takes)
     step = _number(found["--step"][-1]) if "--step" in found else None
     learner = found.get("--learner", [None])[-1]
+    from mptrain.config.trust import allow_argument, allowed_packages, is_allow_override
     from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 
     if rest and _is_run(rest[0]):
@@ -72,8 +73,11 @@ def diagnose(words: Sequence[str]) -> int:
     _print(done.found, everything="--all" in found)
     of_run = f"mptrain resume {shlex.quote(rest[0])}" if done.page is not None else ""
     if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
-        fix = shlex.join(fix_words)
+        keys = [word for word in rest[1:] if of_run and not is_allow_override(word)]
+        fix = shlex.join([*keys, *fix_words]) + allow_argument(allowed_packages(rest[1:]))
         say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
+        if of_run and fix_words[0].startswith("scaler.scale="):
+            say(f"to let the scale follow later gradients: {of_run} scaler=dynamic")
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK

@@ -97,7 +97,9 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     wider = f"(widened x{factor:.2f} for {len(ranked)} settings) " if factor > 1 else ""
     span = f"{number(low.value)} at {_named(low, ranked)} to {number(high.value)} at {_named(high, ranked)}"
     if low.overlaps(high):
-        return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"
+        few = any(one.over_seeds and one.seeds < 3 for one in (low, high))
+        add = "; two seeds are too few to tell settings apart: add seeds" if few else ""
+        return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap{add}"
     doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs, this may be noise"
     if higher_is_better is None:
         return f"from {span}{doubt}"

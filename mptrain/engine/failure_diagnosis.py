@@ -119,8 +119,9 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
     keys = _scale_keys(learner.scaler)
+    follow = ", or let it follow the gradients (scaler=dynamic)" if hasattr(learner.scaler, "scale") else ""
     advice = _ADVICE[cause].format(
-        lower=f"lower the scale{keys}" if keys else "lower optimizer.lr",
+        lower=f"lower the scale{keys}{follow}" if keys else "lower optimizer.lr",
         precision=_PRECISION.get(parts.policy.compute, ""),
     )
     if learner.name != "main":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
+from mptrain.errors import ConfigError
 from mptrain.records import EpochRecord
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class Validation:
         telemetry.sink.take(outcome.record)
         if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # empty except on rank 0
             telemetry.event("samples", files=files)
+        if parts.task.metric is not None and parts.task.metric not in metrics:
+            raise ConfigError(
+                f"the metric of the task is {parts.task.metric}, but its summarise() returns {', '.join(metrics)}",
+                "let summarise() return a value of that name, or set another name as metric",
+            )
         progress.last[split], progress.intervals[split] = metrics, outcome.record.intervals
         if split == "val" and parts.task.metric is not None:
             value, best = metrics[parts.task.metric], progress.best
