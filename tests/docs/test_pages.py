@@ -134,6 +134,11 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     words = ("--config-dir", "my_configs", "extensions.allow=[mypackage.*]", "precision=fp16_dynamic")
     done = run_command(*words, "model=line", "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    done = run_command(
+        *words, "model=line", "optimizer=signs", "train.epochs=1", cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mypackage.signs.Signs" in done.stdout
     done = run_command(*words, "model=mine", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1
