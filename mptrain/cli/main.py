@@ -351,12 +351,14 @@ def _doctor(words: list[str]) -> int:
     """Run ``mptrain doctor``.
 
     Shows the environment, the devices and the precision modes that they support. The exit code is 3 if a required
-    package is broken. With KEY=VALUE (or --config-dir DIR), it checks a configuration without training. It reads
-    all files of the data set and lists those at which training would stop (exit code 6) and those that it would
-    skip or convert. Then it computes the gradients of the first step in FP64, in FP32 and in the precision at loss
-    scales from 1 to 2^24. It prints the usable range of loss scales and the problems of each module, such as a loss
-    or norm in half precision, gradients that are not proportional to the loss scale, an eps that underflows, or a
-    mask that becomes infinite. The exit code is 4 if it found a problem.
+    package is broken. With dataset=NAME and dataset.KEY=VALUE alone, it describes a data set: its splits, classes,
+    lengths and picture sizes. It reads all files and lists those at which training would stop and pictures that are
+    in two splits or classes (exit code 6), and those that training would skip or convert. With other KEY=VALUE (or
+    --config-dir DIR) it checks the files and then the model, without training. It computes the gradients of the
+    first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24. It prints the usable range of
+    loss scales and the problems of each module, such as a loss or norm in half precision, gradients that are not
+    proportional to the loss scale, an eps that underflows, or a mask that becomes infinite. The exit code is 4 if
+    it found a problem.
     """
     if not words:
         from mptrain.cli.doctor import doctor
@@ -371,9 +373,17 @@ def _doctor(words: list[str]) -> int:
         )
         raise UsageError(f"unknown option '{unknown}'", "doctor checks one configuration: mptrain doctor KEY=VALUE ...")
     config = _composed(flags)
+    if any(word.startswith("dataset") for word in flags.overrides) and all(map(_is_about_data, flags.overrides)):
+        from mptrain.cli.doctor_data import doctor_data
+
+        return doctor_data(config)
     from mptrain.cli.doctor_model import doctor_model
 
     return doctor_model(config)
+
+
+def _is_about_data(word: str) -> bool:
+    return word.lstrip("+~").partition("=")[0].partition(".")[0] in ("dataset", "extensions")
 
 
 def _completion(words: list[str]) -> int:

@@ -97,7 +97,7 @@ def build(
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = convert_sync_batchnorm(model, comm)
     clamped = clamp_to_range(model, policy)
-    warnings = warnings_about_parallelism(config, comm.world_size)
+    warnings = (*getattr(dataset, "warnings", ()), *warnings_about_parallelism(config, comm.world_size))
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # a resumed run replaces these weights

@@ -20,6 +20,7 @@ from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
 
@@ -123,6 +124,12 @@ class SoundSplit(IndependentSamples):
 
     def __len__(self) -> int:
         return len(self._clip_of)
+
+    def survey(self) -> Survey:
+        """Return the speaker and length of each recording; see `mptrain.workloads.base.dataset.Split.survey`."""
+        speakers = torch.tensor([clip.speaker for clip in self.clips])
+        lengths = {"audio samples": torch.tensor([clip.samples for clip in self.clips])}
+        return Survey(speakers, {"recordings": len(self.clips)}, lengths)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
