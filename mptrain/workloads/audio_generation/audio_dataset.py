@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ class SoundDataset(Dataset):
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
-        files: Source files of each split; empty.
+        files: Source files of each split; empty if there are none.
     """
 
     name: str
@@ -232,8 +233,8 @@ class SoundDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return ``labels`` for the run's ``data.json``: speakers, then letters, by number."""
-        return {"labels": [*self.speakers, *self.alphabet]}
+        """Return the data description of a run: ``labels``, speakers and then letters by number, and ``files``."""
+        return {"labels": [*self.speakers, *self.alphabet], "files": self.files}
 
     def describe(self) -> str:
         """Return a summary for the terminal: length of a window, rate, levels, conditioning and numbers of recordings.
@@ -295,7 +296,7 @@ def clips_as_dataset(
 
     Args:
         name: Name of the data set.
-        clips: All recordings.
+        clips: All recordings, each named by the path of its file.
         read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
         faults: Record of unusable recordings so far; the training split continues it.
         options: Options that the user set for the data set.
@@ -329,6 +330,7 @@ def clips_as_dataset(
         splits["train"],
         splits.get("val"),
         splits.get("test"),
+        {part: [str(Path(clip.name).absolute()) for clip in chosen] for part, chosen in parts.items()},
     )
 
 

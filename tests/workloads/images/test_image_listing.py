@@ -107,7 +107,7 @@ def test_a_share_of_training_images_makes_the_folder_val_the_test_split(classes,
     data = load(root, val_share=0.1)
     assert len(data.test) == 2
     assert data.warnings == (f"{root}/val is not used: the validation images are held out of those for training",)
-    with pytest.raises(ConfigError, match="dataset.test_share=0.5, but the test images are those in .*test$"):
+    with pytest.raises(ConfigError, match=r"dataset.test_share=0.5, but the test images are those in .*test$"):
         load(root, test_share=0.5)
 
 
