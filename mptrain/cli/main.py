@@ -347,6 +347,18 @@ def _list(words: list[str]) -> int:
     return list_groups(words)
 
 
+def _copy(words: list[str]) -> int:
+    """Run ``mptrain copy``.
+
+    Copies an option or a recipe of mptrain to a folder of yours, and prints the command that uses the copy. Without
+    FOLDER, GROUP/OPTION becomes my_configs/GROUP/my_OPTION.yaml, and RECIPE becomes the folder my_recipes/my_RECIPE.
+    GROUP/OPTION=NAME or RECIPE=NAME gives the copy another name. Nothing is replaced.
+    """
+    from mptrain.cli.copy_files import copy_files
+
+    return copy_files(words)
+
+
 def _doctor(words: list[str]) -> int:
     """Run ``mptrain doctor``.
 
@@ -423,4 +435,4 @@ def _version(words: list[str]) -> int:
 _ALL = (_train, _resume, _eval, _export, _compare, _report, _recommend, _diagnose, _replay, _reproduce)
 
 #: Commands by name.
-COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _doctor, _completion, _help)}
+COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _copy, _doctor, _completion, _help)}
