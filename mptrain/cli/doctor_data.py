@@ -9,7 +9,7 @@ import torch
 
 from mptrain.cli.messages import say, waiting, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_OK
-from mptrain.inspection.data_check import Copies, DataReport, check_data
+from mptrain.inspection.data_check import DataReport, check_data
 from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
@@ -74,15 +74,14 @@ def data_lines(config: Config, report: DataReport) -> list[str]:
     said = _each("found", report.stopping.items())
     if count:
         said.append(("hint: ", "fix or remove them; dataset.on_error=skip skips and counts unusable files"))
-    said += _each("found", (_same(one, "splits") for one in report.leaks))
-    if report.leaks:
-        said.append(("hint: ", "remove all but one: an evaluation on training samples looks better than it is"))
-    said += _each("found", (_same(one, "classes") for one in report.conflicts))
-    if report.conflicts:
-        said.append(("hint: ", "remove those in the wrong class"))
+    if leaks := [_same("splits", one.splits, one.names) for one in report.copies if one.leak]:
+        hint = "remove all but one: an evaluation on training samples looks better than it is"
+        said += [*_each("found", leaks), ("hint: ", hint)]
+    if conflicts := [_same("classes", one.labels, one.names) for one in report.copies if one.conflict]:
+        said += [*_each("found", conflicts), ("hint: ", "remove those in the wrong class")]
     said += _each("note", ((place, f"skipped: {reason}") for place, reason in report.skipped.items()))
     remarks: list[tuple[str, Sequence[str]]] = [*by_remark(report.remarks).items()]
-    remarks += [("same pixels", one.names) for one in report.copies if one not in (*report.leaks, *report.conflicts)]
+    remarks += [("same pixels", one.names) for one in report.copies if not one.leak and not one.conflict]
     said += _each("note", ((remark, _counted(places)) for remark, places in remarks))
     said += [("note: ", sentence) for sentence in (*report.warnings, *_lacking(report))]
     return [*lines, *(line for head, text in said for line in wrapped(text, head))]
@@ -98,22 +97,17 @@ def survey_table(report: DataReport) -> list[str]:
     """
     parts = list(report.samples)
     rows = [["", *parts], ["samples", *(f"{count:,}" for count in report.samples.values())]]
-
-    def add(name: str, cells: Iterable[str]) -> None:
-        rows.append([name, *cells])
-
     surveys = [report.surveys[part] for part in parts]
     for total in dict.fromkeys(name for survey in surveys for name in survey.totals):
-        add(total, (f"{survey.totals.get(total, 0):,}" for survey in surveys))
+        rows.append([total, *(f"{survey.totals.get(total, 0):,}" for survey in surveys)])
     for name, numbers in _of_classes(report).items():
-        add(name, (f"{number:,}" if number >= 0 else "" for number in numbers))
+        rows.append([name, *(f"{number:,}" if number >= 0 else "" for number in numbers)])
     for length in dict.fromkeys(name for survey in surveys for name in survey.lengths):
-        add(f"{length}, min / median / max", (_span(survey.lengths.get(length)) for survey in surveys))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left, *others = widths
+        rows.append([f"{length}, min / median / max", *(_span(survey.lengths.get(length)) for survey in surveys)])
+    left, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
-        "  ".join([row[0].ljust(left), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
-        for row in rows
+        "  ".join([name.ljust(left), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))]).rstrip()
+        for name, *cells in rows
     ]
 
 
@@ -158,10 +152,9 @@ def _span(values: Tensor | None) -> str:
     return " / ".join(f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in numbers)
 
 
-def _same(copies: Copies, what: str) -> tuple[str, str]:
-    """Return the place and the files of a group of copies: ``same pixels in train and test`` or in two classes."""
-    where = dict.fromkeys(copies.splits if what == "splits" else copies.labels)
-    return f"same pixels in {what} {' and '.join(where)}", ", ".join(copies.names)
+def _same(what: str, where: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
+    """Return the splits or classes of files with the same pixels, and the files."""
+    return f"same pixels in {what} {' and '.join(dict.fromkeys(where))}", ", ".join(names)
 
 
 def _each(head: str, problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

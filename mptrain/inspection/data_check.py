@@ -37,6 +37,16 @@ class Copies:
     splits: tuple[str, ...]
     labels: tuple[str, ...]
 
+    @property
+    def leak(self) -> bool:
+        """True if they are in several splits, so that an evaluation counts a sample of the training."""
+        return len(set(self.splits)) > 1
+
+    @property
+    def conflict(self) -> bool:
+        """True if they are in several classes, so that one of them has a wrong label."""
+        return len(set(self.labels)) > 1
+
 
 @dataclass(frozen=True)
 class DataReport:
@@ -71,19 +81,9 @@ class DataReport:
     warnings: tuple[str, ...]
 
     @property
-    def leaks(self) -> tuple[Copies, ...]:
-        """Files with the same pixels in several splits, so that an evaluation counts a sample of the training."""
-        return tuple(one for one in self.copies if len(set(one.splits)) > 1)
-
-    @property
-    def conflicts(self) -> tuple[Copies, ...]:
-        """Files with the same pixels in several classes, so that one of them has a wrong label."""
-        return tuple(one for one in self.copies if len(set(one.labels)) > 1)
-
-    @property
     def problems(self) -> int:
-        """Number of groups of files in `leaks` or `conflicts`."""
-        return sum(one in self.leaks or one in self.conflicts for one in self.copies)
+        """Number of groups of copies that leak or conflict."""
+        return sum(one.leak or one.conflict for one in self.copies)
 
 
 def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:

@@ -40,6 +40,8 @@ def test_class_folders_need_no_train_above_them(classes):
     assert data.class_names == ("ant", "bee", "cat")
     assert data.train.listing.targets.bincount().tolist() == [40, 20, 12]
     assert (data.val, data.test) == (None, None)
+    assert data.warnings[0].startswith("there are no images for validation and testing: dataset.val_share=0.1 ")
+    assert load(classes, val_share=0.0).warnings == ()
 
 
 @pytest.mark.parametrize("word", ["val", "valid", "Validation"])
@@ -146,7 +148,7 @@ def test_folders_beside_the_splits_are_named_and_left_out(tmp_path):
     put(tmp_path / "train" / "ant", 2)
     put(tmp_path / "raw", 1)
     (tmp_path / "notes").mkdir()
-    data = load(tmp_path)
+    data = load(tmp_path, val_share=0.5)
     assert data.class_names == ("ant",)
     assert data.warnings == (f"{tmp_path}/raw is not used: beside train, only folders named val and test count",)
 

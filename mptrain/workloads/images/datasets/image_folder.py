@@ -65,7 +65,7 @@ class ClassFolders(ImageDataset):
             pixels per side: faster, with slightly different pixels. Other formats, and small pictures, are decoded as
             with ``full``.
 
-        warnings: Sentences on the files and folders that are left out because no rule takes them.
+        warnings: Sentences on missing splits, and on files and folders that are left out because no rule takes them.
 
     Raises:
         DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
@@ -97,6 +97,9 @@ class ClassFolders(ImageDataset):
         unlisted = Unlisted()
         self.class_names, parts = self._find(self.root.expanduser(), unlisted)
         self.warnings, self._other_files = unlisted.sentences(), dict(unlisted.extensions)
+        if self.class_names and [*parts] == ["train"] and self.val_samples is self.val_share is self.test_share is None:
+            hint = "dataset.val_share=0.1 dataset.test_share=0.1 hold out a tenth each"
+            self.warnings += (f"there are no images for validation and testing: {hint}",)
         varied = variation(self.augment, self.random_erasing, tuple(round(255 * value) for value in mean))
         self._splits = {
             part: FolderSplit(listing, side, channels, varied if part == "train" else None, faults, self.decode)
