@@ -236,6 +236,12 @@ class _Words:
                 case "GROUP":
                     catalogue = self._catalogue()
                     yield from (Candidate(group, catalogue.comment(group)) for group in catalogue.groups)
+                case "GROUP/OPTION":
+                    for group, options in self._catalogue().groups.items():
+                        if current.startswith(f"{group}/"):
+                            yield from (Candidate(f"{group}/{one.name}", one.summary) for one in options.values())
+                        else:
+                            yield Candidate(f"{group}/", self._catalogue().comment(group))
                 case "COMMAND":
                     yield from (Candidate(name, lines[0][1]) for name, lines in USAGE.items())
                 case "TOP":
@@ -265,7 +271,7 @@ class _Words:
 def _forms(usage: str) -> list[str]:
     """Return the positional placeholders of a usage line: ``["RUN|last", "KEY=VALUE"]``."""
     words = re.sub(r"^mptrain \S+|\[--[^]]*\]", "", usage)
-    return re.findall(r"[A-Za-z][\w|=]*", words)
+    return re.findall(r"[A-Za-z][\w|=/]*", words)
 
 
 def _saved(run: str) -> Path:

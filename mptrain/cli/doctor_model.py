@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import line_width, say, supports_colour, wrapped
+from mptrain.cli.doctor_data import data_lines
+from mptrain.cli.messages import line_width, say, waiting, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
-from mptrain.inspection.data_check import DataReport, check_data
+from mptrain.inspection.data_check import check_data
 from mptrain.inspection.findings import Finding
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
-from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
 #: Maximum number of table rows; with more modules, a row stands for all modules inside the same parent.
 ROWS = 32
-
-#: Maximum number of files of each kind that are listed.
-FILES_NAMED = 100
 
 #: Maximum number of module names that are listed for a finding.
 NAMED = 4
@@ -42,18 +38,18 @@ def doctor_model(config: Config) -> int:
         config: Validated configuration.
 
     Returns:
-        The exit code: 0, 4 if the model has a problem, or 6 if training would stop at a file.
+        The exit code: 0, 4 if the model has a problem, or 6 if training would stop at a file or the data has a problem.
 
     Raises:
         MptrainError: The parts cannot be built, or the first batch fails.
     """
-    with _waiting() as tell:
+    with waiting() as tell:
         data = check_data(config, tell)
-    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data):
+    if lines := data_lines(config, data):
         say("\n".join(lines if data.stopping else [*lines, ""]))
     if data.stopping:
         return EXIT_DATA
-    with _waiting() as tell:
+    with waiting() as tell:
         report = check_scaling(config, tell)
     name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"
     lines = wrapped(verdict(report), f"{name}: ", indent="")
@@ -64,41 +60,7 @@ def doctor_model(config: Config) -> int:
     for finding in report.findings:
         lines += ["", *wrapped(_said(finding), "found: "), *wrapped(finding.hint, "hint: ")]
     say("\n".join(lines), styled=True)
-    return EXIT_NUMERICS if report.findings else EXIT_OK
-
-
-def data_lines(name: str, report: DataReport) -> list[str]:
-    """Return the lines of text that report data files at which training stops, or which it skips or converts.
-
-    Args:
-        name: Name of the data set.
-        report: Result of the check of the files.
-
-    Returns:
-        The lines; none for data without files and problems.
-    """
-    if not (report.files or report.stopping or report.skipped):
-        return []
-    count = len(report.stopping)
-    things = f"{count:,} errors stop" if count > 1 else "1 error stops"
-    wrong = f"{things} training" if count else "no errors"
-    left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
-    of = f" of {report.files:,}, evenly spaced" if report.read < report.files else ""
-    lines = [f"{name}: {wrong}{left_out}; {report.read:,} files read{of}"]
-    said = _each("found", report.stopping)
-    if count:
-        hint = "fix or remove them; dataset.on_error=skip skips and counts unusable files"
-        said.append(("hint: ", hint))
-    said += _each("note", {place: f"skipped: {reason}" for place, reason in report.skipped.items()})
-    for remark, places in by_remark(report.remarks).items():
-        more = f" and {len(places) - FILES_NAMED:,} more" if len(places) > FILES_NAMED else ""
-        said.append(("note: ", f"{remark}: {', '.join(places[:FILES_NAMED])}{more}"))
-    return [*lines, *(line for head, text in said for line in wrapped(text, head))]
-
-
-def _each(head: str, problems: Mapping[str, str]) -> list[tuple[str, str]]:
-    said = [(f"{head}: ", f"{place}: {reason}") for place, reason in list(problems.items())[:FILES_NAMED]]
-    return [*said, (f"{head}: ", f"{len(problems) - FILES_NAMED:,} more")] if len(problems) > FILES_NAMED else said
+    return EXIT_NUMERICS if report.findings else EXIT_DATA if data.problems else EXIT_OK
 
 
 def verdict(report: ScalingReport) -> str:
@@ -221,18 +183,3 @@ def _share(error: float) -> str:
     if error == float("inf"):
         return "inf"
     return f"{100 * error:.2g} %" if error < 0.0995 else f"{100 * error:.0f} %"
-
-
-@contextlib.contextmanager
-def _waiting() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current activity on a temporary line of a terminal, and else does nothing."""
-    shows = supports_colour(sys.stderr)
-
-    def tell(what: str) -> None:
-        if shows:
-            print(f"\r\x1b[2K{what}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield lambda what: tell(f"{what} ...")
-    finally:
-        tell("")

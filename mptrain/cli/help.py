@@ -39,8 +39,10 @@ _LINES = {
         "reproduce a published result and check its claim"
     ),
     "mptrain list [GROUP|recipes]": "list groups, their options, keys and defaults; or recipes",
+    "mptrain copy RECIPE|GROUP/OPTION [FOLDER]": "copy an option or a recipe to a folder of yours, to edit it",
     "mptrain doctor [KEY=VALUE ...]": (
-        "show what this machine supports; or check a model's gradients in a precision and find usable loss scales"
+        "show what this machine supports; or check a data set (dataset=NAME ...); or check a model's gradients in a "
+        "precision and find usable loss scales"
     ),
     "mptrain completion bash|zsh|fish": 'set up shell completion: eval "$(mptrain completion bash)"',
     "mptrain help [COMMAND|GROUP|sweep]": "show help on a command, group, option or key",

@@ -349,16 +349,30 @@ def _list(words: list[str]) -> int:
     return list_groups(words)
 
 
+def _copy(words: list[str]) -> int:
+    """Run ``mptrain copy``.
+
+    Copies an option or a recipe of mptrain to a folder of yours, and prints the command that uses the copy. Without
+    FOLDER, GROUP/OPTION becomes my_configs/GROUP/my_OPTION.yaml, and RECIPE becomes the folder my_recipes/my_RECIPE.
+    GROUP/OPTION=NAME or RECIPE=NAME gives the copy another name. Nothing is replaced.
+    """
+    from mptrain.cli.copy_files import copy_files
+
+    return copy_files(words)
+
+
 def _doctor(words: list[str]) -> int:
     """Run ``mptrain doctor``.
 
     Shows the environment, the devices and the precision modes that they support. The exit code is 3 if a required
-    package is broken. With KEY=VALUE (or --config-dir DIR), it checks a configuration without training. It reads
-    all files of the data set and lists those at which training would stop (exit code 6) and those that it would
-    skip or convert. Then it computes the gradients of the first step in FP64, in FP32 and in the precision at loss
-    scales from 1 to 2^24. It prints the usable range of loss scales and the problems of each module, such as a loss
-    or norm in half precision, gradients that are not proportional to the loss scale, an eps that underflows, or a
-    mask that becomes infinite. The exit code is 4 if it found a problem.
+    package is broken. With dataset=NAME and dataset.KEY=VALUE alone, it describes a data set: its splits, classes,
+    lengths and picture sizes. It reads all files and lists those at which training would stop and pictures that are
+    in two splits or classes (exit code 6), and those that training would skip or convert. With other KEY=VALUE (or
+    --config-dir DIR) it checks the files and then the model, without training. It computes the gradients of the
+    first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24. It prints the usable range of
+    loss scales and the problems of each module, such as a loss or norm in half precision, gradients that are not
+    proportional to the loss scale, an eps that underflows, or a mask that becomes infinite. The exit code is 4 if
+    it found a problem.
     """
     if not words:
         from mptrain.cli.doctor import doctor
@@ -373,9 +387,17 @@ def _doctor(words: list[str]) -> int:
         )
         raise UsageError(f"unknown option '{unknown}'", "doctor checks one configuration: mptrain doctor KEY=VALUE ...")
     config = _composed(flags)
+    if any(word.startswith("dataset") for word in flags.overrides) and all(map(_is_about_data, flags.overrides)):
+        from mptrain.cli.doctor_data import doctor_data
+
+        return doctor_data(config)
     from mptrain.cli.doctor_model import doctor_model
 
     return doctor_model(config)
+
+
+def _is_about_data(word: str) -> bool:
+    return word.lstrip("+~").partition("=")[0].partition(".")[0] in ("dataset", "extensions")
 
 
 def _completion(words: list[str]) -> int:
@@ -415,4 +437,4 @@ def _version(words: list[str]) -> int:
 _ALL = (_train, _resume, _eval, _export, _compare, _report, _recommend, _diagnose, _replay, _reproduce)
 
 #: Commands by name.
-COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _doctor, _completion, _help)}
+COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _copy, _doctor, _completion, _help)}

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, Problem, StorageError
@@ -274,6 +274,21 @@ def checking(points: int) -> Iterator[None]:
         if ticking.ident is not None:
             ticking.join()
         _print("\n")
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the current activity on a temporary line of a terminal, and else does nothing."""
+    shows = supports_colour(sys.stderr)
+
+    def tell(what: str) -> None:
+        if shows:
+            print(f"\r\x1b[2K{what}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield lambda what: tell(f"{what} ...")
+    finally:
+        tell("")
 
 
 def _print(text: str) -> None:

@@ -111,7 +111,7 @@ def build(
         model = convert_sync_batchnorm(model, comm)
     freeze(model, config.freeze)
     clamped = clamp_to_range(model, policy)
-    warnings = warnings_about_parallelism(config, comm.world_size)
+    warnings = (*getattr(dataset, "warnings", ()), *warnings_about_parallelism(config, comm.world_size))
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # a resumed run replaces these weights

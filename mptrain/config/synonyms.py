@@ -114,6 +114,7 @@ _COMMANDS = {
     "eval": "test validate predict",
     "resume": "continue restart",
     "list": "ls show models configs",
+    "copy": "cp new init edit",
     "doctor": "check info env",
     "-m": "sweep multirun search grid",
     "--version": "version",

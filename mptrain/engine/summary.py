@@ -67,6 +67,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: 
         "memory_before": parts.origin.memory,
         "peak_memory": memory_peak(parts.device),
         "unusable_samples": {name: loader.split.skipped for name, loader in parts.loaders.items()},
+        "converted_files": {name: len(loader.split.faults.remarks) for name, loader in parts.loaders.items()},
         "device": str(parts.device),
         "threads": torch.get_num_threads(),
         "facts": facts(parts),

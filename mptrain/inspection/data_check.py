@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from mptrain.config.build_workload import build_dataset
 from mptrain.config.schema import Config
 from mptrain.machine import usable_cores
+from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import checking
+from mptrain.workloads.base.survey import FileFacts, Survey
 
 #: The maximum number of files read per split; from a larger split, evenly spaced files are read.
 FILES = 20_000
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Picture files with the same pixels.
+
+    Attributes:
+        names: Names of the files.
+        splits: Split of each file.
+        labels: Class of each file.
+    """
+
+    names: tuple[str, ...]
+    splits: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def leak(self) -> bool:
+        """True if they are in several splits, so that an evaluation counts a sample of the training."""
+        return len(set(self.splits)) > 1
+
+    @property
+    def conflict(self) -> bool:
+        """True if they are in several classes, so that one of them has a wrong label."""
+        return len(set(self.labels)) > 1
 
 
 @dataclass(frozen=True)
@@ -25,6 +58,13 @@ class DataReport:
         remarks: Modification of each file that training would use in modified form, by file name.
         read: Number of files read.
         files: Number of files in the data set.
+        shape: Shape of a sample in a few words; see `mptrain.workloads.base.dataset.Dataset.describe`.
+        labels: Names of the classes, or else of the speakers, by index; empty without.
+        samples: Number of samples of each split.
+        surveys: Counts and lengths of the samples of each split.
+        sizes: Number of files of each width and height in pixels, the most frequent first.
+        copies: Groups of picture files with the same pixels.
+        warnings: Sentences that training would tell about the data, such as the number of files of other kinds.
     """
 
     stopping: Mapping[str, str]
@@ -32,6 +72,18 @@ class DataReport:
     remarks: Mapping[str, str]
     read: int
     files: int
+    shape: str
+    labels: tuple[str, ...]
+    samples: Mapping[str, int]
+    surveys: Mapping[str, Survey]
+    sizes: Mapping[tuple[int, int], int]
+    copies: tuple[Copies, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def problems(self) -> int:
+        """Number of groups of copies that leak or conflict."""
+        return sum(one.leak or one.conflict for one in self.copies)
 
 
 def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
@@ -49,20 +101,69 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
         ConfigError: The data options are inconsistent.
     """
     remarks: dict[str, str] = {}
+    facts: dict[str, list[FileFacts]] = {}
     read = files = 0
-    with checking() as check, ThreadPoolExecutor(usable_cores()) as threads:
+    with checking() as check, ThreadPoolExecutor(usable_cores()) as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of Pillow about single files
         dataset = build_dataset(config)
-        for part in ("train", "val", "test"):
-            split = getattr(dataset, part)
+        splits: dict[str, Split] = {part: split for part in PARTS if (split := getattr(dataset, part)) is not None}
+        for part, split in splits.items():
             count = getattr(split, "files", 0)
             chosen = range(count) if count <= FILES else [place * count // FILES for place in range(FILES)]
             files += count
-            for done, _ in enumerate(threads.map(split.read, chosen) if chosen else ()):
+            facts[part] = []
+            for done, one in enumerate(threads.map(split.read, chosen) if chosen else ()):  # type: ignore[attr-defined]
                 if done % 100 == 0:
                     tell(f"reading the files of {part}: {done:,} of {len(chosen):,}")
+                if one is not None:
+                    facts[part].append(one)
             read += len(chosen)
-            if split is not None:
-                remarks.update(split.faults.remarks)
+            remarks.update(split.faults.remarks)
     # Threads finish in any order.
     stopping, skipped, remarks = (dict(sorted(names.items())) for names in (check.stopping, check.skipped, remarks))
-    return DataReport(stopping, skipped, remarks, read, files)
+    labels = _label_names(dataset)
+    return DataReport(
+        stopping,
+        skipped,
+        remarks,
+        read,
+        files,
+        dataset.describe(),
+        labels,
+        {part: len(split) for part, split in splits.items()},
+        {part: _survey(split, facts[part]) for part, split in splits.items()},
+        _sizes(facts),
+        _copies(facts, labels),
+        tuple(getattr(dataset, "warnings", ())),
+    )
+
+
+def _label_names(dataset: Dataset) -> tuple[str, ...]:
+    facts = dataset.facts()
+    return tuple(facts.get("class_names") or facts.get("speaker_names") or ())
+
+
+def _survey(split: Split, facts: list[FileFacts]) -> Survey:
+    """Return the survey of a split, with the widths and heights of the picture files that were read."""
+    survey = split.survey() if hasattr(split, "survey") else Survey()
+    if not facts:
+        return survey
+    sides = torch.tensor([one.size for one in facts])
+    return Survey(survey.labels, survey.totals, {**survey.lengths, "width": sides[:, 0], "height": sides[:, 1]})
+
+
+def _sizes(facts: Mapping[str, list[FileFacts]]) -> dict[tuple[int, int], int]:
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for found in facts.values():
+        for one in found:
+            counts[one.size] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _copies(facts: Mapping[str, list[FileFacts]], labels: tuple[str, ...]) -> tuple[Copies, ...]:
+    """Return the groups of files with the same pixels, by split and name."""
+    groups: dict[bytes, list[tuple[str, str, str]]] = defaultdict(list)
+    for part, found in facts.items():
+        for one in sorted(found, key=lambda one: one.name):
+            groups[one.content].append((one.name, part, labels[one.label] if labels else ""))
+    return tuple(Copies(*zip(*group, strict=True)) for group in groups.values() if len(group) > 1)

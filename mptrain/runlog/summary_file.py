@@ -49,7 +49,7 @@ _KINDS: dict[str, Kind] = {
     "learners": mapping(having(_LEARNER)),
     **dict.fromkeys(("planned_steps", "steady_steps", "memory_before", "peak_memory", "threads"), optional(is_count)),
     "samples": optional(is_count),
-    "unusable_samples": optional(mapping(is_count)),
+    **dict.fromkeys(("unusable_samples", "converted_files"), optional(mapping(is_count))),
     "facts": optional(is_mapping),
 }
 

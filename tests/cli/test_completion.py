@@ -56,6 +56,13 @@ def test_commands_are_offered_as_the_first_word_only():
     assert offered("--config-name train do") == ["doctor"]
 
 
+def test_what_can_be_copied_is_offered_a_level_at_a_time(tmp_path):
+    (tmp_path / "conf").mkdir()
+    assert {"two_cliffs", "model/", "precision/"} <= set(offered("copy "))
+    assert offered("copy model/resnet") == ["model/resnet18", "model/resnet50"]
+    assert offered("copy model/resnet18 c") == ["conf/"]
+
+
 @pytest.mark.parametrize("group", ["precision", "logger", "model"])
 def test_all_options_of_a_group_are_offered(group):
     options = [path.stem for path in sorted((location.configs() / group).glob("*.yaml"))]

@@ -110,11 +110,11 @@ def test_every_file_of_a_folder_that_stops_training_is_listed_at_once_with_what_
     (odd / "cut.png").write_bytes(whole[: len(whole) // 2])
     (odd / "text.png").write_text("no picture")
     (pictures / "train" / "empty").mkdir()
-    plain.save(pictures / "val" / "loose.png")
+    plain.rotate(90).save(pictures / "val" / "loose.png")
     plain.resize((1, 1)).save(odd / "one.png")
-    plain.convert("CMYK").save(odd / "ink.jpg")
-    plain.convert("RGBA").save(pictures / "val" / "ant" / "alpha.png")
-    plain.save(odd / "moving.gif", save_all=True, append_images=[plain.rotate(180)])
+    plain.rotate(180).convert("CMYK").save(odd / "ink.jpg")
+    plain.rotate(180).convert("RGBA").save(pictures / "val" / "ant" / "alpha.png")
+    plain.save(odd / "moving.gif", save_all=True, append_images=[plain.rotate(90)])
     Image.new("I;16", (12, 10), 50_000).save(odd / "deep.png")
     plain.save(odd / "other.png", "JPEG")
     assert terminal("doctor", *FOLDER, f"dataset.root={pictures}") == 6
@@ -134,6 +134,7 @@ def test_every_file_of_a_folder_that_stops_training_is_listed_at_once_with_what_
         "several frames (the first is used)": "moving.gif",
         "16-bit (the high byte is used)": "deep.png",
         "JPEG named .png": "other.png",
+        "classes without samples in train": "empty",
     }
     assert not terminal.err
 

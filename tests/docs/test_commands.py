@@ -84,8 +84,10 @@ RUN = {name: [words[1:] for words in commands(name) if not stated(words)] for na
 def prepare(folder: Path, *, makes_nightly: bool) -> None:
     """Make what pages take for granted: files of the reader's, and runs, one of them only if the page does not make it."""
     draw = np.random.default_rng(0)
-    for place in ("pictures", "my_images", "faces", "photos"):
-        for part in ("train/cat", "train/dog", "val/cat", "val/dog") if place in ("pictures", "my_images") else ("",):
+    splits = ("train/cat", "train/dog", "val/cat", "val/dog")
+    parts = {"pictures": splits, "my_images": splits, "flowers": ("rose", "tulip"), "faces": ("",), "photos": ("",)}
+    for place, folders in parts.items():
+        for part in folders:
             (folder / place / part).mkdir(parents=True)
             for number in range(10):
                 pixels = draw.integers(0, 256, (256, 256, 3), dtype=np.uint8)

@@ -51,7 +51,7 @@ def test_the_run_that_is_shown_looks_like_a_run(tmp_path):
 
 @pytest.mark.process
 def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
-    shown = next(block for block in BLOCKS if block.startswith("$ mptrain doctor"))
+    shown = next(block for block in BLOCKS if block.startswith("$ mptrain doctor model="))
     first, _, output = shown.partition("\n")
     done = run_in_process(*first.removeprefix("$ mptrain ").split(), cwd=tmp_path)
     assert done.returncode == 4, done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
 
@@ -124,6 +126,12 @@ class SoundSplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self._clip_of)
 
+    def survey(self) -> Survey:
+        """Return the speaker and length of each recording; see `mptrain.workloads.base.dataset.Split.survey`."""
+        speakers = torch.tensor([clip.speaker for clip in self.clips])
+        lengths = {"audio samples": torch.tensor([clip.samples for clip in self.clips])}
+        return Survey(speakers, {"recordings": len(self.clips)}, lengths)
+
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
@@ -193,7 +201,7 @@ class SoundDataset(Dataset):
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
-        files: Source files of each split; empty.
+        files: Source files of each split; empty if there are none.
     """
 
     name: str
@@ -225,8 +233,8 @@ class SoundDataset(Dataset):
         }
 
     def card(self) -> dict[str, Any]:
-        """Return ``labels`` for the run's ``data.json``: speakers, then letters, by number."""
-        return {"labels": [*self.speakers, *self.alphabet]}
+        """Return the data description of a run: ``labels``, speakers and then letters by number, and ``files``."""
+        return {"labels": [*self.speakers, *self.alphabet], "files": self.files}
 
     def describe(self) -> str:
         """Return a summary for the terminal: length of a window, rate, levels, conditioning and numbers of recordings.
@@ -288,7 +296,7 @@ def clips_as_dataset(
 
     Args:
         name: Name of the data set.
-        clips: All recordings.
+        clips: All recordings, each named by the path of its file.
         read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
         faults: Record of unusable recordings so far; the training split continues it.
         options: Options that the user set for the data set.
@@ -322,6 +330,7 @@ def clips_as_dataset(
         splits["train"],
         splits.get("val"),
         splits.get("test"),
+        {part: [str(Path(clip.name).absolute()) for clip in chosen] for part, chosen in parts.items()},
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
+from mptrain.workloads.base.survey import Survey
 
 
 class Split(Protocol):
@@ -64,9 +65,15 @@ class Split(Protocol):
         """
         ...
 
+    def survey(self) -> Survey:
+        """Return counts and lengths of the samples for ``mptrain doctor``; the default knows none."""
+        return Survey()
+
 
 class Dataset(Protocol):
     """Protocol of a data set: its splits, the facts that models depend on, and the preparation of its batches.
+
+    An optional attribute ``warnings``, a tuple of sentences, tells the user about the data when a run starts.
 
     Attributes:
         name: Name of the data set in the configuration and in records.

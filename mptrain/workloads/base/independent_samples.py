@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.random_streams import sample_order
+from mptrain.workloads.base.survey import Survey
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mptrain.workloads.base.dataset import Split
     from mptrain.workloads.base.faulty_samples import Faults
+    from mptrain.workloads.base.survey import FileFacts
 
 
 class IndependentSamples(ABC):
@@ -50,11 +52,19 @@ class IndependentSamples(ABC):
         """Number of files that this split reads only when a batch needs them: one per sample; 0 if it is in memory."""
         return 0 if cast("Split", self).in_memory else len(self)
 
-    def read(self, number: int) -> None:
+    def read(self, number: int) -> FileFacts | None:
         """Read one sample's file to check it before training; an unusable file is recorded in ``faults``.
 
         Args:
             number: Index of the sample, below `files`.
+
+        Returns:
+            Facts of a usable file; None if a split has none to tell.
         """
         with contextlib.suppress(DataError):  # a batch without a usable sample
             cast("Split", self).fetch([number], 0, 0)
+        return None
+
+    def survey(self) -> Survey:
+        """Return counts and lengths of the samples; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return Survey()

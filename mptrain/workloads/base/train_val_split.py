@@ -1,4 +1,4 @@
-"""Division of a data set's samples into splits. It depends on the labels only, never on the seed of the run."""
+"""Assignment of samples to splits. It depends on the labels and a seed of its own, never on the seed of the run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from mptrain.workloads.base.random_streams import permutation
 _FIXED = 20180430  # seed of the permutation; changing it changes every split
 
 
-def stratified_order(targets: Tensor) -> Tensor:
+def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
     """Return an order of the samples in which every prefix has about the overall class proportions.
 
-    A fixed permutation shuffles the samples. The k-th of the n samples of a class then gets the rank (k + 1/2) / n, and
-    the samples are sorted by rank, ties by class.
+    A permutation drawn from ``seed`` shuffles the samples. The k-th of the n samples of a class then gets the rank
+    (k + 1/2) / n, and the samples are sorted by rank, ties by class.
 
     Args:
         targets: Class indices, int64 ``[N]``.
+        seed: Seed of the permutation.
 
     Returns:
         Sample indices, int64 ``[N]``.
     """
-    shuffled = permutation(len(targets), _FIXED)
+    shuffled = permutation(len(targets), _FIXED + seed)
     labels = targets[shuffled]
     by_class = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)
@@ -33,29 +34,39 @@ def stratified_order(targets: Tensor) -> Tensor:
     return shuffled[by_class[torch.argsort(rank, stable=True)]]
 
 
-def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
-    """Divide the samples of a data set into a part to train on and a part held out for validation.
+def hold_out(
+    targets: Tensor, val_samples: int, train_samples: int | None, test_samples: int = 0, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Divide training samples into a part to train on and parts held out for validation and testing.
 
     Args:
         targets: Class indices of all samples, int64 ``[N]``.
-        val_samples: Number of samples to hold out; may be 0.
+        val_samples: Number of samples to hold out for validation; may be 0.
         train_samples: Number of the remaining samples to train on; None for all.
+        test_samples: Number of samples to hold out for testing; may be 0.
+        seed: Seed of the permutation that chooses the samples.
 
     Returns:
-        Indices of the training samples and of the held-out samples, both stratified by class. The held-out samples do
-        not depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
+        Indices of the samples for training, validation and testing, all stratified. The held-out samples do not
+        depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
 
     Raises:
         ConfigError: There are too few samples.
     """
-    if val_samples >= len(targets):
+    train = len(targets) - val_samples - test_samples
+    if train < 1:
+        more = f" and {test_samples} for testing" if test_samples else ""
         raise ConfigError(
-            f"dataset.val_samples={val_samples} would hold out all {len(targets)} training samples",
-            f"set dataset.val_samples to at most {len(targets) - 1}",
+            f"dataset.val_samples={val_samples}{more} would hold out all {len(targets)} training samples",
+            f"set dataset.val_samples to at most {max(0, len(targets) - 1 - test_samples)}",
         )
-    order = stratified_order(targets)
-    train = len(targets) - val_samples
-    return first_samples(order[:train], train_samples), order[train:]
+    order = stratified_order(targets, seed)
+    return first_samples(order[:train], train_samples), order[train : train + val_samples], order[train + val_samples :]
+
+
+def share_of(count: int, share: float | None) -> int:
+    """Return the number of samples in a share of ``count``: rounded, but at least 1 unless the share is 0 or None."""
+    return max(1, round(share * count)) if share else 0
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:

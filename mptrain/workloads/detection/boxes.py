@@ -14,6 +14,7 @@ from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.images.image_dataset import ImageDataset
 
 #: Kinds of boxes: an object to detect; an object whose detection is optional (Pascal VOC's *difficult*); a region with
@@ -91,12 +92,27 @@ class DetectionSplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self.images)
 
+    def survey(self) -> Survey:
+        """Return the number of boxes and their classes; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return survey_of_boxes(self.boxes)
+
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the pictures with these indices and their boxes as one batch (see `detection_batch`) on the host.
 
         See `mptrain.workloads.base.dataset.Split.fetch`.
         """
         return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
+
+
+def survey_of_boxes(boxes: Sequence[Boxes]) -> Survey:
+    """Return the survey of pictures: the number of boxes of each picture and the class of each box.
+
+    Args:
+        boxes: Boxes of each picture.
+    """
+    counts = torch.tensor([len(one.labels) for one in boxes])
+    labels = torch.cat([one.labels for one in boxes])
+    return Survey(labels, {"boxes": len(labels)}, {"boxes of a picture": counts})
 
 
 class DetectionDataset(ImageDataset):

@@ -16,6 +16,7 @@ from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
@@ -26,6 +27,7 @@ from mptrain.workloads.detection.boxes import (
     mirrored,
     random_window,
     resized,
+    survey_of_boxes,
     through_window,
 )
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
@@ -238,6 +240,10 @@ class PictureSplit(IndependentSamples):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def survey(self) -> Survey:
+        """Return the number of boxes and their classes; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return survey_of_boxes([self.listing.boxes(index) for index in self.indices.tolist()])
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the pictures with these indices and return them with their boxes as one batch (see `detection_batch`).

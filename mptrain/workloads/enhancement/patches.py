@@ -17,6 +17,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.random_streams import keys, uniforms
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
@@ -125,6 +126,11 @@ class _PhotoSplit(IndependentSamples):
     def files(self) -> int:
         """Number of photos, each of which a check of the data can decode with `read`."""
         return len(self.photos)
+
+    def survey(self) -> Survey:
+        """Return the size of each photo in pixels; see `mptrain.workloads.base.dataset.Split.survey`."""
+        sides = torch.tensor(self.photos.sizes)
+        return Survey(totals={"photos": len(sides)}, lengths={"width": sides[:, 1], "height": sides[:, 0]})
 
     def read(self, number: int) -> None:
         """Decode the photo at this position to check it, and record it in ``faults`` if that fails."""

@@ -17,6 +17,7 @@ from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation, luminance_of
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import hold_out
 from mptrain.workloads.images.augmentation import Shifting
 
@@ -97,7 +98,7 @@ class ImageDataset:
         none.
         """
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
-        hint = f"the images are {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
+        hint = f"the images are {found}: put those of each class into ROOT/CLASS; model=dcgan needs no classes"
         return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class MemoryDataset(ImageDataset, ABC):
         (images, targets), test = self.read()
         # Check for faults before the split, so that messages name the index of a sample in the file.
         pool = self._split("train", images, targets)
-        trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
+        trained, held, _ = hold_out(pool.targets, self.val_samples, self.train_samples)
         self.train = self._split("train", pool.images[trained], pool.targets[trained])
         self.train.shifting = self.shifting if self.augment else None
         self.train.faults = pool.faults
@@ -234,6 +235,10 @@ class MemorySplit(IndependentSamples):
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def survey(self) -> Survey:
+        """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return Survey(self.targets)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the images and labels with these indices as one batch on the host, augmented if ``shifting`` is set.

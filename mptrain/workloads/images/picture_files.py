@@ -131,7 +131,7 @@ def picture_size(path: str) -> tuple[int, int]:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[ImageFile]:
     """Open a file, read its header, and raise OSError for modes without a defined value range."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as file:
@@ -140,6 +140,8 @@ def _opened(path: str) -> Iterator[ImageFile]:
                     f"mode {file.mode} does not define the value of white; save it with 8 or 16 bits per channel"
                 )
             yield file
+    except UnidentifiedImageError as error:
+        raise OSError("it is no picture of a known format") from error
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
 

@@ -22,6 +22,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
 #: Shortest window, in tokens, that a hint proposes for a text that is too short.
@@ -119,6 +120,10 @@ class TextSplit(Split):
 
     def __len__(self) -> int:
         return self._windows
+
+    def survey(self) -> Survey:
+        """Return the number of tokens; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return Survey(totals={"tokens": len(self.numbers)})
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Return the order of windows in an epoch, int64 ``[len(self)]``; with lanes the batches follow the text.

@@ -20,6 +20,7 @@ from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.alphabet import ENGLISH
 from mptrain.workloads.sound.audio_files import RecordingError
@@ -138,6 +139,12 @@ class SpeechSplit(Split):
 
     def __len__(self) -> int:
         return len(self.utterances)
+
+    def survey(self) -> Survey:
+        """Return the seconds and letters of each utterance; see `mptrain.workloads.base.dataset.Split.survey`."""
+        seconds = torch.tensor([one.samples / self.form.features.rate for one in self.utterances])
+        letters = torch.tensor([len(one.text) for one in self.utterances])
+        return Survey(lengths={"seconds": seconds, "letters": letters})
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Return the order of utterances in an epoch, int64 ``[len(self)]``, in batches of similar length.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mptrain.errors import DataError
@@ -57,23 +57,35 @@ def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Ite
             yield number, text
 
 
-def by_part(files: Iterable[Path]) -> dict[str, list[Path]]:
+def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[Path]]:
     """Group data files by the split that their names give: ``wiki.valid.tokens`` is for validation.
 
     The words ``train``, ``valid``, ``validation``, ``val``, ``dev`` and ``test`` count in any case, between characters
-    other than letters. If any file is for training, files without such a word are left out.
+    other than letters. If any file is for training, files without such a word are left out. If no file has such a word,
+    all are for training.
 
     Args:
+        name: Name of the data set, for messages.
         files: Paths of the files.
+        training: File name to suggest for training data, such as ``train.txt``.
 
     Returns:
-        Files in the given order by split: ``train``, ``val``, ``test``, or ``""`` for files whose names give no split.
-        Splits without files are absent.
+        Files of ``train``, and of ``val`` and ``test`` if there are any, in the given order.
+
+    Raises:
+        DataError: There are files for validation or testing, but none for training.
     """
     found: dict[str, list[Path]] = {}
     for file in files:
         words = re.split(r"[^a-z]+", file.name.lower())
         found.setdefault(next((_PARTS[word] for word in words if word in _PARTS), ""), []).append(file)
+    others = found.pop("", [])
     if "train" in found:
-        found.pop("", None)
-    return found
+        return found
+    if found:
+        there = ", ".join(str(some[0]) for some in found.values())
+        raise DataError(
+            f"{name}: found {there}, but no file to train on",
+            f"rename {others[0] if others else 'it'} to {training}, or set dataset.path to the file to train on",
+        )
+    return {"train": others}

@@ -20,6 +20,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.text.buckets import bucketed_order
 from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
 
@@ -177,6 +178,10 @@ class PairSplit(Split):
     def skipped(self) -> int:
         """Number of pairs that were left out: unusable lines and pairs that were too long."""
         return len(self.faults.found) + self.left_out
+
+    def survey(self) -> Survey:
+        """Return the tokens of each sentence and translation; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return Survey(lengths={"source tokens": self.sources.lengths, "target tokens": self.targets.lengths})
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Return the order of pairs in an epoch, int64 ``[len(self)]``, in batches of similar length.

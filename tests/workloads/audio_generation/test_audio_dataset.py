@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from pathlib import Path
 
 import pytest
 import torch
@@ -248,6 +249,16 @@ class TestRecordings:
         assert sorted(batch.counts) == [20, 50, 50, 100]
         assert batch.inputs.shape == (4, 108)
         assert 6000 in batch.inputs
+
+    def test_the_files_of_each_part_are_on_record(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for number in range(5):
+            write(tmp_path / "wavs" / f"{number}.wav", ramp(20))
+        files = self.load(Path("wavs"), val_share=0.2).card()["files"]
+        assert {part: len(some) for part, some in files.items()} == {"train": 4, "val": 1}
+        assert sorted(file for some in files.values() for file in some) == [
+            str(tmp_path / "wavs" / f"{number}.wav") for number in range(5)
+        ]
 
     def test_it_is_said_from_how_many_recordings_each_part_comes(self, tmp_path):
         for number in range(5):

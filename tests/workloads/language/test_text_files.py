@@ -258,6 +258,15 @@ class TestText:
         for path in (tmp_path / "*.txt", tuple(tmp_path / f"chapter{number}.txt" for number in range(10))):
             assert torch.equal(load_text(path=path, sequence_length=8).train.numbers, expected)
 
+    def test_a_file_for_validation_is_not_merged_with_files_that_name_no_part(self, tmp_path):
+        for name in ("story.txt", "wiki.valid.txt"):
+            (tmp_path / name).write_text(STORY)
+        with pytest.raises(DataError, match=r"found .*wiki\.valid\.txt, but no file to train on") as caught:
+            load_text(path=tmp_path, sequence_length=8)
+        assert caught.value.hint.startswith(f"rename {tmp_path / 'story.txt'} to train.txt, or set dataset.path")
+        alone = load_text(path=tmp_path / "wiki.valid.txt", sequence_length=8)
+        assert alone.files == {"train": [str(tmp_path / "wiki.valid.txt")]}
+
     @pytest.mark.parametrize("path", ["nosuch.txt", "*.nosuch", "nosuch/folder"])
     def test_what_is_not_there_is_named_with_the_data_that_is(self, tmp_path, path):
         with pytest.raises(DataError) as error:

@@ -273,8 +273,13 @@ class TestFiles:
             with pytest.raises(DataError, match=said):
                 load_pairs(path=path)
         written(tmp_path / "test.tsv")
-        with pytest.raises(DataError, match="no file to train on"):
+        for other in ("mine.tsv", "corpus.txt"):
+            with pytest.raises(DataError, match=r"found .*test\.tsv, but no file to train on"):
+                load_pairs(path=tmp_path)
+            written(tmp_path / other)  # which is not merged with the test data into training data
+        with pytest.raises(DataError) as caught:
             load_pairs(path=tmp_path)
+        assert caught.value.hint.startswith(f"rename {tmp_path / 'corpus.txt'} to train.tsv, or set dataset.path")
         (tmp_path / "test.tsv").write_text("\n\n")
         with pytest.raises(DataError, match="has no pairs"):
             load_pairs(path=tmp_path / "test.tsv")

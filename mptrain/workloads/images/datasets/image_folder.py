@@ -7,7 +7,7 @@ boxes with fractional coordinates.
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,18 +17,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
+from mptrain.errors import ConfigError, Problem
+from mptrain.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.base.train_val_split import first_samples, hold_out, stratified_order
+from mptrain.workloads.base.survey import FileFacts, Survey
+from mptrain.workloads.base.train_val_split import hold_out, share_of
 from mptrain.workloads.images.augmentation import CROP_DRAWS, Augment, Variation, centre_box, random_box, variation
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
-from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part
+from mptrain.workloads.images.image_listing import Listing, Unlisted, find_classes, find_splits, list_images
+from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part, read_picture
 
 #: ``full`` decodes at full size; ``draft`` decodes JPEGs only as large as the crop needs.
 Decoding = Literal["full", "draft"]
@@ -38,20 +39,24 @@ _DRAWS = 1 + CROP_DRAWS  # the first is for the horizontal flip
 
 @dataclass(kw_only=True, eq=False)
 class ClassFolders(ImageDataset):
-    """Data set of image files in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` if these exist.
+    """Images in ``root/CLASS/``; or in ``root/train/CLASS/``, and in ``root/val`` and ``root/test`` if these exist.
 
-    Images directly in ``root/train`` or ``root``, without class folders, have no classes. They can train a generative
-    model but not a classifier.
+    A folder ``train``, ``val`` or ``test`` in the root is a split (see `find_splits`); other folders there are classes
+    if there are no splits. Images directly in ``root/train`` or ``root``, without class folders, have no classes. They
+    can train a generative model but not a classifier.
 
     Attributes:
-        root: Folder with one folder per split, or with images.
+        root: Folder with one folder per split, with one folder per class, or with images.
         image_size: Side in pixels of the square network inputs; None means 224.
         channels: 3 for RGB, 1 for grey; None means 3.
         augment: Augmentation of training images. True crops and flips them at random; ``randaugment`` and
             ``trivial_augment`` then also apply the policy of that name. False takes the centre crop.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
-        val_samples: Number of images to hold out of ``root/train``; ``root/val`` is then the test split unless there is
-            a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
+        val_samples: Number of training images to hold out for validation; ``root/val`` is then the test split unless
+            there is a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
+        val_share: The same as a share of the training images, at least one image.
+        test_share: Share of the training images to hold out for testing if there is no folder for it.
+        split_seed: Seed that chooses the images held out; they do not depend on the seed of the run.
         train_samples: Number of images to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
         on_error: Handling of files that cannot be decoded or are in a folder that is not a class: ``stop`` or ``skip``.
@@ -61,10 +66,12 @@ class ClassFolders(ImageDataset):
             keeps at least ``image_size`` pixels per side: faster, with slightly different pixels. Other formats, and
             small pictures, are decoded as with ``full``.
 
+        warnings: Sentences on missing splits, and on files and folders that are left out because no rule takes them.
+
     Raises:
-        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no class
-            although others have one.
-        ConfigError: There are fewer samples than requested, or ``random_erasing`` is set without ``augment``.
+        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
+            class although others have one.
+        ConfigError: There are fewer samples than requested, or options contradict each other.
     """
 
     root: Path
@@ -73,6 +80,9 @@ class ClassFolders(ImageDataset):
     augment: Augment = True
     random_erasing: Fraction = 0.0
     val_samples: NonNegativeInt | None = None
+    val_share: BelowOneOrZero | None = None
+    test_share: BelowOneOrZero | None = None
+    split_seed: NonNegativeInt = 0
     train_samples: PositiveInt | None = None
     workers: NonNegativeInt = 4
     on_error: OnError = "stop"
@@ -80,15 +90,17 @@ class ClassFolders(ImageDataset):
     decode: Decoding = "full"
 
     def __post_init__(self) -> None:
-        if self.random_erasing > 0 and self.augment is False:
-            raise ConfigError(
-                f"dataset.random_erasing={self.random_erasing} with dataset.augment=false: erasing needs augmentation",
-                "set dataset.augment=true, or dataset.random_erasing=0",
-            )
+        if problems := self._contradictions():
+            raise ConfigError(problems)
         side, channels = self.image_size or 224, self.channels or 3
         mean, std = photo_statistics(channels)
         self.preparation = Preparation(*statistics(mean, std, self.normalise), side, channels)
-        self.class_names, parts = self._find(self.root.expanduser())
+        unlisted = Unlisted()
+        self.class_names, parts = self._find(self.root.expanduser(), unlisted)
+        self.warnings, self._other_files = unlisted.sentences(), dict(unlisted.extensions)
+        if self.class_names and [*parts] == ["train"] and self.val_samples is self.val_share is self.test_share is None:
+            hint = "dataset.val_share=0.1 dataset.test_share=0.1 hold out a tenth each"
+            self.warnings += (f"there are no images for validation and testing: {hint}",)
         varied = variation(self.augment, self.random_erasing, tuple(round(255 * value) for value in mean))
         self._splits = {
             part: FolderSplit(listing, side, channels, varied if part == "train" else None, faults, self.decode)
@@ -97,13 +109,15 @@ class ClassFolders(ImageDataset):
         self.train, self.val, self.test = self._splits["train"], self._splits.get("val"), self._splits.get("test")
 
     def card(self) -> dict[str, Any]:
-        """Return the information needed to use the trained weights elsewhere, as JSON values.
+        """Return the data description of a run as JSON values.
 
-        The keys are ``labels`` (the class names by index), ``decode`` unless it is ``full``, and ``preparation``, the
-        conversion to the network's input.
+        Returns:
+            ``labels``, the class names; ``decode`` unless it is ``full``; ``other_files``, the number of files that are
+            not pictures by extension, if there are any; ``preparation`` of the network's input.
         """
-        decode = {} if self.decode == "full" else {"decode": self.decode}
-        return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
+        more = {} if self.decode == "full" else {"decode": self.decode}
+        others = {"other_files": self._other_files} if self._other_files else {}
+        return {"labels": list(self.class_names), **more, **others, "preparation": self.preparation.card()}
 
     def describe(self) -> str:
         """Return the shape of an image and the number of classes in one line, for the terminal.
@@ -120,21 +134,41 @@ class ClassFolders(ImageDataset):
                 said += f", {lacking:,} without images in {part}"
         return said
 
-    def _find(self, root: Path) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
+    def _contradictions(self) -> list[Problem]:
+        """Return the problems of options that contradict each other."""
+        problems = []
+        if self.random_erasing > 0 and self.augment is False:
+            what = f"dataset.random_erasing={self.random_erasing} with dataset.augment=false: it needs augmentation"
+            problems.append(Problem(what, "set dataset.augment=true, or dataset.random_erasing=0"))
+        if self.val_samples is not None and self.val_share is not None:
+            what = f"dataset.val_samples={self.val_samples} contradicts dataset.val_share={self.val_share}"
+            problems.append(Problem(what, "set one of them"))
+        if (self.val_share or 0) + (self.test_share or 0) >= 1:
+            what = f"dataset.val_share={self.val_share} and test_share={self.test_share} leave nothing to train on"
+            problems.append(Problem(what, "choose smaller shares"))
+        return problems
+
+    def _find(self, root: Path, unlisted: Unlisted) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
         """Return the classes, and the images of each part."""
-        train = _training_folder(root, self.name)
+        folders = find_splits(root, self.name, unlisted)
+        train = folders.pop("train")
         classes = find_classes(train)
-        parts: dict[str, tuple[Listing, Faults]] = {}
-        for part in ("val", "test"):
-            if (root / part).is_dir():
-                faults = Faults(self.on_error)
-                parts[part] = (list_images(root / part, classes, faults), faults)
-        if self.val_samples is not None and "val" in parts:
+        if (self.val_samples is not None or self.val_share is not None) and "val" in folders:
             # The validation split comes from the training images, so the folder ``val`` becomes the test split.
-            held = parts.pop("val")
-            parts.setdefault("test", held)
+            held = folders.pop("val")
+            if folders.setdefault("test", held) != held:
+                unlisted.folders[str(held)] = "the validation images are held out of those for training"
+        if self.test_share and "test" in folders:
+            raise ConfigError(
+                f"dataset.test_share={self.test_share}, but the test images are those in {folders['test']}",
+                "remove dataset.test_share, or move the folder away",
+            )
+        parts: dict[str, tuple[Listing, Faults]] = {}
+        for part, folder in folders.items():
+            faults = Faults(self.on_error)
+            parts[part] = (list_images(folder, classes, faults, unlisted), faults)
         faults = Faults(self.on_error)
-        everything = list_images(train, classes, faults)
+        everything = list_images(train, classes, faults, unlisted)
         counts = everything.targets.bincount(minlength=len(classes)).tolist()
         empty = [str(train / name) for name, count in zip(classes, counts, strict=False) if not count]
         faults.report(
@@ -142,13 +176,20 @@ class ClassFolders(ImageDataset):
             f"put images there, or remove the folder; known extensions: {' '.join(sorted(EXTENSIONS))}",
             skippable=False,
         )
-        if self.val_samples:
-            trained, chosen = hold_out(everything.targets, self.val_samples, self.train_samples)
-            parts["val"] = (everything.select(chosen), Faults(self.on_error))
-        else:
-            trained = first_samples(stratified_order(everything.targets), self.train_samples)
-        parts["train"] = (everything.select(trained), faults)
+        for part, listing in self._divided(everything).items():
+            if len(listing):
+                parts[part] = (listing, faults if part == "train" else Faults(self.on_error))
         return classes, parts
+
+    def _divided(self, listing: Listing) -> dict[str, Listing]:
+        """Return the images for training, and those held out for validation and testing; these may be none."""
+        val = share_of(len(listing), self.val_share) if self.val_samples is None else self.val_samples
+        test = share_of(len(listing), self.test_share)
+        if self.val_samples is None and val + test >= len(listing):
+            what = f"the shares to hold out leave none of {len(listing)} images to train on"
+            raise ConfigError(what, "choose smaller dataset.val_share and dataset.test_share, or add images")
+        chosen = hold_out(listing.targets, val, self.train_samples, test, self.split_seed)
+        return {part: listing.select(indices) for part, indices in zip(("train", "val", "test"), chosen, strict=True)}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -181,132 +222,6 @@ class ImageNet(ClassFolders):
 load_image_folder, load_imagenet = ImageFolder, ImageNet
 
 
-def _training_folder(root: Path, name: str) -> Path:
-    """Return the folder of the training images: ``root/train``, or ``root`` if it contains only images.
-
-    Raises:
-        DataError: There is no such folder.
-    """
-    train = root / "train"
-    if train.is_dir():
-        return train
-    if not loose_images(root):
-        folders = find_classes(root) if root.is_dir() else ()
-        if with_images := [folder for folder in folders if has_images(root / folder)]:
-            shown = ", ".join(with_images[:3]) + (" and others" if len(with_images) > 3 else "")
-            raise DataError(
-                f"{root} has folders with images ({shown}), but no folder train",
-                "expected ROOT/train/CLASS/IMAGE: create the folder ROOT/train and move the training folders into it; "
-                "dataset.val_samples=NUMBER then holds out some of their images for validation",
-            )
-        raise DataError(
-            f"{name} not found: looked for {train}",
-            "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or for images without classes ROOT/train/IMAGE "
-            f"or ROOT/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
-        )
-    if folders := find_classes(root):
-        raise DataError(
-            f"{root} has both images and folders, such as {folders[0]}: it is unclear which are for training",
-            "put the training images into ROOT/train, with or without class folders",
-        )
-    return root
-
-
-@dataclass(frozen=True)
-class Listing:
-    """List of a split's image files, with the class index of each.
-
-    Attributes:
-        paths: Paths of the files.
-        targets: Class indices of the files in the same order, int64 ``[N]``.
-    """
-
-    paths: tuple[str, ...]
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def select(self, indices: Tensor) -> Listing:
-        """Return a list of the image files with these indices, in this order.
-
-        Args:
-            indices: Indices into ``paths``, int64 ``[N]``.
-        """
-        return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
-
-
-def find_classes(root: Path) -> tuple[str, ...]:
-    """Return the class names of an image folder: the sorted names of its subfolders, without hidden ones.
-
-    The result is empty if there are only images.
-
-    Raises:
-        DataError: The folder cannot be read.
-    """
-    try:
-        return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
-    except OSError as error:
-        raise DataError(
-            f"image folder {root} cannot be read: {error.strerror}",
-            f"expected {root}/CLASS/IMAGE; set dataset.root=FOLDER; {NO_DOWNLOAD}",
-        ) from error
-
-
-def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
-    """List all image files below the class folders of a split, or directly in its folder if there are no classes.
-
-    Args:
-        root: Folder of the split.
-        class_names: Classes of the training split; if empty, all images get the target 0.
-        faults: Record to which images in folders that are not classes, and images outside of class folders, are added.
-
-    Raises:
-        DataError: There are no images, or an image has no class and ``faults.on_error`` is ``stop``.
-    """
-    paths: list[str] = []
-    targets: list[int] = []
-    numbers = {name: number for number, name in enumerate(class_names)}
-    if class_names:
-        faults.report(dict.fromkeys(loose_images(root), "is not in a class folder"))
-    else:
-        paths += loose_images(root)
-        targets += [0] * len(paths)
-    known = f"one of the {len(class_names)} classes" if class_names else "a class: the training images have none"
-    for name in find_classes(root):
-        files = _image_files(root / name)
-        if name in numbers:
-            paths += files
-            targets += [numbers[name]] * len(files)
-        else:
-            faults.report(dict.fromkeys(files, f"its folder '{name}' is not {known}"))
-    if not paths:
-        raise DataError(f"no images found below {root}", f"known extensions: {' '.join(sorted(EXTENSIONS))}")
-    return Listing(tuple(paths), torch.tensor(targets, dtype=torch.int64))
-
-
-def loose_images(folder: Path) -> list[str]:
-    """Return the paths of the image files directly in a folder (not in its subfolders), sorted."""
-    return sorted(_images_among(str(folder), next(os.walk(folder), ("", [], []))[2]))
-
-
-def has_images(folder: Path) -> bool:
-    """Return whether a folder contains an image file at any depth; the search stops at the first one."""
-    return any(_images_among(parent, names) for parent, _, names in os.walk(folder))
-
-
-def _image_files(folder: Path) -> list[str]:
-    """Return the image files in a folder at any depth, sorted."""
-    return sorted(
-        file for parent, _, names in os.walk(folder, followlinks=True) for file in _images_among(parent, names)
-    )
-
-
-def _images_among(parent: str, names: list[str]) -> list[str]:
-    # Strings, because a million path objects take seconds and hundreds of megabytes.
-    return [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
-
-
 @dataclass(eq=False)
 class FolderSplit(IndependentSamples):
     """Split of image files that are decoded on demand to squares of one size.
@@ -331,6 +246,21 @@ class FolderSplit(IndependentSamples):
 
     def __len__(self) -> int:
         return len(self.listing)
+
+    def survey(self) -> Survey:
+        """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
+        return Survey(self.listing.targets)
+
+    def read(self, number: int) -> FileFacts | None:
+        """Decode one file at full size, record in ``faults`` if it is unusable, and return its facts otherwise."""
+        path = self.listing.paths[number]
+        try:
+            picture = read_picture(path, self.channels, self.faults)
+        except UNDECODABLE as error:
+            self.faults.report({path: f"cannot be decoded: {error}"})
+            return None
+        content = hashlib.blake2b(repr(picture.size).encode() + picture.tobytes(), digest_size=16)
+        return FileFacts(path, int(self.listing.targets[number]), picture.size, content.digest())
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode, crop and augment the image files with these indices and return them as one batch on the host.

@@ -40,8 +40,8 @@ def load_text(options: TextFileOptions) -> TextDataset:
     """Read UTF-8 text files of the user, and cut their text into windows for language modelling.
 
     In a folder, the files with `SUFFIXES` are read in the order of their names. If the name of a file marks it as
-    training text, each other file counts only for the part that its own name gives; otherwise all files are divided. A
-    part without a file of its own is cut off the end of the training text, with its share.
+    training text, each other file counts only for the part that its own name gives. If no name marks a part, all files
+    are divided. A part without a file of its own is cut off the end of the training text, with its share.
 
     Call it with the fields of `TextFileOptions` as keyword arguments.
 
@@ -76,8 +76,8 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
         paths: Files, patterns and folders.
 
     Returns:
-        Files of ``train``, and of ``val`` and ``test`` if there are any. If no name marks training text, all files are
-        in ``train``.
+        Files of ``train``, and of ``val`` and ``test`` if there are any. A single file, and files whose names mark no
+        split, are in ``train``.
 
     Raises:
         DataError: A path matches no file, or there are files for validation or test only.
@@ -104,12 +104,4 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
             what = f"no file in {place} ends in {' or '.join(SUFFIXES)}" if place.is_dir() else f"looked for {place}"
             raise DataError(f"{name} not found: {what}", _HINT)
         files += inside
-    found = by_part(files)
-    if "train" in found:
-        return found
-    if "" not in found:
-        there = ", ".join(str(file) for files in found.values() for file in files[:1])
-        raise DataError(
-            f"{name}: found {there}, but no file to train on", "rename it to train.txt, or set dataset.path to it"
-        )
-    return {"train": [file for files in found.values() for file in files]}
+    return {"train": files} if files == [path.expanduser() for path in paths[:1]] else by_part(name, files, "train.txt")

@@ -41,15 +41,16 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     """Read sentence pairs of the user from UTF-8 lines of tab-separated columns, without quoting.
 
     Empty lines are ignored. A folder has files with `SUFFIXES` for training, validation and test, recognised by words
-    in their names such as ``train.tsv``. If no name marks a file as training data, the pairs of all files are divided
-    into the three parts. A part without a file gets a share of the training pairs. Repeated pairs of a part are skipped
+    in their names such as ``train.tsv``. If no name has such a word, the pairs of all files are divided into the three
+    parts. A part without a file gets a share of the training pairs. Repeated pairs of a part are skipped
     and counted.
 
     Call it with the fields of `PairFileOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: A file is missing or cannot be read, or a line is unusable.
+        DataError: A file is missing or cannot be read, a line is unusable, or no file is named for training although
+            others are named for validation or testing.
         ConfigError: There are too few pairs for the options, or the columns are the same.
     """
     name, columns = options.name, options.columns
@@ -86,12 +87,7 @@ def _find(name: str, path: Path) -> dict[str, list[Path]]:
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES and file.is_file())
     if not files:
         raise DataError(f"{name} not found: no file in {place} ends in {' or '.join(SUFFIXES)}", _HINT)
-    found = by_part(files)
-    if "train" in found:
-        return found
-    if "" in found:
-        return {"train": files}
-    raise DataError(f"{name}: found {files[0]}, but no file to train on", "rename it to train.tsv")
+    return by_part(name, files, "train.tsv")
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:

@@ -1,0 +1,40 @@
+"""Descriptions of a data set's samples and files, which ``mptrain doctor`` prints before training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Counts and lengths of the samples of one split.
+
+    Attributes:
+        labels: Class index of each sample, or of each object in the samples, int64 ``[N]``; None without classes.
+        totals: Numbers to show, by name, such as ``tokens``.
+        lengths: Length of each sample in some unit, ``[N]``, by name, such as ``seconds``.
+    """
+
+    labels: Tensor | None = None
+    totals: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Properties of one picture file that was read.
+
+    Attributes:
+        name: Path of the file.
+        label: Class index.
+        size: Width and height in pixels.
+        content: Hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
+    """
+
+    name: str
+    label: int
+    size: tuple[int, int]
+    content: bytes

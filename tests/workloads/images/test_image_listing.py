@@ -1,0 +1,175 @@
+"""Layouts of image folders are told apart, shares are held out by class, and what no rule takes is counted."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from PIL import Image
+
+from mptrain.errors import ConfigError, DataError
+from mptrain.workloads.images.datasets.image_folder import load_image_folder
+
+
+def put(folder, count=1, start=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(start, start + count):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03}.png")
+
+
+def load(root, **options):
+    return load_image_folder(root=root, image_size=8, workers=0, **options)
+
+
+def names(split):
+    return [os.path.relpath(path, path.split("/data")[0] + "/data") for path in split.listing.paths]
+
+
+@pytest.fixture
+def classes(tmp_path):
+    """Three classes of 40, 20 and 10 images, without splits, as torchvision's ImageFolder takes them."""
+    for name, count in (("ant", 40), ("bee", 20), ("cat", 10)):
+        put(tmp_path / "data" / name, count)
+    return tmp_path / "data"
+
+
+def test_class_folders_need_no_train_above_them(classes):
+    put(classes / "cat" / "below", 2, start=10)
+    data = load(classes)
+    assert data.class_names == ("ant", "bee", "cat")
+    assert data.train.listing.targets.bincount().tolist() == [40, 20, 12]
+    assert (data.val, data.test) == (None, None)
+    assert data.warnings[0].startswith("there are no images for validation and testing: dataset.val_share=0.1 ")
+    assert load(classes, val_share=0.0).warnings == ()
+
+
+@pytest.mark.parametrize("word", ["val", "valid", "Validation"])
+def test_split_folders_are_known_by_several_names(classes, tmp_path, word):
+    classes.rename(tmp_path / "all")
+    classes.mkdir()
+    (tmp_path / "all").rename(classes / "Train")
+    put(classes / word / "ant", 3)
+    put(classes / "test" / "bee", 2)
+    data = load(classes)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [70, 3, 2]
+    assert data.test.listing.targets.tolist() == [1, 1]
+    put(classes / "val" / "ant", 1)
+    if word != "val":
+        with pytest.raises(DataError, match="has two folders for val: "):
+            load(classes)
+
+
+def test_shares_are_held_out_of_every_class(classes):
+    data = load(classes, val_share=0.1, test_share=0.2)
+    counts = [part.listing.targets.bincount().tolist() for part in (data.train, data.val, data.test)]
+    assert counts == [[28, 14, 7], [4, 2, 1], [8, 4, 2]]
+    parts = [set(names(part)) for part in (data.train, data.val, data.test)]
+    assert len(set.union(*parts)) == sum(map(len, parts)) == 70
+    assert (data.val.varied, data.test.varied) == (None, None)
+
+
+def test_the_images_held_out_depend_on_names_and_split_seed_alone(classes, tmp_path, monkeypatch):
+    shares = {"val_share": 0.1, "test_share": 0.1}
+    first = load(classes, **shares)
+    classes.rename(tmp_path / "data2")
+    walk = os.walk
+
+    def in_another_order(*words, **options):
+        for parent, folders, files in walk(*words, **options):
+            random.Random(5).shuffle(files)
+            yield parent, folders, files
+
+    monkeypatch.setattr(os, "walk", in_another_order)
+    again = load(tmp_path / "data2", **shares)
+    for part in ("train", "val", "test"):
+        held = [path.rpartition("data2/")[2] for path in getattr(again, part).listing.paths]
+        assert held == [path.rpartition("data/")[2] for path in getattr(first, part).listing.paths], part
+    other = load(tmp_path / "data2", **shares, split_seed=1)
+    assert other.val.listing.targets.tolist() != [] != again.val.listing.targets.tolist()
+    assert set(other.val.listing.paths) != set(again.val.listing.paths)
+
+
+def test_a_share_is_at_least_one_image_and_zero_is_none(classes):
+    assert len(load(classes, test_share=0.001).test) == 1
+    none = load(classes, val_share=0.0, test_share=0.0)
+    assert (len(none.train), none.val, none.test) == (70, None, None)
+
+
+def test_a_share_of_training_images_makes_the_folder_val_the_test_split(classes, tmp_path):
+    root = tmp_path / "splits"
+    root.mkdir()
+    classes.rename(root / "train")
+    put(root / "val" / "ant", 3)
+    data = load(root, val_share=0.1)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [63, 7, 3]
+    with pytest.raises(ConfigError, match=r"dataset.test_share=0.1, but the test images are those in .*val$"):
+        load(root, val_share=0.1, test_share=0.1)
+    put(root / "test" / "ant", 2)
+    data = load(root, val_share=0.1)
+    assert len(data.test) == 2
+    assert data.warnings == (f"{root}/val is not used: the validation images are held out of those for training",)
+    with pytest.raises(ConfigError, match=r"dataset.test_share=0.5, but the test images are those in .*test$"):
+        load(root, test_share=0.5)
+
+
+def test_contradictions_are_listed_at_once(classes):
+    with pytest.raises(ConfigError) as caught:
+        load(classes, val_samples=5, val_share=0.6, test_share=0.4)
+    assert [problem.what for problem in caught.value.problems] == [
+        "dataset.val_samples=5 contradicts dataset.val_share=0.6",
+        "dataset.val_share=0.6 and test_share=0.4 leave nothing to train on",
+    ]
+
+
+def test_shares_of_too_few_images_are_refused(tmp_path):
+    put(tmp_path, 2)
+    with pytest.raises(ConfigError, match="the shares to hold out leave none of 2 images"):
+        load(tmp_path, val_share=0.1, test_share=0.1)
+
+
+def test_images_without_classes_have_shares_as_well(tmp_path):
+    put(tmp_path, 10)
+    data = load(tmp_path, val_share=0.2)
+    assert (len(data.train), len(data.val), data.class_names) == (8, 2, ())
+
+
+def test_a_class_with_the_name_of_a_split_is_not_guessed_at(classes):
+    put(classes / "test", 3)
+    with pytest.raises(DataError, match="has a folder named test, but no folder train") as caught:
+        load(classes)
+    assert "the name of a class, put all class folders there" in caught.value.hint
+    put(classes / "train", 3)
+    with pytest.raises(DataError, match=r"has images in train and in ant, bee, cat: it is unclear if train is a class"):
+        load(classes)
+
+
+def test_folders_beside_the_splits_are_named_and_left_out(tmp_path):
+    put(tmp_path / "train" / "ant", 2)
+    put(tmp_path / "raw", 1)
+    (tmp_path / "notes").mkdir()
+    data = load(tmp_path, val_share=0.5)
+    assert data.class_names == ("ant",)
+    assert data.warnings == (f"{tmp_path}/raw is not used: beside train, only folders named val and test count",)
+
+
+def test_a_test_folder_without_classes_is_an_error_that_says_what_to_do(tmp_path):
+    put(tmp_path / "train" / "ant", 2)
+    put(tmp_path / "test", 2)
+    with pytest.raises(DataError, match="test has images, but none in the folder of a class") as caught:
+        load(tmp_path, on_error="skip")
+    assert "move the folder away" in caught.value.hint
+
+
+def test_files_that_are_no_pictures_are_counted_by_extension(classes):
+    for name in ("ant/a.txt", "cat/b.TXT", "labels.csv", "README", ".DS_Store"):
+        (classes / name).write_text("no picture")
+    data = load(classes, val_share=0.1)
+    assert data.warnings == (
+        f"no pictures, left out: 2 .txt files, such as {classes}/ant/a.txt",
+        f"no pictures, left out: 1 file without extension, such as {classes}/README",
+        f"no pictures, left out: 1 .csv file, such as {classes}/labels.csv",
+    )
+    assert data.card()["other_files"] == {".txt": 2, ".csv": 1, "": 1}
+    (classes / "labels.csv").unlink()
+    assert "other_files" not in load(classes / "bee").card()
