@@ -120,6 +120,7 @@ def test_large_files_are_written_without_advice_to_the_system(tmp_path):
 
 def test_objects_of_which_none_is_dropped_are_looked_at_neither_while_they_are_made_nor_ever_after():
     looks = []
+    gc.unfreeze()
     gc.callbacks.append(lambda phase, info: looks.append(phase))
     try:
         with machine.dropping_nothing():

@@ -71,7 +71,7 @@ def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys)
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: task=classify needs num_classes, which dataset=image_folder does not have")
     assert hint.lstrip().startswith(
-        "hint: the images are not in class folders: put those of each class into ROOT/train/CLASS"
+        "hint: the images are not in class folders: put those of each class into ROOT/CLASS"
     )
 
 

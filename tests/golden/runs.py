@@ -99,8 +99,11 @@ def factors(configs):
     Args:
         configs: The folder of the configuration that is trained with.
     """
+    others = {"torch", "timm"}  # optimizers whose numbers change with their packages
     options = {
-        group: sorted(path.stem for path in (configs / group).glob("*.yaml"))
+        group: sorted(
+            {path.stem for path in (configs / group).glob("*.yaml")} - (others if group == "optimizer" else set())
+        )
         for group in ("precision", "scaler", "optimizer")
     }
     return {

@@ -148,7 +148,7 @@ def test_the_command_exits_with_4_two_lines_and_no_traceback(tmp_path, monkeypat
     assert code == 4
     errors = captured.err.splitlines()
     assert errors[-2].startswith("error: 3 steps in a row overflowed, the last at step 3 with loss scale 2^30")
-    assert errors[-1].startswith("hint: only gradients overflow: lower the scale (scaler.scale), name ")
+    assert errors[-1].startswith("hint: only gradients overflow: lower the scale (scaler.scale), or let it follow ")
     assert "Traceback" not in captured.err + captured.out
     state = json.loads((tmp_path / "outputs" / "hopeless" / "run.json").read_text())
     assert (state["status"], state["exit_code"]) == ("failed", 4)

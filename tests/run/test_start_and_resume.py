@@ -163,7 +163,7 @@ def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("distributed=fsdp2",), "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more"),
+        (("distributed=fsdp2",), "distributed=fsdp2 with one rank shards nothing: set distributed.procs=2 or more"),
         (("precision=fp16_pure", "model.weights=large.pt"), "3 values in weights and buffers are beyond 65504"),
     ],
 )

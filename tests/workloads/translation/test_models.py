@@ -290,7 +290,7 @@ def test_positions_go_on_where_they_were_and_differ_from_each_other():
 
 
 def test_what_cannot_be_built_is_refused_in_words():
-    with pytest.raises(ConfigError, match=r"model.layers=1: a second layer must combine"):
+    with pytest.raises(ConfigError, match=r"model.layers=1: the encoder needs at least two layers"):
         lstm(layers=1)
     with pytest.raises(ConfigError, match=r"model.width=8 is not a multiple of model.heads=3"):
         transformer(heads=3)
