@@ -68,7 +68,7 @@ def assemble(
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
-    weights = _take_weights(targets, problems)
+    weights, told = _take_weights(targets, problems), _take_facts(targets, problems)
     if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
         targets = _check_targets(targets, problems)
     if sections["precision"] and "optimizer" in targets:
@@ -86,6 +86,8 @@ def assemble(
     beside = {"defaults": defaults} if defaults else {}
     if weights is not None:
         beside["weights"] = str(weights)
+    if told is not None:
+        beside["facts"] = told
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
@@ -171,7 +173,7 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
     wrong_groups = bool(problems)
     for word in words.values:
         key = word.key_or_group
-        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, "model.weights")):
+        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, "model.weights", "model.facts")):
             # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
             if not (wrong_groups and catalogue.options_with(key)):
                 problems.append(problem)
@@ -237,19 +239,43 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
     return targets
 
 
-def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:
-    """Remove ``model.weights`` from the model's arguments and return it, unless the target has such a parameter."""
+def _take(targets: dict[str, Target], key: str) -> Any:
+    """Remove a key from the model's arguments and return its value, None if the target has such a parameter."""
     model = targets.get("model")
-    if model is None or "weights" not in model.arguments:
+    if model is None or key not in model.arguments:
         return None
     try:
-        if "weights" in parameters(model.resolve())[0]:
+        if key in parameters(model.resolve())[0]:
             return None
     except ConfigError:  # reported when the target is checked
         return None
-    value = model.arguments["weights"]
-    arguments = {key: argument for key, argument in model.arguments.items() if key != "weights"}
+    arguments = {name: argument for name, argument in model.arguments.items() if name != key}
     targets["model"] = dataclasses.replace(model, arguments=arguments)
+    return model.arguments[key]
+
+
+def _take_facts(targets: dict[str, Target], problems: list[Problem]) -> dict[str, str] | None:
+    """Move ``model.facts`` from the model's arguments into its target: the fact to pass for each further keyword."""
+    value = _take(targets, "facts")
+    if value is None:
+        return None
+    if isinstance(value, list):
+        value = {str(name): name for name in value}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for pair in value.items() for name in pair):
+        problems.append(
+            Problem(
+                f"model.facts={show(value)}: must be a list of facts, or a mapping from keywords to facts",
+                "write model.facts=[num_classes], or model.facts={n_classes: num_classes}",
+            )
+        )
+        return None
+    targets["model"] = dataclasses.replace(targets["model"], facts=value)
+    return value
+
+
+def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:
+    """Remove ``model.weights`` from the model's arguments and return it, unless the target has such a parameter."""
+    value = _take(targets, "weights")
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
