@@ -231,6 +231,9 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         parent = key.rpartition(".")[0]
         if open_ended and isinstance(lookup(tree, parent), dict):
             return None
+    places = [key[: match.start()] for match in re.finditer(r"\.", key)]
+    if open_ended and any(lookup(tree, place) == {} for place in places[1:]):  # such as model.arguments
+        return None
     return unknown_key(key, override.value(), tree, catalogue)
 
 

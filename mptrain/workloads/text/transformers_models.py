@@ -6,6 +6,7 @@ repositories and kernels of the hub are never run.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -17,7 +18,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError, Problem, did_you_mean, near_names
+from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
 from mptrain.extras import load_extra
 from mptrain.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
 from mptrain.workloads.text.subwords import PAD
@@ -44,7 +45,7 @@ class Wanted:
             that the architecture does not have are left out.
         fixed: Values of the data set, such as ``vocab_size``, which hold with pretrained weights too.
         config: Values that the user set; they come before ``sizes``.
-        attention: Kind of attention; None takes ``sdpa`` if the architecture has it and drops no attention weights.
+        attention: Kind of attention; None takes ``sdpa`` if the architecture has it.
         pretrained: Whether a new run starts from the weights of that repository.
         download: Whether missing files may be downloaded.
     """
@@ -109,12 +110,15 @@ def build_network(wanted: Wanted) -> nn.Module:
             "leave it out; for code of your own name its class with model._target_ and extensions.allow",
         )
     config = _loaded_config(library, wanted) if wanted.pretrained else _fresh_config(library, wanted)
+    if wanted.option == "sequence_classifier" and config.is_encoder_decoder:
+        raise ConfigError(f"model.name={wanted.name} has an encoder and a decoder", "choose one of them, such as bert")
     config.use_cache = False
     try:
         kind = auto._model_mapping[type(config)]
     except KeyError:
         raise ConfigError(f"model.name={wanted.name}: {type(config).__name__} has no {wanted.auto}") from None
-    options = {"attn_implementation": wanted.attention or _attention(kind, config), "dtype": torch.float32}
+    attention = wanted.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
+    options = {"attn_implementation": attention, "dtype": torch.float32}
     if kind._can_set_experts_implementation():  # autocast leaves the library's grouped products of experts in FP32
         options["experts_implementation"] = "eager"
     try:
@@ -136,7 +140,7 @@ def build_network(wanted: Wanted) -> nn.Module:
 def _fresh_config(library: Any, wanted: Wanted) -> Any:
     known = list(getattr(library.models.auto.modeling_auto, wanted.names))
     if wanted.name not in known:
-        near = ", ".join(near_names(wanted.name, known) or known)
+        near = ", ".join(difflib.get_close_matches(wanted.name, known, n=5, cutoff=0))
         raise ConfigError(
             f"model.name={wanted.name}: transformers has no such architecture for model={wanted.option}",
             f"similar names are {near}; a repository or a folder needs model.pretrained=true",
@@ -180,20 +184,13 @@ def _checked(make: Callable[[], Any], fields: list[str], wanted: Wanted) -> Any:
         raise ConfigError(problems)
     try:
         return make()
-    except (ValueError, TypeError, KeyError) as error:
+    except MptrainError:
+        raise
+    except Exception as error:  # each architecture has validators of its own
         raise ConfigError(
             f"transformers rejects the configuration of {wanted.name}: {_line(error)}",
             "set other values with model.config.KEY=VALUE",
         ) from error
-
-
-def _attention(kind: Any, config: Any) -> Attention:
-    """Return the kind of attention with operators in the dtypes that each precision mode promises.
-
-    torch's scaled_dot_product_attention multiplies in FP32 on a CPU if attention weights are dropped.
-    """
-    drops = any("drop" in key and "att" in key and value for key, value in config.to_dict().items())
-    return "sdpa" if getattr(kind, "_supports_sdpa", False) and not drops else "eager"
 
 
 def _cached(read: Callable[..., Any], what: str, wanted: Wanted) -> Any:
@@ -229,7 +226,7 @@ def _returning_logits(kind: type[Any]) -> type[Any]:
     masks = "attention_mask" in inspect.signature(kind.forward).parameters
 
     def forward(self: Any, tokens: Tensor) -> Tensor:
-        padded = masks and self.config.pad_token_id == PAD
+        padded = masks and getattr(self.config, "pad_token_id", None) == PAD
         more = {"attention_mask": (tokens != PAD).long()} if padded else {}
         return cast("Tensor", kind.forward(self, input_ids=tokens, **more).logits)
 

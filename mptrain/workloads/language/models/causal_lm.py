@@ -40,7 +40,7 @@ def causal_lm(
         layers: Number of blocks.
         heads: Number of heads of each attention.
         config: Further keys of the architecture's configuration in transformers, such as ``rope_parameters``.
-        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it and drops no attention weights.
+        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
         pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. An
             embedding of another vocabulary keeps its random weights.
         download: Whether missing files may be downloaded.

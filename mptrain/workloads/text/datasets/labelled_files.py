@@ -107,7 +107,8 @@ def _objects(lines: Iterator[tuple[int, str]], columns: tuple[str, str]) -> Iter
 def _cells(
     file: Path, lines: Iterator[tuple[int, str]], columns: tuple[str, str]
 ) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    texts = (line for _, line in lines)
+    numbers: list[int] = []  # of the lines that the reader has taken; it counts none that was left out
+    texts = (numbers.append(number) or line for number, line in lines)  # type: ignore[func-returns-value]
     reader = csv.reader(texts) if file.suffix == ".csv" else csv.reader(texts, csv.excel_tab, quoting=csv.QUOTE_NONE)
     places = (0, 1)
     try:
@@ -116,6 +117,6 @@ def _cells(
                 places = (row.index(columns[0]), row.index(columns[1]))
             elif row:
                 label, text = (row[place] if place < len(row) else None for place in places)
-                yield reader.line_num, (label, text)
+                yield numbers[-1], (label, text)
     except csv.Error as error:
-        raise DataError(f"{file} line {reader.line_num}: {error}", "check its quotes and separators") from error
+        raise DataError(f"{file} line {numbers[-1]}: {error}", "check its quotes and separators") from error
