@@ -159,7 +159,9 @@ class Target:
             raise ConfigError(
                 f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: "
                 f"{first_line(error)}",
-                _by_name(self.path) or _how_to_tell(extra, facts, open_ended=open_ended),
+                _by_name(self.path)
+                or (_how_to_tell(error, extra) if open_ended else "")
+                or "--traceback shows where it failed",
             ) from error
 
     @contextlib.contextmanager
@@ -323,13 +325,10 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
     return f"if you trust it, add 'extensions.allow=[{package}.*]'"
 
 
-def _how_to_tell(passed: Mapping[str, Any], facts: Mapping[str, Any], *, open_ended: bool) -> str:
-    """Return the hint for a callable that failed: the facts to pass if it takes any keywords, else the traceback."""
-    more = [name for name in facts if name not in passed]
-    if not open_ended or not more:
-        return "--traceback shows where it failed"
-    passes = f"model.facts=[NAME,...] passes it any of {', '.join(more)}"
-    return f"it takes any keywords (**kwargs): {passes}; --traceback shows where it failed"
+def _how_to_tell(error: Exception, passed: Mapping[str, Any]) -> str:
+    """Return the hint for a callable with ``**kwargs`` whose error names facts that were not passed to it."""
+    named = [name for name in DATA_FACTS if name in str(error) and name not in passed]
+    return f"model.facts=[{','.join(named)}] passes it what the data set knows" if named else ""
 
 
 def _by_name(path: str) -> str:

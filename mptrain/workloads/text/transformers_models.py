@@ -238,7 +238,7 @@ def _keeping_tables(kind: type[Any]) -> type[Any]:
     """Return a subclass of a module's class whose non-persistent buffers stay in their dtype when the module is cast.
 
     They are tables that the configuration determines, such as the frequencies of rotary positions. In FP16 the smallest
-    ones are subnormal, and a position of 1,000 in BF16 would be off by several radians.
+    ones are subnormal, and in BF16 the angle of position 1,000 would be off by up to two radians.
     """
 
     def _apply(self: Any, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -47,6 +48,8 @@ NETWORKS = {
     "xcit_nano_12_p16_224": 64,
 }
 QUICK = ("resnet10t", "test_vit")
+#: Networks that a mode cannot train as they are, and the words that docs/bring-your-own.md gives for them.
+NEEDS = {"efficientvit_b0": "precision.keep_fp32=[norms,LiteMLA]"}
 MODES = ("fp32", "amp_bf16", "fp16_dynamic")
 
 
@@ -54,7 +57,8 @@ def words_of(name, precision, *more):
     half = ("precision.cpu_kernels=upcast", "scaler.init_scale=1") if precision.startswith("fp16") else ()
     data = ("dataset=synthetic", f"dataset.image_size={NETWORKS[name]}", "dataset.samples=8", "dataset.val_samples=2")
     few = ("dataset.test_samples=2", "train.batch_size=2", "train.max_steps=3", "device=cpu")
-    return ("model=timm", f"model.name={name}", *data, *few, f"precision={precision}", *half, *more)
+    needs = (NEEDS[name],) if name in NEEDS and precision != "fp32" else ()
+    return ("model=timm", f"model.name={name}", *data, *few, f"precision={precision}", *half, *needs, *more)
 
 
 def steps_of_a_run(root, words):
@@ -70,6 +74,11 @@ def test_a_small_network_of_each_family_takes_three_steps(tmp_path, name, precis
     steps = steps_of_a_run(tmp_path, words_of(name, precision))
     assert [step.updates for step in steps] == [1, 2, 3]
     assert all(math.isfinite(step.loss) for step in steps)
+
+
+def test_the_documentation_names_the_networks_that_need_words():
+    page = (Path(__file__).parents[3] / "docs/bring-your-own.md").read_text()
+    assert all(name in page and words in page for name, words in NEEDS.items())
 
 
 @pytest.mark.slow
