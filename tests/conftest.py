@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads weights, and none waits for a network
 
 import functools
 import signal

@@ -35,7 +35,7 @@ from mptrain.masking import masked
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
 #: Keys of targets that are no arguments of them.
-_BESIDE = ("model.weights", "model.freeze", "optimizer.groups", "optimizer.layer_decay")
+_BESIDE = ("model.weights", "model.freeze", "model.facts", "optimizer.groups", "optimizer.layer_decay")
 _FIELDS = tuple(key for name, schema in SECTIONS.items() for key in keys_of(name, schema))
 
 
@@ -72,7 +72,7 @@ def assemble(
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
-    weights = _take_weights(targets, problems)
+    weights, told = _take_weights(targets, problems), _take_facts(targets, problems)
     freeze = _take_freeze(targets, problems)
     if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
         targets = _check_targets(targets, problems)
@@ -94,6 +94,8 @@ def assemble(
         beside["weights"] = str(weights)
     if freeze:
         beside["freeze"] = list(freeze)
+    if told is not None:
+        beside["facts"] = told
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
@@ -245,6 +247,25 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
         arguments = {key: value for key, value in node.items() if key != "_target_"}
         targets[group] = Target(path, arguments, (*PACKAGES[group], *allow))
     return targets
+
+
+def _take_facts(targets: dict[str, Target], problems: list[Problem]) -> dict[str, str] | None:
+    """Move ``model.facts`` from the model's arguments into its target: the fact to pass for each further keyword."""
+    value = _take(targets, "facts")
+    if value is None:
+        return None
+    if isinstance(value, list):
+        value = {str(name): name for name in value}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for pair in value.items() for name in pair):
+        problems.append(
+            Problem(
+                f"model.facts={show(value)}: must be a list of facts, or a mapping from keywords to facts",
+                "write model.facts=[num_classes], or model.facts={n_classes: num_classes}",
+            )
+        )
+        return None
+    targets["model"] = dataclasses.replace(targets["model"], facts=value)
+    return value
 
 
 def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:

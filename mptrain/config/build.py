@@ -12,7 +12,13 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from mptrain.config.build_schedule import build_schedule, schedule_notes
-from mptrain.config.build_workload import build_dataset, build_task, require_facts, require_known_learners
+from mptrain.config.build_workload import (
+    build_dataset,
+    build_task,
+    describe_untold,
+    require_facts,
+    require_known_learners,
+)
 from mptrain.config.parallelism import (
     apply_parallel_strategy,
     check_parallelism,
@@ -61,6 +67,7 @@ from mptrain.precision.apply import (
 )
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
+from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -103,7 +110,7 @@ def build(
         dataset = build_dataset(config)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
-    notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
+    notes = _initial_weights(model, config.weights) if weights else ()
     model.float()
     origin = StartFingerprints(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, comm)
@@ -111,7 +118,11 @@ def build(
         model = convert_sync_batchnorm(model, comm)
     freeze(model, config.freeze)
     clamped = clamp_to_range(model, policy)
-    warnings = (*getattr(dataset, "warnings", ()), *warnings_about_parallelism(config, comm.world_size))
+    warnings = (
+        *getattr(dataset, "warnings", ()),
+        *warnings_about_parallelism(config, comm.world_size),
+        *describe_untold(config.model, dataset),
+    )
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # a resumed run replaces these weights
@@ -220,8 +231,14 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     return model
 
 
-def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
-    """Load weights from a file or from the last checkpoint of a run, preferring averaged weights."""
+def _initial_weights(model: nn.Module, path: Path | None) -> tuple[str, ...]:
+    """Load weights from a file or from the last checkpoint of a run, preferring averaged weights.
+
+    Without a path, the model's own pretrained weights are loaded, if it has any (`mptrain.pretrained`).
+    """
+    if path is None:
+        own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
+        return () if own is None else (load_matching(model, own.read(), own.source).describe(own.source),)
     path = path.expanduser()
     if path.is_dir():
         store = CheckpointStore(open_run(path).paths.checkpoints, keep=1)

@@ -14,7 +14,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.targets import DATA_FACTS, Target, parameters
+from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.errors import CheckpointError, ConfigError, Problem
@@ -91,12 +91,13 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
         ConfigError: Names the missing facts and the overrides involved.
     """
     accepted, _ = parameters(target.resolve())
-    facts = dataset.facts()
+    facts, told = dataset.facts(), target.facts or {}
     missing = [
         name
         for name, known in accepted.items()
-        if known.required and name not in target.arguments and name not in facts
+        if known.required and name not in {*target.arguments, *told} and name not in facts
     ]
+    missing += [fact for fact in told.values() if fact not in facts]
     if missing:
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
         hints: dict[str, str] = getattr(dataset, "lacks", {})
@@ -105,6 +106,25 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
             f"does not have: it has {', '.join(facts) or 'no facts'}",
             "; ".join(hints[name] for name in missing if name in hints) or _what_goes_together(config, group),
         )
+
+
+def describe_untold(target: Target, dataset: Dataset) -> tuple[str, ...]:
+    """Return a warning if a model takes any keywords (``**kwargs``) and none of the data set's facts is passed to it.
+
+    Args:
+        target: Class or function of the model, with its arguments.
+        dataset: Data set of the run.
+    """
+    accepted, open_ended = parameters(target.resolve())
+    names = [name for name in dataset.facts() if not name.startswith(("class_names", "decode"))]
+    if not open_ended or target.facts is not None or {*names} & {*accepted, *target.arguments}:
+        return ()
+    if is_allowed(target.path, ("torchvision",)):  # gets num_classes
+        return ()
+    return (
+        f"{target.path} takes any keywords (**kwargs), so no fact of the data set is passed to it: add "
+        f"model.facts=[...] with the ones that it needs among {', '.join(names)}, or model.facts=[] for none",
+    )
 
 
 def require_known_learners(config: Config, objectives: Sequence[Objective]) -> None:

@@ -242,6 +242,9 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         return Problem(f"unknown key '{key}'", f"did you mean {guess}={show(override.value())}?")
     if (override.is_add() or override.is_force_add()) and open_ended and isinstance(lookup(tree, parent), dict):
         return None
+    places = [key[: match.start()] for match in re.finditer(r"\.", key)]
+    if open_ended and any(lookup(tree, place) == {} for place in places[1:]):  # such as model.arguments
+        return None
     return unknown_key(key, override.value(), tree, catalogue)
 
 

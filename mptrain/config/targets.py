@@ -77,10 +77,6 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
-#: Facts that are passed to a callable with ``**kwargs``; torchvision's and timm's networks accept this keyword.
-FACTS_FOR_ANY = frozenset({"num_classes"})
-
-
 @dataclass(frozen=True)
 class Parameter:
     """A keyword argument that a class or function accepts.
@@ -103,6 +99,8 @@ class Target:
         arguments: Keyword arguments; `check` converts them to the annotated types.
         allow: Patterns of the allowed packages: `PACKAGES` of its group, and those that the user allows.
         fetch: Arguments that are allowed to cause a download.
+        facts: Maps further keywords to the facts of the data set to pass for them (``model.facts``); None if the
+            configuration says nothing about them.
         made: Instance that `check` has built, if the callable is a frozen dataclass; else None. For an optimizer with
             torch's interface, its `mptrain.optimizer.torch_rule.TorchRule`.
         beside: Keys of the node that are no arguments of the callable, with checked values.
@@ -112,6 +110,7 @@ class Target:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
+    facts: Mapping[str, str] | None = None
     made: Any = field(default=None, compare=False, repr=False)
     beside: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,15 +127,15 @@ class Target:
 
         The instance that `check` has built is returned if no fact is added, because it is frozen.
 
-        A callable with ``**kwargs`` may pass them on to one that rejects unknown keywords, so for ``**kwargs`` it gets
-        only the facts in `FACTS_FOR_ANY`.
+        A callable with ``**kwargs`` may pass them on to one that rejects unknown keywords, so it gets only the facts
+        that it has parameters for and those in ``facts``. torchvision's networks also get ``num_classes``.
 
-        Only arguments in ``fetch`` may download: otherwise a data set gets ``download=False``, and torchvision's
-        networks get random weights.
+        Only arguments in ``fetch`` may download: otherwise a data set gets ``download=False``, torchvision's networks
+        get random weights, and models with a parameter ``pretrained`` get ``download=False``.
 
         Args:
             facts: Values that mptrain supplies, such as ``num_classes`` of the data set. Those are passed that the
-                callable has a parameter for and that the configuration does not set.
+                callable has a parameter for, or that `Target.facts` names, and that the configuration does not set.
 
         Raises:
             ConfigError: The class or function cannot be imported, or rejects its arguments.
@@ -145,17 +144,16 @@ class Target:
             return self.made
         target = self.resolve()
         accepted, open_ended = parameters(target)
-        extra = {
-            name: value
-            for name, value in facts.items()
-            if name not in self.arguments
-            and (name in accepted or (open_ended and name in FACTS_FOR_ANY and not dataclasses.is_dataclass(target)))
-        }
+        wanted = {name: name for name in accepted} | dict(self.facts or {})
+        if open_ended and is_allowed(self.path, ("torchvision",)):
+            wanted.setdefault("num_classes", "num_classes")
+        extra = {name: facts[fact] for name, fact in wanted.items() if fact in facts and name not in self.arguments}
         if self.made is not None and not extra:
             return self.made
         try:
             with self._without_pretrained(accepted) as fresh:
-                withheld = {"download": False} if "download" in accepted and "download" not in self.fetch else {}
+                typed = {"download", "pretrained"} & {*self.fetch}
+                withheld = {"download": False} if "download" in accepted and not typed else {}
                 return target(**fresh, **{**self.arguments, **withheld}, **extra)
         except MptrainError:
             raise
@@ -170,7 +168,9 @@ class Target:
             raise ConfigError(
                 f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: "
                 f"{first_line(error)}",
-                _by_name(self.path) or "--traceback shows where it failed",
+                _by_name(self.path)
+                or (_how_to_tell(error, extra) if open_ended else "")
+                or "--traceback shows where it failed",
             ) from error
 
     @contextlib.contextmanager
@@ -240,8 +240,12 @@ class Target:
             converted[name] = (
                 value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
             )
+        for name in () if open_ended else {*(self.facts or ())} - {*accepted}:
+            takes = f"it takes {', '.join(accepted) or 'nothing'}"
+            problems.append(Problem(f"{group}.facts names {name}, but {self.path} has no such argument", takes))
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
+        missing = [name for name in missing if name not in (self.facts or ())]
         for name in () if other_facts else missing:
             passed = f"; the data set passes {', '.join(facts)} by name" if group in ("model", "task") else ""
             plus = "" if is_allowed(self.path, NAMED.get(group, ())) else "+"
@@ -364,6 +368,12 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
     if package in sys.stdlib_module_names:  # suspicious: no part of a run comes from the standard library
         return f"{package} is in Python's standard library, which has no parts of a run: check who wrote this file"
     return f"if you trust it, add 'extensions.allow=[{package}.*]'"
+
+
+def _how_to_tell(error: Exception, passed: Mapping[str, Any]) -> str:
+    """Return the hint for a callable with ``**kwargs`` whose error names facts that were not passed to it."""
+    named = [name for name in DATA_FACTS if name in str(error) and name not in passed]
+    return f"model.facts=[{','.join(named)}] passes it what the data set knows" if named else ""
 
 
 def _by_name(path: str) -> str:

@@ -169,7 +169,12 @@ def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
 
 
 #: Parts of the messages of torch and oneDNN for an operator without a half-precision kernel.
-_NO_KERNEL = ("not implemented for 'Half'", "not implemented for 'BFloat16'", "could not create a primitive")
+_NO_KERNEL = (
+    "not implemented for 'Half'",
+    "not implemented for 'BFloat16'",
+    "Unsupported dtype Half",
+    "could not create a primitive",
+)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.errors import CheckpointError
+from mptrain.extras import load_extra
 from mptrain.numerics.rounding import saturated
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 
@@ -70,13 +71,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     names may have the prefix of a wrapper (``module.`` or ``_orig_mod.``), which is removed.
 
     Args:
-        path: File of plain tensors, as from `torch.save`.
+        path: File of plain tensors, as from `torch.save`, or a ``.safetensors`` file.
 
     Raises:
         CheckpointError: The file does not exist or has no state dict.
+        EnvironmentRefused: The library safetensors is not installed.
     """
     try:
-        content = load_plain(path)
+        content = _read_safetensors(path) if path.suffix == ".safetensors" else load_plain(path)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"model.weights={path}: there is no such file", "give a file with a state dict, or a run"
@@ -101,6 +103,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), ""):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():  # opening a named pipe would wait
+        raise FileNotFoundError(path)
+    library = load_extra("safetensors.torch", "timm", "a .safetensors file")
+    try:
+        return cast("dict[str, Tensor]", library.load_file(path))
+    except load_extra("safetensors", "timm", "a .safetensors file").SafetensorError as error:
+        raise NotPlain(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,8 @@ class LoadReport:
 def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
     """Copy the weights that fit into a model, by name and shape; others are left out, as for transfer learning.
 
-    Tensors of another shape, such as a head for other classes, keep their initial values.
+    Tensors of another shape, such as a head for other classes, keep their initial values. Names of transformers'
+    weights may lack the name of the network below the head.
 
     Args:
         model: The model; changed in place.
@@ -145,6 +158,8 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
         CheckpointError: No parameter fits.
     """
     own = model.state_dict(keep_vars=True)
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    weights = {name if name in own or base + name not in own else base + name: weights[name] for name in weights}
     fresh = [
         (name, "missing" if name not in weights else f"{tuple(weights[name].shape)}, not {tuple(value.shape)}")
         for name, value in own.items()

@@ -149,6 +149,8 @@ def set_matmul_precision(policy: Policy) -> None:
     """
     # torch evaluates Transformer layers with one fused operator, which bypasses autocast and `Upcast`.
     torch.backends.mha.set_fastpath_enabled(not policy.half)
+    # Where no fused kernel fits, as on a CPU with a mask that is trained, attention would multiply in FP32.
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(policy.half)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     products = "tf32" if policy.tf32 else "ieee"

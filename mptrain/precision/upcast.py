@@ -56,6 +56,7 @@ PRODUCTS = frozenset(
         aten._scaled_dot_product_efficient_attention_backward.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_cudnn_attention_backward.default,
+        aten._grouped_mm.default,  # experts of a mixture; autocast does not cast it
     }
 )
 

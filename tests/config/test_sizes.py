@@ -51,6 +51,11 @@ FACTS = {
         "in_channels": 3,
         "upscale": {"twice": 2, "four times": 4}[times],
     },
+    r"with (\d+) classes of texts in a vocabulary of ([\d,]+)": lambda classes, size: {
+        "num_classes": int(classes),
+        "vocabulary_size": number(size),
+        "sequence_length": 64,
+    },
     r"with a vocabulary of ([\d,]+)": lambda size: {
         "vocabulary_size": number(size),
         "sequence_length": 64,

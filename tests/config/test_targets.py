@@ -189,10 +189,18 @@ def test_build_passes_the_facts_that_are_accepted_and_not_given(extension):
     assert target.build(num_classes=10, image_size=8) == ("net", 4, 10, 0.0)
     given = Target("extension_parts.net", {"width": 4, "num_classes": 3}, extension)
     assert given.build(num_classes=10) == ("net", 4, 3, 0.0)
-    assert Target("extension_parts.open_ended", {"a": 1}, extension).build(b=2, num_classes=10) == {
-        "a": 1,
-        "num_classes": 10,
-    }
+
+
+def test_a_target_that_takes_any_keywords_gets_only_the_facts_that_it_was_told_to_take(extension):
+    facts = {"num_classes": 10, "in_channels": 3}
+    plain = Target("extension_parts.open_ended", {"a": 1}, extension)
+    assert plain.build(**facts) == {"a": 1}
+    told = Target("extension_parts.open_ended", {"a": 1}, extension, facts={"classes": "num_classes"})
+    assert told.check("model").build(**facts) == {"a": 1, "classes": 10}
+    renamed = Target("extension_parts.net", {}, extension, facts={"width": "in_channels"})
+    assert renamed.check("model").build(**facts) == ("net", 3, 10, 0.0)
+    with pytest.raises(ConfigError, match=r"model.facts names depth, but extension_parts.net has no such argument"):
+        Target("extension_parts.net", {"width": 1}, extension, facts={"depth": "in_channels"}).check("model")
 
 
 def test_a_value_error_while_building_is_a_configuration_error(extension):

@@ -57,6 +57,8 @@ NOT_HERE = [
     "model=dncnn",
     "model=big_lstm",
     "task.classifier=judge",
+    "model.pretrained=true",
+    "model.weights=weights.safetensors",
 ]
 
 #: Exit codes other than 0 that are right.
@@ -92,6 +94,7 @@ def prepare(folder: Path, *, makes_nightly: bool) -> None:
             for number in range(10):
                 pixels = draw.integers(0, 256, (256, 256, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / place / part / f"{number}.jpg")
+    (folder / "reviews.tsv").write_text("".join(f"{'good' if n % 2 else 'bad'}\tbook {n}\n" for n in range(100)))
     (folder / "corpus").mkdir()
     text = "It was the best of times, it was the worst of times.\n" * 400
     for path in ("book.txt", "corpus/one.txt", "corpus/two.txt"):

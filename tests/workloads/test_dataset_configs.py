@@ -35,6 +35,7 @@ def target_of(keys):
 IMAGES = {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"}
 BOXED = {"digit_scenes", "voc", "coco"}
 TEXT = {"python_docs", "text"}
+LABELLED = {"docstrings", "labelled_text"}
 SOUND = {"asterisk_audio", "made_up_sounds", "recordings"}
 SPEECH = {"asterisk", "speech", "tone_words"}
 PHOTOS = {"photos", "photo_folder"}
@@ -69,6 +70,7 @@ def test_these_data_sets_are_offered():
     kinds = {
         "IMAGES": IMAGES,
         "TEXT": TEXT,
+        "LABELLED": LABELLED,
         "BOXED": BOXED,
         "PAIRS": PAIRS,
         "SPEECH": SPEECH,

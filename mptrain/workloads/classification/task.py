@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.device import in_widest, widest
+from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
 from mptrain.workloads.base.task import Objective, Task
 
@@ -66,6 +67,8 @@ class Classify(Task):
             float32 scalar.
         """
         if self.mixup > 0:
+            if not batch.inputs.is_floating_point():
+                raise ConfigError(f"task.mixup={self.mixup}: token numbers cannot be mixed", "set task.mixup=0")
             batch = mixed(batch, self.num_classes, self.mixup)
         output = model(batch.inputs)
         logits, *auxiliary = output if isinstance(output, tuple) else (output,)

@@ -53,7 +53,7 @@ class Language(Task):
     metric = "perplexity"
     higher_is_better = False
     term = "tokens"
-    refuses = ("sample_rate",)  # speech data sets have a vocabulary too
+    refuses = ("sample_rate", "num_classes")  # speech and labelled texts have a vocabulary too
 
     def objectives(self) -> tuple[Objective, ...]:
         """Return the training losses of the task: one, `loss`, for all parameters of the model."""

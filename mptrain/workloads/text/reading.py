@@ -89,3 +89,33 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
             f"rename {others[0] if others else 'it'} to {training}, or set dataset.path to the file to train on",
         )
     return {"train": others}
+
+
+def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
+    """Find the data files of a file or folder, grouped by the split that their names give; see `by_part`.
+
+    Args:
+        name: Name of the data set, for messages.
+        path: A file, which is for training, or a folder. All its files are if no name in it marks training data.
+        suffixes: Suffixes of data files in a folder.
+        hint: How to set the path, for messages.
+
+    Returns:
+        Files of ``train``, and of ``val`` and ``test`` if there are any.
+
+    Raises:
+        DataError: There is no such file or folder, or it has no training data.
+    """
+    place = path.expanduser()
+    if place == Path():
+        raise DataError(
+            f"{name} not found: dataset.path is empty or the current folder", f"{hint}; for the current folder use $PWD"
+        )
+    if not place.exists():
+        raise DataError(f"{name} not found: looked for {place}", hint)
+    if place.is_file():
+        return {"train": [place]}
+    files = sorted(file for file in place.iterdir() if file.suffix in suffixes and file.is_file())
+    if not files:
+        raise DataError(f"{name} not found: no file in {place} ends in {' or '.join(suffixes)}", hint)
+    return by_part(name, files, f"train{suffixes[0]}")

@@ -22,7 +22,8 @@ from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.text.buckets import bucketed_order
-from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
+from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 
 _FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split
 
@@ -114,34 +115,6 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
         begin += size
     parts["train"] = [pair for place in sorted(order[begin:]) for pair in by_source[sources[place]]]
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
-
-
-class RaggedTokens:
-    """Token sequences of different lengths, stored in one tensor without padding.
-
-    Args:
-        rows: Token numbers of each sequence, at least one each.
-
-    Attributes:
-        lengths: Length of each sequence, int64 ``[N]``.
-    """
-
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-        self._numbers = torch.tensor([number for row in rows for number in row], dtype=torch.int32)
-        self._starts = self.lengths.cumsum(0) - self.lengths
-
-    def padded(self, indices: Tensor) -> Tensor:
-        """Return selected sequences as a table, padded at the end with `PAD`, int64 ``[len(indices), longest]``.
-
-        Args:
-            indices: Positions of the sequences, int64, at least one.
-        """
-        lengths = self.lengths[indices]
-        places = torch.arange(int(lengths.max()))
-        there = places < lengths[:, None]
-        numbers = self._numbers[torch.where(there, self._starts[indices][:, None] + places, 0)].long()
-        return numbers.masked_fill(~there, PAD)
 
 
 class PairSplit(Split):

@@ -1,22 +1,31 @@
-"""torchvision's image classifiers by name, always without pretrained weights."""
+"""torchvision's image classifiers by name, with random or pretrained weights."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
+from mptrain.pretrained import ATTRIBUTE, PretrainedWeights, url_file
 
 
 def torchvision_classifier(
-    *, name: str, num_classes: int, image_size: int, in_channels: int = 3, arguments: Mapping[str, Any] | None = None
+    *,
+    name: str,
+    num_classes: int,
+    image_size: int,
+    in_channels: int = 3,
+    arguments: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    download: bool = True,
 ) -> nn.Module:
-    """Build a torchvision image classifier without pretrained weights, for any number of classes.
+    """Build a torchvision image classifier for any number of classes, with random or pretrained weights.
 
     GoogLeNet and Inception v3 have their auxiliary heads: in training mode they return a named tuple of logits, in
     evaluation mode one tensor. torchvision is imported only here, because the import takes a second.
@@ -27,6 +36,9 @@ def torchvision_classifier(
         image_size: Side of the input in pixels.
         in_channels: Channels of the input; the published networks take 3.
         arguments: Further keyword arguments of torchvision's function, such as ``dropout``.
+        pretrained: Whether a new run starts from the weights that torchvision calls ``DEFAULT``. A head for other
+            classes keeps its random weights.
+        download: Whether missing weights may be downloaded.
 
     Returns:
         A network that maps images ``[N, 3, image_size, image_size]`` to logits ``[N, num_classes]``.
@@ -52,8 +64,16 @@ def torchvision_classifier(
     except (TypeError, ValueError) as error:
         written = ", ".join(f"{key}: {value}" for key, value in (arguments or {}).items())
         raise ConfigError(f"model.arguments={{{written}}}: {name} rejects them: {error}") from error
-    _try_size(model, name, image_size)
+    require_size(model, name, image_size, in_channels)
+    if pretrained:
+        weights = models.get_model_weights(name).DEFAULT
+        load = functools.partial(_pretrained, weights.url, download)
+        setattr(model, ATTRIBUTE, PretrainedWeights(f"torchvision's {weights}", load))
     return model
+
+
+def _pretrained(url: str, download: bool) -> dict[str, Tensor]:
+    return cast("dict[str, Tensor]", torch.load(url_file(url, download=download), weights_only=True))
 
 
 def classifier_names() -> list[str]:
@@ -81,11 +101,21 @@ def _own_choices(name: str, image_size: int) -> dict[str, Any]:
     return {}
 
 
-def _try_size(model: nn.Module, name: str, image_size: int) -> None:
-    """Run the network on the meta device to check the image size, because some pools need a minimum size."""
+def require_size(model: nn.Module, name: str, image_size: int, in_channels: int) -> None:
+    """Check that a network takes images of a size, on the meta device: some pools and windows need a minimum size.
+
+    Args:
+        model: The classifier; it is not changed.
+        name: Its name in the library, for the message.
+        image_size: Side of the images in pixels.
+        in_channels: Their number of channels.
+
+    Raises:
+        ConfigError: It does not.
+    """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
-    images = torch.empty(2, 3, image_size, image_size, device="meta")
+    images = torch.empty(2, in_channels, image_size, image_size, device="meta")
     try:
         with torch.no_grad():
             torch.func.functional_call(model, shapes, (images,))

@@ -9,7 +9,7 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.fields import PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.text.reading import by_part, decoded
+from mptrain.workloads.text.reading import decoded, find_parts
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 SUFFIXES = (".tsv", ".txt")
@@ -56,7 +56,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     name, columns = options.name, options.columns
     if columns[0] == columns[1]:
         raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "set dataset.columns=[1,2]")
-    found = _find(name, options.path)
+    found = find_parts(name, options.path, SUFFIXES, _HINT)
     faults = {part: Faults(options.on_error) for part in found}
     read = {
         part: [pair for file in files for pair in read_pairs(file, columns, faults[part])]
@@ -66,28 +66,6 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
         raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
     files = {part: [file.absolute() for file in files] for part, files in found.items()}
     return pairs_as_dataset(name, read, options, faults, files)
-
-
-def _find(name: str, path: Path) -> dict[str, list[Path]]:
-    """Return the files with sentence pairs of ``train``, and of ``val`` and ``test`` if there are any.
-
-    Raises:
-        DataError: There is no such file or folder, or it has no training data.
-    """
-    place = path.expanduser()
-    if place == Path():
-        raise DataError(
-            f"{name} not found: dataset.path is empty or the current folder",
-            f"{_HINT}; for the current folder use $PWD",
-        )
-    if not place.exists():
-        raise DataError(f"{name} not found: looked for {place}", _HINT)
-    if place.is_file():
-        return {"train": [place]}
-    files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    if not files:
-        raise DataError(f"{name} not found: no file in {place} ends in {' or '.join(SUFFIXES)}", _HINT)
-    return by_part(name, files, "train.tsv")
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:

@@ -1,0 +1,68 @@
+"""Text classifiers of the library transformers by name: BERT, RoBERTa, DistilBERT, GPT-2 and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from mptrain.fields import PositiveInt
+from mptrain.workloads.text.subwords import PAD
+from mptrain.workloads.text.transformers_models import Attention, Wanted, build_network, small_sizes
+
+
+def sequence_classifier(
+    *,
+    name: str,
+    num_classes: int,
+    vocabulary_size: int,
+    sequence_length: int,
+    width: PositiveInt = 64,
+    layers: PositiveInt = 2,
+    heads: PositiveInt = 4,
+    config: Mapping[str, Any] | None = None,
+    attention: Attention | None = None,
+    pretrained: bool = False,
+    download: bool = True,
+) -> nn.Module:
+    """Build a text classifier of the library transformers for the classes and the vocabulary of a data set.
+
+    The network takes tokens, int64 ``[N, T]``, padded with 0, and returns logits ``[N, num_classes]``. Padding is
+    masked in networks that take a mask.
+
+    Args:
+        name: Architecture, such as ``bert``. With ``pretrained`` a repository of the Hugging Face hub, or a folder.
+        num_classes: Length of the output.
+        vocabulary_size: Number of tokens in the vocabulary, with padding.
+        sequence_length: Largest number of tokens of a text.
+        width: Size of a position's vector, a multiple of ``heads``; without effect on pretrained networks, as the next.
+        layers: Number of blocks.
+        heads: Number of heads of each attention.
+        config: Further keys of the architecture's configuration in transformers.
+        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
+        pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. A
+            head for other classes and an embedding of another vocabulary keep their random weights.
+        download: Whether missing files may be downloaded.
+
+    Raises:
+        EnvironmentRefused: transformers is not installed.
+        ConfigError: There is no such architecture, or it does not have a key or a value.
+        DataError: Files of pretrained weights are missing.
+    """
+    positions = {"max_position_embeddings": sequence_length + PAD + 2}  # RoBERTa counts them from PAD + 1
+    special = {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None}
+    return build_network(
+        Wanted(
+            option="sequence_classifier",
+            auto="AutoModelForSequenceClassification",
+            names="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+            name=name,
+            sizes={**small_sizes(width, layers, heads), **positions},
+            fixed={"num_labels": num_classes, "vocab_size": vocabulary_size, **special},
+            config=config or {},
+            attention=attention,
+            pretrained=pretrained,
+            download=download,
+        )
+    )

@@ -1,0 +1,73 @@
+"""Language models of the library transformers by name: GPT-2, Llama, Qwen, Mixtral, Mamba and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.text.transformers_models import Attention, Wanted, build_network, small_sizes
+
+
+def causal_lm(
+    *,
+    name: str,
+    vocabulary_size: int,
+    sequence_length: int,
+    lanes: NonNegativeInt = 0,
+    width: PositiveInt = 64,
+    layers: PositiveInt = 2,
+    heads: PositiveInt = 4,
+    config: Mapping[str, Any] | None = None,
+    attention: Attention | None = None,
+    pretrained: bool = False,
+    download: bool = True,
+) -> nn.Module:
+    """Build a language model of the library transformers for the vocabulary of a data set.
+
+    The network takes tokens, int64 ``[N, T]``, and returns logits ``[N, T, V]``. Losses that the library would add,
+    such as the one that balances experts, are not part of the training loss.
+
+    Args:
+        name: Architecture, such as ``gpt2``. With ``pretrained`` a repository of the Hugging Face hub, or a folder.
+        vocabulary_size: Number of tokens in the vocabulary, V.
+        sequence_length: Tokens of a sample; a network without pretrained weights has as many positions.
+        lanes: Must be 0, because the network carries no state from batch to batch.
+        width: Size of a position's vector, a multiple of ``heads``; without effect on pretrained networks, as the next.
+        layers: Number of blocks.
+        heads: Number of heads of each attention.
+        config: Further keys of the architecture's configuration in transformers, such as ``rope_parameters``.
+        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
+        pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. An
+            embedding of another vocabulary keeps its random weights.
+        download: Whether missing files may be downloaded.
+
+    Raises:
+        EnvironmentRefused: transformers is not installed.
+        ConfigError: There is no such architecture, it does not have a key or a value, or ``lanes`` is not 0.
+        DataError: Files of pretrained weights are missing.
+    """
+    if lanes:
+        raise ConfigError(
+            "dataset.stream=true: networks of transformers carry no state from batch to batch",
+            "set dataset.stream=false",
+        )
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    fixed = {"vocab_size": vocabulary_size, **special}
+    return build_network(
+        Wanted(
+            option="causal_lm",
+            auto="AutoModelForCausalLM",
+            names="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+            name=name,
+            sizes={**small_sizes(width, layers, heads), "max_position_embeddings": sequence_length, "is_decoder": True},
+            fixed=fixed,
+            config=config or {},
+            attention=attention,
+            pretrained=pretrained,
+            download=download,
+        )
+    )

@@ -1,0 +1,122 @@
+"""Data set ``labelled_text``: labelled texts of the user, in TSV, CSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mptrain.errors import DataError
+from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
+from mptrain.workloads.text.reading import decoded, find_parts
+
+SUFFIXES = (".tsv", ".csv", ".jsonl")
+
+_HINT = "set dataset.path to a file of labels and texts, or to a folder of them; dataset=docstrings needs no files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledFileOptions(LabelledOptions):
+    """Options of the data set ``labelled_text``, texts of the user with labels; see `load_labelled_text`.
+
+    Further options are those of `LabelledOptions`.
+
+    Attributes:
+        path: A file or a folder.
+        name: Name of the data set in records.
+        columns: Names of the label and of the text in a header or in JSON.
+        on_error: ``stop`` or ``skip`` for lines that are not UTF-8 or lack a label or a text.
+    """
+
+    path: Path = Path("data/labelled.tsv")
+    name: str = "labelled_text"
+    columns: tuple[str, str] = ("label", "text")
+    on_error: OnError = "stop"
+
+
+@takes_fields_of(LabelledFileOptions)
+def load_labelled_text(options: LabelledFileOptions) -> LabelledDataset:
+    """Read texts of the user with their labels from UTF-8 files.
+
+    A ``.csv`` or tab-separated file has the label in its first column and the text in the second, or a header that
+    names both. A ``.jsonl`` file has a JSON object a line. In a folder, words in the names such as ``train.tsv`` mark
+    files for training, validation and test. A part without a file gets a share of the training texts of each class.
+
+    Call it with the fields of `LabelledFileOptions` as keyword arguments.
+
+    Raises:
+        DataError: A file is missing or cannot be read, or a line is unusable.
+        ConfigError: There are too few texts for the options.
+    """
+    found = find_parts(options.name, options.path, SUFFIXES, _HINT)
+    faults = {part: Faults(options.on_error) for part in found}
+    read = {
+        part: [one for file in files for one in read_labelled(file, options.columns, faults[part])]
+        for part, files in found.items()
+    }
+    if not read["train"]:
+        raise DataError(f"{options.name}: {found['train'][0]} has no labelled text", _HINT)
+    return labelled_as_dataset(options.name, read, options, faults, found)
+
+
+def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[Labelled]:
+    """Return the labelled texts of one file, in its order.
+
+    Args:
+        file: Path of the file.
+        columns: Names of the label and of the text in a header or in JSON.
+        faults: Record of unusable lines; they are left out.
+
+    Raises:
+        DataError: The file cannot be read, or a line is unusable and ``faults.on_error`` is ``stop``.
+    """
+    try:
+        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
+    problems: dict[str, str] = {}
+    texts = decoded(file, lines, problems)
+    rows = _objects(texts, columns) if file.suffix == ".jsonl" else _cells(file, texts, columns)
+    found = []
+    for number, cells in rows:
+        label, text = (str(cell).strip() if isinstance(cell, (str, int)) else "" for cell in cells)
+        if label and text:
+            found.append(Labelled(label, text))
+        else:
+            problems[f"{file} line {number}"] = f"it has no {columns[1] if label else columns[0]}"
+    faults.report(problems)
+    return found
+
+
+def _objects(lines: Iterator[tuple[int, str]], columns: tuple[str, str]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        yield number, (row.get(columns[0]), row.get(columns[1])) if isinstance(row, dict) else (None, None)
+
+
+def _cells(
+    file: Path, lines: Iterator[tuple[int, str]], columns: tuple[str, str]
+) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    numbers: list[int] = []  # of the lines that the reader has taken; it counts none that was left out
+    texts = (numbers.append(number) or line for number, line in lines)  # type: ignore[func-returns-value]
+    reader = csv.reader(texts) if file.suffix == ".csv" else csv.reader(texts, csv.excel_tab, quoting=csv.QUOTE_NONE)
+    places = (0, 1)
+    try:
+        for count, row in enumerate(reader):
+            if count == 0 and {*columns} <= {*row}:
+                places = (row.index(columns[0]), row.index(columns[1]))
+            elif row:
+                label, text = (row[place] if place < len(row) else None for place in places)
+                yield numbers[-1], (label, text)
+    except csv.Error as error:
+        raise DataError(f"{file} line {numbers[-1]}: {error}", "check its quotes and separators") from error

@@ -1,0 +1,242 @@
+"""Data set of labelled texts for classification: a vocabulary, and token sequences with a class each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mptrain.errors import ConfigError, DataError
+from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset, Split
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.train_val_split import first_samples, stratified_order
+from mptrain.workloads.text.buckets import bucketed_order
+from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.subwords import PAD
+from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
+
+
+class Labelled(NamedTuple):
+    """Text with its label.
+
+    Attributes:
+        label: Name of its class.
+        text: The text.
+    """
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions:
+    """Options shared by the data sets of labelled texts.
+
+    Attributes:
+        tokens: Kind of tokens. ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
+            ``char``: characters; ``space``: strings between white space.
+        sequence_length: Largest number of tokens of a text; the rest of longer ones is cut off.
+        min_count: Smallest count in the training texts of a token with its own number; rarer ones are unknown.
+        max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
+        val_share: Share of the texts of each class held out for validation, if no file is for validation.
+        test_share: Share of the texts of each class held out for testing, if no file is for testing.
+        train_samples: Number of texts to train on; None trains on all.
+        batch_size: Batch size of the run; batches hold texts of similar length.
+    """
+
+    tokens: Tokens = "word"
+    sequence_length: PositiveInt = 64
+    min_count: PositiveInt = 2
+    max_vocabulary: PositiveInt | None = None
+    val_share: BelowOneOrZero = 0.1
+    test_share: BelowOneOrZero = 0.1
+    train_samples: PositiveInt | None = None
+    batch_size: PositiveInt = 32
+
+
+class LabelledSplit(Split):
+    """Split of labelled texts, in batches of similar length.
+
+    Args:
+        rows: Token numbers of each text, at least one each.
+        targets: Class indices, int64 ``[N]``.
+        batch_size: Batch size of the run.
+        faults: Record of unusable lines of the files.
+    """
+
+    in_memory = True
+
+    def __init__(self, rows: Sequence[Sequence[int]], targets: Tensor, batch_size: int, faults: Faults) -> None:
+        self.texts = RaggedTokens(rows)
+        self.targets = targets
+        self.batch_size = batch_size
+        self.faults = faults
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+        """Return the order of texts in an epoch, int64 ``[len(self)]``; see `mptrain.workloads.base.dataset.Split`."""
+        return bucketed_order(self.texts.lengths, self.batch_size, seed, epoch, shuffle=shuffle)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """Return the batch of the texts with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+
+        Returns:
+            ``inputs``, token numbers padded with `PAD` at the end, int64 ``[N, T]``, and ``targets``, class indices,
+            int64 ``[N]``.
+        """
+        picked = torch.as_tensor(indices, dtype=torch.int64)
+        return Batch(self.texts.padded(picked), self.targets[picked])
+
+
+@dataclass
+class LabelledDataset(Dataset):
+    """Data set of labelled texts; it implements `mptrain.workloads.base.dataset.Dataset`.
+
+    Attributes:
+        name: Name in the configuration.
+        class_names: Names of the classes in the order of their indices.
+        vocabulary: Tokens, learned from the training texts. Their numbers in a batch are one higher: 0 is padding.
+        sequence_length: Largest number of tokens of a text.
+        train: Training texts.
+        val: Validation texts, or None.
+        test: Test texts, or None.
+        files: Source files of each part; empty if there are none.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    vocabulary: Vocabulary
+    sequence_length: int
+    train: LabelledSplit
+    val: LabelledSplit | None
+    test: LabelledSplit | None
+    files: dict[str, list[str]] = field(default_factory=dict)
+    workers = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
+
+        Returns:
+            ``num_classes`` and ``class_names``; ``vocabulary_size``, with the number for padding; ``sequence_length``
+            in tokens.
+        """
+        return {
+            "num_classes": len(self.class_names),
+            "class_names": self.class_names,
+            "vocabulary_size": len(self.vocabulary) + 1,
+            "sequence_length": self.sequence_length,
+        }
+
+    def card(self) -> dict[str, Any]:
+        """Return the data description of a run as JSON values: class names, then tokens from number 1; and files."""
+        return {
+            "labels": [*self.class_names, *self.vocabulary.entries],
+            "class_names": list(self.class_names),
+            "tokens": self.vocabulary.tokens,
+            "files": self.files,
+        }
+
+    def describe(self) -> str:
+        """Return a summary for the terminal: ``texts in 8 classes (vocabulary 2,476)``."""
+        return f"texts in {len(self.class_names)} classes (vocabulary {len(self.vocabulary) + 1:,})"
+
+
+def labelled_as_dataset(
+    name: str,
+    given: Mapping[str, Sequence[Labelled]],
+    options: LabelledOptions,
+    faults: Mapping[str, Faults],
+    files: Mapping[str, Sequence[Path]],
+) -> LabelledDataset:
+    """Make a data set of labelled texts: hold out parts without files of their own, learn a vocabulary, tokenize.
+
+    Repeated texts of a part count once. Texts without a token, and those of a part whose class has no training text,
+    are unusable.
+
+    Args:
+        name: Name of the data set.
+        given: Texts of ``train``, and of ``val`` and ``test`` unless they are to be held out of ``train``.
+        options: Options that the user set for the data set.
+        faults: Record of unusable lines of each part with files of its own.
+        files: Source files of each part.
+
+    Raises:
+        DataError: There is no usable text to train on, there is only one class, or a text is unusable.
+        ConfigError: There are fewer texts than ``train_samples``, or the shares leave none to train on.
+    """
+    parts = {part: list(dict.fromkeys(texts)) for part, texts in given.items()}
+    classes = tuple(sorted({one.label for one in parts["train"]}))
+    if len(classes) < 2:
+        raise DataError(f"{name}: all texts have the label {classes[0]!r}", "classification needs two classes or more")
+    shares = {"test": options.test_share, "val": options.val_share}
+    parts = _hold_out(name, parts, classes, {part: share for part, share in shares.items() if part not in parts})
+    texts = "\n".join(one.text for one in parts["train"])
+    vocabulary = learn(f"{name} train", texts, options.tokens, options.min_count, options.max_vocabulary)
+    splits = {
+        part: _split(f"{name} {part}", of_part, classes, vocabulary, options, faults.get(part, Faults()))
+        for part, of_part in parts.items()
+    }
+    return LabelledDataset(
+        name,
+        classes,
+        vocabulary,
+        options.sequence_length,
+        splits["train"],
+        splits.get("val"),
+        splits.get("test"),
+        {part: [str(file.absolute()) for file in of_part] for part, of_part in files.items()},
+    )
+
+
+def _hold_out(
+    name: str, parts: dict[str, list[Labelled]], classes: Sequence[str], shares: Mapping[str, float]
+) -> dict[str, list[Labelled]]:
+    """Move shares of the training texts, with about the same classes, to parts without files; the same in every run."""
+    train = parts["train"]
+    order = stratified_order(torch.tensor([classes.index(one.label) for one in train]))
+    sizes = {part: max(1, round(share * len(train))) for part, share in shares.items() if share}
+    if sum(sizes.values()) >= len(train):
+        raise ConfigError(
+            f"dataset.val_share and dataset.test_share of the {len(train)} texts of {name} leave none to train on",
+            "choose smaller shares, or 0 for a part that you do not need",
+        )
+    held = dict(parts)
+    for part, size in sizes.items():
+        held[part] = [train[place] for place in order[len(order) - size :].tolist()]
+        order = order[: len(order) - size]
+    return {**held, "train": [train[place] for place in order.tolist()]}
+
+
+def _split(
+    name: str,
+    texts: Sequence[Labelled],
+    classes: Sequence[str],
+    vocabulary: Vocabulary,
+    options: LabelledOptions,
+    faults: Faults,
+) -> LabelledSplit:
+    rows, targets, problems = [], [], {}
+    for number, one in enumerate(texts):
+        row = (vocabulary.numbers(one.text)[: options.sequence_length] + (PAD + 1)).tolist()
+        if one.label not in classes:
+            problems[f"{name} text {number}"] = f"its label {one.label!r} does not occur in the training texts"
+        elif not row:
+            problems[f"{name} text {number}"] = f"no token in {one.text[:20]!r}"
+        else:
+            rows.append(row)
+            targets.append(classes.index(one.label))
+    faults.report(problems)
+    if not rows:
+        raise DataError(f"{name}: there is no usable text", "check the files of dataset.path")
+    if name.endswith(" train"):
+        kept = first_samples(torch.arange(len(rows)), options.train_samples).tolist()
+        rows, targets = [rows[place] for place in kept], [targets[place] for place in kept]
+    return LabelledSplit(rows, torch.tensor(targets), options.batch_size, faults)

@@ -1,0 +1,172 @@
+"""Pretrained weights: from the caches of the libraries, downloaded only where that was typed, and one line where they are missing."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision
+import transformers
+from small_runs import parts_of, run_in_process, whole_and_resumed
+
+from mptrain.config.build import build
+from mptrain.config.compose import compose, reload
+from mptrain.errors import CheckpointError, DataError
+from mptrain.pretrained import ATTRIBUTE
+
+TIMM = ("model=timm", "model.name=resnet10t.c3_in1k")
+GPT2 = ("model=causal_lm", "dataset.train_samples=8", "train.batch_size=4")
+FEW = ("precision=fp32", "train.batch_size=16", "dataset.train_samples=16")
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    """Empty caches, and a hub that refuses connections at once."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"), raising=False)
+
+    def refuse(*given, **named):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(torch.hub, "urlopen", refuse)
+    return tmp_path
+
+
+def keep(tmp_path, repository, name, tensors):
+    """Put a file into the cache of the hub."""
+    folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    safetensors.torch.save_file(tensors, folder / "snapshots" / ("0" * 40) / name)
+
+
+def test_without_network_one_line_says_where_the_file_belongs_and_nobody_waits(tmp_path):
+    begun = time.monotonic()
+    for words, place in (
+        (TIMM, f"timm/resnet10t.c3_in1k/model.safetensors is not in {tmp_path}/hub/models--timm--resnet10t.c3_in1k"),
+        (("model=torchvision", "model.name=resnet18"), f"resnet18-f37072fd.pth is not in {tmp_path}/torch/checkpoints"),
+        (("model=causal_lm", "model.name=gpt2"), f"gpt2/config.json is not in {tmp_path}/hub/models--gpt2"),
+    ):
+        done = run_in_process(*words, "model.pretrained=true", "train.max_steps=1", cwd=tmp_path)
+        assert done.returncode == 6
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        assert line.startswith(f"error: model.pretrained: {place}")
+        assert "set model.weights=FILE if you have the weights elsewhere" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert time.monotonic() - begun < 60  # the hub's client alone would retry for two minutes
+
+
+def test_a_file_alone_asks_nobody_for_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.utils, "get_session", lambda: pytest.fail("asked the hub"))
+    folder = tmp_path / "mine" / "model"
+    folder.mkdir(parents=True)
+    for option, name in (("timm", "resnet18.a1_in1k"), ("torchvision", "resnet18"), ("causal_lm", "gpt2")):
+        target = compose([f"model={option}"]).model.path
+        (folder / "theirs.yaml").write_text(f"_target_: {target}\nname: {name}\npretrained: true\ndownload: true\n")
+        data = ("dataset=python_docs", "task=language") if option == "causal_lm" else ("dataset.channels=3",)
+        data = (*data, "dataset.stream=false") if option == "causal_lm" else (*data, "dataset.image_size=64")
+        config = compose(["model=theirs", *data], config_dirs=[tmp_path / "mine"])
+        with pytest.raises(DataError, match="only a typed override may download it") as caught:
+            build(config)
+        assert caught.value.hint.startswith("type model.pretrained=true on the command line")
+
+
+def test_weights_of_timm_fit_channels_and_classes_and_a_resumed_run_needs_none(tmp_path):
+    donor = timm.create_model("resnet10t", num_classes=1000)
+    weights = {name: torch.full_like(value, 0.01) for name, value in donor.state_dict().items()}
+    keep(tmp_path, "timm/resnet10t.c3_in1k", "model.safetensors", weights)
+    config = compose([*TIMM, "model.pretrained=true", *FEW])
+    parts, _ = build(config)
+    state = parts.model.state_dict()
+    assert torch.all(state["layer1.0.conv1.weight"] == 0.01)
+    assert torch.allclose(state["conv1.0.weight"], torch.tensor(0.03))  # one channel: the sum over three
+    assert not torch.all(state["fc.weight"] == 0.01)
+    assert "not loaded: fc.weight ((1000, 512), not (10, 512))" in parts.notes[0]
+    (tmp_path / "hub").rename(tmp_path / "gone")
+    saved = reload(config.yaml)
+    assert not hasattr(build(compose([*TIMM, *FEW]))[0].model, ATTRIBUTE)
+    build(saved, weights=False)
+    with pytest.raises(DataError, match="only a typed override"):
+        build(saved)
+
+
+def test_weights_of_torchvision_load_without_a_head_for_other_classes(tmp_path):
+    folder = tmp_path / "torch" / "checkpoints"
+    folder.mkdir(parents=True)
+    weights = torchvision.models.squeezenet1_1(num_classes=1000).state_dict()
+    torch.save(
+        {name: torch.full_like(value, 0.01) for name, value in weights.items()}, folder / "squeezenet1_1-b8a52dc0.pth"
+    )
+    words = ("model=torchvision", "model.name=squeezenet1_1", "model.pretrained=true", *FEW)
+    parts, _ = parts_of(*words)
+    assert torch.all(parts.model.features[0].weight == 0.01)
+    assert "not loaded: classifier.1.weight ((1000, 512, 1, 1), not (10, 512, 1, 1))" in parts.notes[0]
+    torch.save(Evil(), folder / "squeezenet1_1-b8a52dc0.pth")
+    with pytest.raises(DataError, match="cannot be read"):
+        parts_of(*words)
+    assert not (tmp_path / "owned").exists()
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("owned",))
+
+
+def test_a_folder_of_transformers_sets_the_sizes_and_an_embedding_of_other_words_is_left(tmp_path):
+    config = transformers.GPT2Config(n_embd=32, n_layer=3, n_head=2, vocab_size=300, n_positions=80, attn_pdrop=0.1)
+    donor = transformers.GPT2LMHeadModel(config)
+    donor.save_pretrained(tmp_path / "donor")
+    parts, _ = parts_of(*GPT2, f"model.name={tmp_path / 'donor'}", "model.pretrained=true", "precision=amp_bf16")
+    assert len(parts.model.transformer.h) == 3
+    assert torch.equal(parts.model.transformer.h[2].mlp.c_fc.weight, donor.transformer.h[2].mlp.c_fc.weight)
+    size = parts.dataset.facts()["vocabulary_size"]
+    assert f"transformer.wte.weight ((300, 32), not ({size}, 32))" in parts.notes[0]
+    assert parts.model.lm_head.weight is parts.model.transformer.wte.weight
+
+
+def test_a_run_from_pretrained_weights_resumes_bit_for_bit(tmp_path):
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=300)
+    ).save_pretrained(tmp_path / "donor")
+    words = (
+        *GPT2,
+        f"model.name={tmp_path / 'donor'}",
+        "model.pretrained=true",
+        "precision=fp16_dynamic",
+        "train.epochs=2",
+    )
+    whole, resumed = whole_and_resumed(tmp_path, *words, after=2)
+    for (name, one), other in zip(
+        whole.parts.model.state_dict().items(), resumed.parts.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_state_dicts_of_the_libraries_are_weights_in_both_formats(tmp_path):
+    donor = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+    safetensors.torch.save_file(donor.state_dict(), tmp_path / "timm.safetensors")
+    torch.save({"state_dict": donor.state_dict()}, tmp_path / "timm.pt")
+    for file in ("timm.safetensors", "timm.pt"):
+        parts, _ = parts_of(*TIMM, *FEW, f"model.weights={tmp_path / file}")
+        assert torch.equal(parts.model.fc.weight, donor.fc.weight)
+    bert = transformers.BertModel(
+        transformers.BertConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=50
+        )
+    )
+    safetensors.torch.save_model(bert, tmp_path / "bert.safetensors")  # of the network without its head
+    parts, _ = parts_of("model=sequence_classifier", f"model.weights={tmp_path / 'bert.safetensors'}")
+    assert torch.equal(parts.model.bert.encoder.layer[1].output.dense.weight, bert.encoder.layer[1].output.dense.weight)
+    (tmp_path / "bad.safetensors").write_bytes(b"no tensors")
+    for name in ("bad", "missing"):
+        with pytest.raises(CheckpointError):
+            parts_of(*TIMM, *FEW, f"model.weights={tmp_path / name}.safetensors")

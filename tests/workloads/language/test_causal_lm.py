@@ -1,0 +1,166 @@
+"""Language models and text classifiers of transformers by name: modes, dtypes, masks, ties, and errors in their words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from loops import each
+from small_runs import Kept, parts_of, run_in_process, whole_and_resumed
+
+from mptrain.config.build import build
+from mptrain.config.compose import compose
+from mptrain.engine.loop import Loop
+from mptrain.engine.rehearsal import rehearse
+from mptrain.engine.run_storage import NoStorage
+from mptrain.errors import ConfigError
+from mptrain.records import StepRecord
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.workloads.classification.models.sequence_classifier import sequence_classifier
+from mptrain.workloads.language.models.causal_lm import causal_lm
+from mptrain.workloads.text.subwords import PAD
+
+LANGUAGE = ("gpt2", "llama", "qwen3_moe", "mixtral", "mamba")
+CLASSIFIERS = ("bert", "distilbert", "roberta")
+QUICK = ("gpt2", "bert")
+MODES = ("fp32", "amp_bf16", "fp16_dynamic")
+SIZES = {"vocabulary_size": 50, "sequence_length": 16}
+
+
+def words_of(name, precision, *more):
+    half = ("precision.cpu_kernels=upcast", "scaler.init_scale=16") if precision.startswith("fp16") else ()
+    option = "sequence_classifier" if name in CLASSIFIERS else "causal_lm"
+    data = ("dataset.train_samples=16", "train.batch_size=4", "train.max_steps=3", "device=cpu")
+    return (f"model={option}", f"model.name={name}", *data, f"precision={precision}", *half, *more)
+
+
+def marked(names):
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("name", marked((*LANGUAGE, *CLASSIFIERS)))
+def test_an_architecture_takes_three_steps(tmp_path, name, precision):
+    parts, options = build(compose(words_of(name, precision)))
+    kept = Kept()
+    Loop(parts, options, NoStorage(RunPaths(tmp_path)), [kept]).run()
+    steps = kept.of(StepRecord)
+    assert [step.updates for step in steps] == [1, 2, 3]
+    assert all(math.isfinite(step.loss) for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LANGUAGE, *CLASSIFIERS])
+def test_the_doctor_examines_an_architecture(tmp_path, name):
+    done = run_in_process("doctor", *words_of(name, "fp16_dynamic"), "threads=1", cwd=tmp_path)
+    assert done.returncode in (0, 4), done.stderr
+    assert "compared: one step of 4 samples" in done.stdout
+
+
+@each("name", ["gpt2", "mixtral"])
+def test_every_product_is_in_the_promised_dtype_experts_included(name):
+    for precision, dtype in (("amp_bf16", "bfloat16"), ("fp16_dynamic", "float16")):
+        parts, _ = parts_of(
+            *words_of(
+                name,
+                precision,
+                "model.config.attention_dropout=0.1" if name == "mixtral" else "model.config.attn_pdrop=0.1",
+            )
+        )
+        batch = parts.prepare(parts.loaders["train"].split.fetch(range(4), 0, 0))
+        operators = rehearse(parts, batch).operators["operators"]
+        products = {
+            row["inputs"] for row in operators if row["operator"] in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
+        }
+        assert products == {dtype}, name
+        assert not any(row["operator"] == "_grouped_mm" for row in operators)
+
+
+def test_logits_are_those_of_the_library_and_exported_weights_load_there(tmp_path):
+    done = run_in_process(*words_of("gpt2", "fp16_dynamic", "train.ema_decay=0.9", "run.name=r"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    exported = run_in_process("export", "outputs/r", "--output", str(tmp_path / "weights.pt"), cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    size = len(json.loads((tmp_path / "outputs/r/data.json").read_text())["labels"])
+    config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=size, n_positions=64)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    theirs.load_state_dict(weights)  # strict
+    ours = causal_lm(name="gpt2", vocabulary_size=size, sequence_length=64).eval()
+    ours.load_state_dict(weights)
+    tokens = torch.randint(0, size, (2, 64))
+    assert torch.equal(ours(tokens), theirs(tokens).logits)
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+
+
+def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path):
+    words = words_of("gpt2", "fp16_dynamic", "model.config.resid_pdrop=0.1", "model.config.attn_pdrop=0.1")
+    whole, resumed = whole_and_resumed(tmp_path, *words, after=2)
+    for (name, one), other in zip(
+        whole.parts.model.state_dict().items(), resumed.parts.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_dropout_is_off_unless_it_was_asked_for():
+    model = causal_lm(name="gpt2", **SIZES)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+    assert causal_lm(name="gpt2", config={"resid_pdrop": 0.25}, **SIZES).config.resid_pdrop == 0.25
+
+
+def test_frequencies_of_rotary_positions_are_not_rounded_with_the_model():
+    model = causal_lm(name="llama", **SIZES, config={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
+    exact = model.model.rotary_emb.inv_freq.clone()
+    for half in (torch.float16, torch.bfloat16):
+        model.to(half)
+        assert model.lm_head.weight.dtype == half
+        assert torch.equal(model.model.rotary_emb.inv_freq, exact)
+
+
+@each("name", ["bert", "roberta", "gpt2"])
+def test_padding_changes_no_logit(name):
+    model = sequence_classifier(name=name, num_classes=3, **SIZES).eval()
+    tokens = torch.randint(1, 50, (2, 9))
+    longer = torch.nn.functional.pad(tokens, (0, 6), value=PAD)
+    torch.testing.assert_close(model(longer), model(tokens), atol=1e-5, rtol=1e-4)
+
+
+def test_token_numbers_are_not_mixed_up():
+    parts, _ = parts_of(*words_of("bert", "fp32", "task.mixup=0.2"))
+    batch = parts.loaders["train"].split.fetch([0, 1], 0, 0)
+    with pytest.raises(ConfigError, match="token numbers cannot be mixed"):
+        parts.task.loss(parts.model, batch)
+
+
+@each(
+    ("build", "changes", "message", "hint"),
+    [
+        (causal_lm, {"name": "gpt3"}, "no such architecture for model=causal_lm", "gpt2"),
+        (sequence_classifier, {"name": "berd"}, "no such architecture for model=sequence_classifier", "bert"),
+        (causal_lm, {"config": {"n_layr": 3}}, r"unknown key 'model.config.n_layr': gpt2 has no such key", "model.config.n_layer"),
+        (causal_lm, {"config": {"n_layer": "many"}}, "transformers rejects the configuration of gpt2", "model.config.KEY"),
+        (causal_lm, {"config": {"trust_remote_code": True}}, "mptrain runs no code from a model repository", "leave it out"),
+        (causal_lm, {"config": {"_attn_implementation": "someone/kernel"}}, "runs no code", "leave it out"),
+        (causal_lm, {"lanes": 4}, "carry no state", "dataset.stream=false"),
+        (causal_lm, {"width": 30}, "model.width=30 is not a multiple of model.heads=4", "model.width=32"),
+        (sequence_classifier, {"name": "t5"}, "has an encoder and a decoder", "bert"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_is_refused_with_what_to_do(build, changes, message, hint):
+    given = {"name": "gpt2", **SIZES, **({"num_classes": 3} if build is sequence_classifier else {}), **changes}
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(**given)
+    assert hint in caught.value.hint
+
+
+def test_data_and_tasks_of_another_kind_are_refused():
+    for words in (
+        ("model=causal_lm", "dataset=docstrings"),
+        ("model=causal_lm", "task=classify"),
+        ("model=sequence_classifier", "dataset=python_docs"),
+    ):
+        with pytest.raises(ConfigError, match=r"does not work with|does not have"):
+            parts_of(*words, "precision=fp32")
