@@ -114,12 +114,13 @@ def build_network(wanted: Wanted) -> nn.Module:
         raise ConfigError(f"model.name={wanted.name} has an encoder and a decoder", "choose one of them, such as bert")
     config.use_cache = False
     try:
-        kind = auto._model_mapping[type(config)]
+        kind = getattr(library, wanted.names.removesuffix("_NAMES"))[type(config)]
     except KeyError:
         raise ConfigError(f"model.name={wanted.name}: {type(config).__name__} has no {wanted.auto}") from None
     attention = wanted.attention or ("sdpa" if getattr(kind, "_supports_sdpa", False) else "eager")
     options = {"attn_implementation": attention, "dtype": torch.float32}
-    if kind._can_set_experts_implementation():  # autocast leaves the library's grouped products of experts in FP32
+    # Autocast leaves the library's grouped products of experts in FP32.
+    if getattr(kind, "_can_set_experts_implementation", bool)():
         options["experts_implementation"] = "eager"
     try:
         network: nn.Module = auto.from_config(config, trust_remote_code=False, **options)
