@@ -87,10 +87,6 @@ class TorchUpdater:
             words[1] += f" for the others ({counts[1]})"
         return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
 
-    def norms(self, grads: list[Tensor | None]) -> Tensor:
-        """Raise: norms need multi-tensor kernels, which ``one_pass`` denies."""
-        raise NotImplementedError
-
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
         """Apply one update: change the weights in place and round them to half-precision parameters.
 

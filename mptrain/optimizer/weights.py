@@ -135,6 +135,7 @@ class Weights:
         if host_judge and (verdict := host_judge(present, scale)):
             return verdict._replace(measured=measured)
         if self.one_pass and present:
+            assert isinstance(self.updater, Updater)  # the only one with multi-tensor kernels
             norms = self.updater.norms(grads)
         else:
             norms = gradient_norms(present)
