@@ -28,7 +28,7 @@ from mptrain.config.section_checks import (
     read_learners,
     warnings_about,
 )
-from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters, target_path
+from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
@@ -243,9 +243,8 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
                 hint = HEADER.format(group=group)
             problems.append(Problem(f"{group} has no _target_", hint))
             continue
-        path = target_path(group, node)
         arguments = {key: value for key, value in node.items() if key != "_target_"}
-        targets[group] = Target(path, arguments, (*PACKAGES[group], *allow))
+        targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow))
     return targets
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mptrain.config.build_schedule import build_schedule, schedule_notes
 from mptrain.config.build_workload import (
     build_dataset,
     build_task,
@@ -27,6 +26,7 @@ from mptrain.config.parallelism import (
     require_same_weights,
     warnings_about_parallelism,
 )
+from mptrain.config.schedules import build_schedule, schedule_notes
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.config.value_checks import first_line, show

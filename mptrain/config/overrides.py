@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import near_options, new_key, optimizer_named, torchvision_names, translate
-from mptrain.config.targets import FACTS, NAMED, PACKAGES, is_allowed, parameters, resolve
+from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
@@ -36,8 +36,11 @@ COUNTERPARTS = {
     "dataset.root": "dataset.path",
 }
 
-#: Targets of optimizers whose files do not list all arguments, because the class has a name of its own.
-_BY_NAME = ("mptrain.optimizer.torch_optimizer", "mptrain.optimizer.timm_optimizer")
+#: Targets of optimizers and schedules whose files do not list all arguments, because ``name`` chooses the class.
+_BY_NAME = (
+    *("mptrain.optimizer.torch_optimizer", "mptrain.optimizer.timm_optimizer"),
+    *("mptrain.schedule.torch_scheduler", "mptrain.schedule.timm_scheduler"),
+)
 
 #: Sentinel for a missing key.
 _ABSENT = object()
@@ -230,10 +233,10 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
             return Problem(f"'{text}': {key} already exists", f"write {key}={show(override.value())}")
         return None
-    if open_ended and "." not in rest and is_allowed(str(tree[section].get("_target_")), NAMED.get(section, ())):
-        return None  # an argument of the class, whose names `Target.check` knows
-    if re.match(r"(learners\.[^.]+\.)?optimizer\.\w+$", key) and isinstance(tree.get("optimizer"), dict):
-        path = str(tree["optimizer"].get("_target_"))
+    if (own := re.match(r"(?:learners\.[^.]+\.)?(optimizer|schedule)\.\w+$", key)) and isinstance(
+        tree.get(own[1]), dict
+    ):
+        path = str(tree[own[1]].get("_target_"))
         if path in _BY_NAME or not path.startswith("mptrain."):
             return None  # the signature of the class decides, when the target is checked
     parent = key.rpartition(".")[0]

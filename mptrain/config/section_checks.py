@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
-from mptrain.config.targets import Target, target_path
+from mptrain.config.targets import Target
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
@@ -209,7 +209,7 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
         problems.append(Problem(f"{place}={show(own)}: must be a mapping of the keys that differ", _HINT))
         return shared
     named = {"_target_": shared.path, **own}
-    path = target_path(place.rpartition(".")[2], named)
+    path = str(named["_target_"])
     arguments = {str(key): value for key, value in named.items() if key != "_target_"}
     if path == shared.path:
         arguments = {**shared.arguments, **shared.beside, **arguments}
@@ -231,11 +231,16 @@ def check_target(target: Target, place: str, *, other_facts: bool = False) -> Ta
     Raises:
         ConfigError: With all problems found.
     """
-    if place.rpartition(".")[2] != "optimizer":
-        return target.check(place, other_facts=other_facts)
-    from mptrain.config.optimizers import check_optimizer  # imports torch, as optimizers do
+    group = place.rpartition(".")[2]
+    if group == "optimizer":
+        from mptrain.config.optimizers import check_optimizer  # imports torch, as optimizers do
 
-    return check_optimizer(target, place)
+        return check_optimizer(target, place)
+    if group == "schedule":
+        from mptrain.config.schedules import check_schedule  # imports torch, as schedulers do
+
+        return check_schedule(target, place)
+    return target.check(place, other_facts=other_facts)
 
 
 def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:

@@ -44,10 +44,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
 
-#: Packages whose classes are chosen by the key ``name`` of a group: ``_target_`` is then the package itself. The
-#: arguments of the class are further keys of the group.
-NAMED = {"schedule": ("torch.optim.lr_scheduler", "timm.scheduler")}
-
 #: Arguments of torchvision's networks for weights to download; some download by default.
 _PRETRAINED = ("weights", "weights_backbone")
 
@@ -221,8 +217,6 @@ class Target:
         """
         target = self.resolve()
         accepted, open_ended = parameters(target)
-        if group.endswith("schedule") and "optimizer" in accepted:
-            accepted = {**accepted, **scheduler_keys(target, self.arguments)}
         problems: list[Problem] = []
         converted: dict[str, Any] = {}
         for name, value in self.arguments.items():
@@ -248,8 +242,7 @@ class Target:
         missing = [name for name in missing if name not in (self.facts or ())]
         for name in () if other_facts else missing:
             passed = f"; the data set passes {', '.join(facts)} by name" if group in ("model", "task") else ""
-            plus = "" if is_allowed(self.path, NAMED.get(group, ())) else "+"
-            hint = f"set {plus}{group}.{name}=VALUE{passed}"
+            hint = f"set {group}.{name}=VALUE{passed}"
             problems.append(Problem(f"{group}.{name} is required by {self.path}", hint))
         if problems:
             raise ConfigError(problems)
@@ -264,38 +257,6 @@ class Target:
                 raise ConfigError(f"{group}: {error}") from error
         frozen = made is not None and typing.cast("Any", target).__dataclass_params__.frozen
         return dataclasses.replace(self, arguments=converted, made=made if frozen else None)
-
-
-def target_path(group: str, node: dict[str, Any]) -> str:
-    """Return the dotted path of the class or function that a group's node names, and remove its key ``name`` if used.
-
-    Args:
-        group: Name of the group, such as ``schedule``.
-        node: Node of the group, with ``_target_``; a package in `NAMED` is completed by the key ``name``.
-    """
-    path = str(node["_target_"])
-    return f"{path}.{node.pop('name')}" if path in NAMED.get(group, ()) and "name" in node else path
-
-
-def scheduler_keys(scheduler: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the keys of a scheduler's group that are not its own arguments: ``interval``.
-
-    Args:
-        scheduler: Class or function with a parameter ``optimizer``.
-        given: Its arguments in the configuration.
-
-    Raises:
-        ConfigError: The scheduler cannot be built from a configuration, or is asked to change the momentum.
-    """
-    from mptrain.schedule.stepped import refuse_scheduler
-
-    refuse_scheduler(scheduler)
-    if given.get("cycle_momentum"):
-        raise ConfigError(
-            f"schedule.cycle_momentum={show(given['cycle_momentum'])}: mptrain keeps the momentum constant",
-            "leave it out: the learning rate is cycled without it",
-        )
-    return {"interval": Parameter(typing.Literal["update", "epoch"], required=False)}
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
@@ -327,11 +288,11 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
     module = _import(module_name, path)
     if not hasattr(module, name):
         words = [word for word in dir(module) if not word.startswith("_") and callable(getattr(module, word))]
-        group = next((group for group, packages in NAMED.items() if module_name in packages), "")
-        what = f"_target_ '{path}': {module_name} was imported, but it has no '{name}'"
-        what = f"{group}.name={name}: {module_name} has no such class" if group else what
-        guesses = [f"{group}.name={guess}" if group else f"{module_name}.{guess}" for guess in near_names(name, words)]
-        raise ConfigError(what, f"did you mean {either(guesses)}?" if guesses else "")
+        guesses = [f"{module_name}.{guess}" for guess in near_names(name, words)]
+        raise ConfigError(
+            f"_target_ '{path}': {module_name} was imported, but it has no '{name}'",
+            f"did you mean {either(guesses)}?" if guesses else "",
+        )
     target = getattr(module, name)
     if not (inspect.isclass(target) or inspect.isfunction(target)):
         raise ConfigError(f"_target_ '{path}' is a {type(target).__name__}, not a class or function")

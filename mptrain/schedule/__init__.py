@@ -16,6 +16,7 @@ from mptrain.schedule.shapes import (
     TabulatedSchedule,
     WarmupStableDecay,
 )
+from mptrain.schedule.stepped import timm_scheduler, torch_scheduler
 
 __all__ = [
     "Constant",
@@ -32,4 +33,6 @@ __all__ = [
     "TabulatedSchedule",
     "WarmupStableDecay",
     "rate_table",
+    "timm_scheduler",
+    "torch_scheduler",
 ]

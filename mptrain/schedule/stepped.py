@@ -6,6 +6,7 @@ before the run begins, and the rates are written down. During the run only appli
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mptrain.errors import ConfigError
+from mptrain.errors import ConfigError, either, near_names
+from mptrain.extras import load_extra
 
 #: Arguments of schedulers that are the length of the run, in steps of the scheduler, unless the user gives them.
 LENGTHS = ("T_max", "total_iters", "total_steps", "t_initial")
@@ -36,6 +38,34 @@ _REFUSED = {
 
 #: Settings of the optimizer that a scheduler must leave as they are, because only the learning rate is tabulated.
 _FIXED = {"momentum": 0.9, "weight_decay": 0.0}
+
+
+def torch_scheduler(name: str) -> type[Any]:
+    """Return a scheduler class of torch.optim.lr_scheduler by its name, such as ``StepLR``.
+
+    Raises:
+        ConfigError: There is no such class; names the nearest.
+    """
+    return _named(torch.optim.lr_scheduler, name)
+
+
+def timm_scheduler(name: str) -> type[Any]:
+    """Return a scheduler class of timm.scheduler by its name, such as ``TanhLRScheduler``.
+
+    Raises:
+        EnvironmentRefused: timm is not installed.
+        ConfigError: There is no such class; names the nearest.
+    """
+    return _named(load_extra("timm.scheduler", "timm", "schedule=timm"), name)
+
+
+def _named(package: Any, name: str) -> type[Any]:
+    kinds = {word: kind for word, kind in vars(package).items() if inspect.isclass(kind) and hasattr(kind, "step")}
+    if found := kinds.get(name):
+        return found
+    guesses = [f"schedule.name={guess}" for guess in near_names(name, [*kinds])]
+    hint = f"did you mean {either(guesses)}?" if guesses else f"its schedulers are {', '.join(sorted(kinds))}"
+    raise ConfigError(f"{package.__name__} has no scheduler {name}", hint)
 
 
 def refuse_scheduler(scheduler: Any) -> None:

@@ -5,7 +5,7 @@ from loops import each
 
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.targets import FACTS, NAMED, PACKAGES, Target, parameters, resolve
+from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
 from mptrain.errors import ConfigError
 
 MODULE = """
@@ -224,7 +224,7 @@ def _shipped_targets():
     for group, options in Catalogue([location.configs()]).groups.items():
         for option in options.values():
             for entry in option.entries:
-                if entry.key.endswith("_target_") and entry.value not in NAMED.get(group, ()):
+                if entry.key.endswith("_target_"):
                     yield group, entry.value
 
 

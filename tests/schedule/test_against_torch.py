@@ -9,8 +9,8 @@ import torch
 from small_runs import TINY, loop_of, steps_of
 from torch.optim import lr_scheduler
 
-from mptrain.config.build_schedule import build_schedule
 from mptrain.config.compose import compose
+from mptrain.config.schedules import build_schedule, check_schedule
 from mptrain.config.targets import Target
 from mptrain.errors import ConfigError
 from mptrain.schedule import rate_table
@@ -172,7 +172,8 @@ TIMM = [
 def test_schedulers_of_timm_have_their_own_rates(words, lengths):
     scheduler = pytest.importorskip("timm.scheduler")
     schedule = ("schedule=timm", f"schedule.name={words[0]}", *(f"schedule.{word}" for word in words[1:]))
-    given = {name: value for name, value in compose(schedule).schedule.arguments.items() if name != "interval"}
+    arguments = compose(schedule).schedule.arguments
+    given = {key: value for key, value in arguments.items() if key not in ("name", "interval")}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=LR)
     own, rates = getattr(scheduler, words[0])(optimizer, **given, **lengths), []
     for update in range(PLANNED):
@@ -245,7 +246,7 @@ def on_plateau(optimizer):
 
 
 def target(name, **arguments):
-    return Target(f"{__name__}.{name}", arguments, (__name__,)).check("schedule")
+    return check_schedule(Target(f"{__name__}.{name}", arguments, (__name__,)), "schedule")
 
 
 def test_a_function_of_ones_own_builds_what_a_configuration_cannot():

@@ -8,10 +8,10 @@ import pytest
 from loops import each
 from small_runs import TINY, parts_of, run_in_process
 
-from mptrain.config.build_schedule import build_schedule
 from mptrain.config.compose import compose, reload
 from mptrain.config.location import configs
-from mptrain.errors import ConfigError
+from mptrain.config.schedules import build_schedule
+from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.schedule.stepped import SteppedSchedule
 
 TORCH = "torch.optim.lr_scheduler"
@@ -28,7 +28,7 @@ def problems(*words):
     [
         (
             ["Cosine"],
-            "schedule.name=Cosine: torch.optim.lr_scheduler has no such class",
+            "torch.optim.lr_scheduler has no scheduler Cosine",
             "schedule.name=CosineAnnealingLR or ",
         ),
         (["ReduceLROnPlateau"], "ReduceLROnPlateau needs the metric of each validation", "set schedule=plateau"),
@@ -86,7 +86,7 @@ def test_a_saved_configuration_names_the_class_and_builds_the_same():
     config = compose(["schedule=torch", "schedule.name=StepLR", "schedule.step_size=7", "schedule.interval=epoch"])
     again = reload(config.yaml)
     assert again.schedule == config.schedule
-    assert again.schedule.path == f"{TORCH}.StepLR"
+    assert again.schedule.arguments == {"name": "StepLR", "step_size": 7, "interval": "epoch"}
     rates = [build_schedule(one.schedule).rates(0.1, 20, 2) for one in (config, again)]
     assert rates[0] == rates[1]
     assert rates[0][13:15] == [0.1, pytest.approx(0.01)]
@@ -103,7 +103,7 @@ def test_a_target_in_a_file_of_ones_own_is_the_same_scheduler(tmp_path):
 
 def test_learners_may_have_different_schedulers():
     words = ("schedule=torch", "schedule.name=StepLR", "schedule.step_size=3")
-    config = compose([*words, f"+learners.main.schedule={{_target_:{TORCH},name:ExponentialLR,gamma:0.5}}"])
+    config = compose([*words, f"+learners.main.schedule={{_target_:{TORCH}.ExponentialLR,gamma:0.5}}"])
     schedule = build_schedule(config.for_learner("main").schedule)
     assert isinstance(schedule, SteppedSchedule)
     assert schedule.rates(1.0, 3, 1) == [1.0, 0.5, 0.25, 0.25]
@@ -113,9 +113,10 @@ def test_without_timm_the_error_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "timm", None)
-    [(what, hint)] = problems("schedule=timm")
-    assert "timm" in what
-    assert hint == "pip install 'mptrain[timm]'"
+    monkeypatch.setitem(sys.modules, "timm.scheduler", None)
+    with pytest.raises(EnvironmentRefused, match="schedule=timm needs the package timm") as refused:
+        compose(["schedule=timm"])
+    assert refused.value.hint == "pip install 'mptrain[timm]'"
 
 
 def test_every_option_of_the_group_can_be_chosen():
