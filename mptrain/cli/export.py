@@ -51,10 +51,13 @@ def export(words: Sequence[str]) -> int:
     warn(done.warnings)
     kind = "averaged weights" if done.averaged else "weights"
     dtype = "float16" if "--fp16" in flags else "float32"
+    reader = f"torch.load({str(done.path)!r}, weights_only=True)"
+    if done.path.suffix == ".safetensors":
+        reader = f"safetensors.torch.load_file({str(done.path)!r})"
     rows = [
         ("file", str(done.path)),
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
-        ("load", f"model.load_state_dict(torch.load({str(done.path)!r}, weights_only=True))"),
+        ("load", f"model.load_state_dict({reader})"),
         ("model", _call(done)),
         ("data", f"{done.data}: labels and input preprocessing" if done.data.exists() else ""),
         ("fine-tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),

@@ -241,7 +241,8 @@ def _export(words: list[str]) -> int:
 
     Writes the weights of a run's last checkpoint, or with --best its best one, as a plain state dict that
     torch.load reads with weights_only=True, in float32, or with --fp16 in float16. If the run has averaged weights
-    (train.ema_decay), they are exported; --raw exports the raw weights instead. --output PATH sets the file.
+    (train.ema_decay), they are exported; --raw exports the raw weights instead. --output PATH sets the file; a path
+    that ends in .safetensors gets that format.
     """
     from mptrain.cli.export import export
 

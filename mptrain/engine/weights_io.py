@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,26 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return cast("dict[str, Tensor]", library.load_file(path))
     except load_extra("safetensors", "timm", "a .safetensors file").SafetensorError as error:
         raise NotPlain(str(error)) from error
+
+
+def weights_file(weights: Mapping[str, Tensor], path: Path) -> bytes:
+    """Return the content of a weights file: safetensors if the path ends in ``.safetensors``, else as of `torch.save`.
+
+    A safetensors file contains each tensor that has several names once for each name.
+
+    Args:
+        weights: Contiguous tensors in host memory, by name.
+        path: Path of the file, of which only the suffix counts.
+
+    Raises:
+        EnvironmentRefused: The library safetensors is not installed.
+    """
+    if path.suffix == ".safetensors":
+        library = load_extra("safetensors.torch", "timm", "a .safetensors file")
+        return cast("bytes", library.save({name: value.clone() for name, value in weights.items()}))
+    file = io.BytesIO()
+    torch.save(dict(weights), file)
+    return file.getvalue()
 
 
 @dataclass(frozen=True)

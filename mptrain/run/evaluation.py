@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
-from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights
+from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, weights_file
 from mptrain.errors import DataError
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.records import EvalRecord
@@ -118,14 +117,15 @@ def export_run(
     output: Path | None,
     trusted: Sequence[str] = (),
 ) -> Export:
-    """Write the weights of a run's checkpoint to a file as a plain state dict, loadable with ``weights_only=True``.
+    """Write the weights of a checkpoint to a file as a plain state dict, for `torch.load` with ``weights_only=True``.
 
     Args:
         run: The run directory, or ``last`` for the run that was started last.
         which: Checkpoint to export, ``last`` or ``best``.
         dtype: Dtype of all floating-point tensors in the file; FP16 saturates at 65504.
         average: Whether to export the average of the weights if there is one.
-        output: Target file, replaced if it exists; None writes to a file in the run's ``export`` folder.
+        output: Target file, replaced if it exists; ``.safetensors`` writes that format. None writes to a file in the
+            run's ``export`` folder.
         trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
 
     Raises:
@@ -150,9 +150,8 @@ def export_run(
         )
         with storage_errors(output.parent):
             output.parent.mkdir(exist_ok=True)
-    file = io.BytesIO()
-    torch.save(weights, file)
-    write_atomically(output, file.getvalue())
+    content = weights_file(weights, output)
+    write_atomically(output, content)
     return Export(
         directory.paths.data,
         output,
@@ -160,6 +159,6 @@ def export_run(
         loaded.state["progress"]["step"],
         averaged,
         len(weights),
-        file.tell(),
+        len(content),
         warnings=(describe_clamped(clamped, dtype),) if clamped else (),
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.engine.weights_io import in_dtype, load_matching, plain_weights, read_weights
+from mptrain.engine.weights_io import in_dtype, load_matching, plain_weights, read_weights, weights_file
 from mptrain.errors import CheckpointError
 
 STATE = {
@@ -31,6 +31,18 @@ def test_trap_32_what_fp16_cannot_hold_saturates_and_integers_stay():
     assert half["w"].tolist() == [65504.0, -65504.0, 0.0, torch.tensor(0.1).half().item()]
     assert half["n"].item() == 70000
     assert in_dtype(half, torch.float32)["w"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_file_is_of_the_format_that_its_name_says(tmp_path, suffix):
+    tied = torch.arange(6.0).view(2, 3)
+    weights = {"embedding": tied, "head": tied, "count": torch.tensor(3)}
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(weights_file(weights, path))
+    found = read_weights(path)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert (path.read_bytes()[:2] == b"PK") == (suffix == ".pt")
 
 
 def test_every_exported_tensor_has_memory_of_its_own():
