@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from mptrain.cli.display import make_display
 from mptrain.cli.messages import print_rows, warn, without_control_characters
 from mptrain.config.trust import allow_argument, allowed_packages
 from mptrain.errors import EXIT_OK
-from mptrain.optimizer.parameter_groups import describe_options
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.records import EventRecord, Record
+from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import evaluate_run
 from mptrain.run.start_and_resume import Outcome, RunInfo, launch
 from mptrain.run.start_and_resume import resume as resume_run
@@ -25,8 +25,6 @@ from mptrain.runlog.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.engine.parts import Parts
-    from mptrain.engine.step import Learner
     from mptrain.runlog.sink import Sink
 
 
@@ -95,17 +93,11 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
     """Print the model, data, precision, scaler, device and length of a run; return its displays."""
     config, parts = info.config, info.parts
     title = config.chosen.get("model", config.model.path)
-    splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     ranks = f", {spread}, {config.distributed.kind}" if (spread := parts.comm.describe()) else ""
     support = f"; {info.support.reason}" if info.support.reason else ""
     start = f", resuming from {info.from_step:,}" if info.from_step else ""
     rows = [
-        ("model", f"{title}, {_parameters(parts)}"),
-        ("dataset", f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}"),
-        ("precision", f"{config.precision.name}: {config.precision.describe()}"),
-        ("scaler", _scalers(parts)),
-        ("optimizer", _per_learner(parts, lambda learner: learner.weights.updater.describe())),
-        ("groups", _per_learner(parts, lambda learner: _groups(config, learner))),
+        *describe_parts(config, parts).items(),
         ("device", f"{parts.device}{ranks}{support}"),
         ("steps", f"{info.planned:,}{start}"),
         ("run", str(info.root)),
@@ -119,35 +111,6 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
         _Warnings(),
         make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}", term=parts.task.term),
     ]
-
-
-def _parameters(parts: Parts) -> str:
-    """Format the number of parameters, and of trainable ones if some are frozen."""
-    trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
-    total = sum(parameter.numel() for parameter in parts.model.parameters())
-    return f"{total:,} parameters" + (f", {trained:,} trainable" if trained != total else "")
-
-
-def _groups(config: Config, learner: Learner) -> str:
-    """Describe the parameter groups of a learner; empty if none are configured."""
-    configured = config.for_learner(learner.name).optimizer.beside
-    return describe_options(learner.weights.options) if configured else ""
-
-
-def _per_learner(parts: Parts, describe: Callable[[Learner], str]) -> str:
-    """Join the descriptions of all learners, each with its name; without names if all are equal."""
-    words = {learner.name: describe(learner) for learner in parts.learners}
-    if len(set(words.values())) == 1:
-        return next(iter(words.values()))
-    return "; ".join(f"{name}: {text}" for name, text in words.items() if text)
-
-
-def _scalers(parts: Parts) -> str:
-    """Describe the scaler of each learner, or only one scaler if all are equal."""
-    words = {learner.name: learner.scaler.describe() for learner in parts.learners}
-    if len(set(words.values())) == 1:
-        return (f"{len(words)} scales, each " if len(words) > 1 else "") + next(iter(words.values()))
-    return "; ".join(f"{name}: {rule}" for name, rule in words.items())
 
 
 class _Warnings:

@@ -105,7 +105,7 @@ def unfinished_note(dead: bool) -> str:
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Return a run's device, versions, commit, precision, seed and attempts as a block of names and values.
+    """Return a run's device, versions, commit, seed and attempts as a block of names and values.
 
     Args:
         run: The run.
@@ -128,15 +128,14 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
         ("CPU threads", str(threads) if threads else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in state.versions.items())),
         ("commit", state.git_sha or ""),
-        ("precision", state.precision),
         ("seed", str(settings.get("seed", ""))),
         ("attempts" if len(attempts) > 1 else "started", earlier + "; ".join(spans)),
     )
 
 
 def commands(run: Run) -> list[Block]:
-    """Return the exact command of a run and, collapsed, its resolved configuration, as blocks of a report."""
-    blocks: list[Block] = [Code(run.state.command, "sh")]
+    """Return the parts and exact command of a run and, collapsed, its resolved configuration, as blocks of a report."""
+    blocks: list[Block] = [facts(*run.state.parts.items()), Code(run.state.command, "sh")]
     if run.config:
         blocks.append(Fold("Resolved configuration", (Code(run.config, "yaml"),)))
     else:

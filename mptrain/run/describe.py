@@ -1,4 +1,4 @@
-"""Description of a run and its environment (command, versions, device) for ``run.json``."""
+"""Description of a run, its parts and its environment (command, versions, device), for the user and ``run.json``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from mptrain import __version__
 from mptrain.config.schema import Config
+from mptrain.config.value_checks import show
 from mptrain.device import name_of
+from mptrain.engine.parts import Parts
+from mptrain.engine.step import Learner
+from mptrain.optimizer.parameter_groups import describe_options
+from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.runlog import RunDirectory, RunState
 
 
-def describe(
-    directory: RunDirectory, config: Config, device: torch.device, ranks: int, before: RunState | None
-) -> RunState:
+def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:
     """Return the content of ``run.json`` for a run that is about to start or resume: command, versions, device etc.
 
     Args:
         directory: The run directory.
         config: Configuration of the run.
-        device: Training device.
-        ranks: World size.
+        parts: Parts of the run, as built.
         before: Previous state in ``run.json``; its attempts are kept. None for a new run.
     """
     state = RunState(
@@ -35,11 +39,65 @@ def describe(
         command=f"mptrain {shlex.join(config.overrides)}".strip(),
         git_sha=_git_sha(),
         versions=versions_now(),
-        device=_device_in_words(device),
-        precision=config.precision.describe(),
-        ranks=ranks,
+        device=_device_in_words(parts.device),
+        parts=describe_parts(config, parts),
+        ranks=parts.comm.world_size,
     )
     return replace(state, attempts=before.attempts) if before else state
+
+
+def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
+    """Return one line for each part of a run: model, dataset, precision, scaler, optimizer, schedule and groups.
+
+    ``groups`` are the learning rates and weight decays of parameter groups; empty if none are configured.
+
+    Args:
+        config: Configuration of the run.
+        parts: Parts of the run, as built.
+    """
+    trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
+    total = sum(parameter.numel() for parameter in parts.model.parameters())
+    title = f"{config.chosen.get('model', config.model.path)}, {total:,} parameters"
+    splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
+    many = len(parts.learners) > 1
+
+    def each(describe: Callable[[Learner], str]) -> str:
+        words = {learner.name: describe(learner) for learner in parts.learners}
+        if len({*words.values()}) == 1:
+            return next(iter(words.values()))
+        return "; ".join(f"{name}: {text}" for name, text in words.items() if text)
+
+    def optimizer(learner: Learner) -> str:
+        rule, words = learner.weights.rule, learner.weights.updater.describe()
+        if isinstance(rule, TorchRule):
+            decay = {"weight_decay": rule.weight_decay} if rule.decays else {}
+            return _call(rule.name, {"lr": rule.lr, **decay, **rule.arguments}) + words.removeprefix(rule.name)
+        chosen = config.for_learner(learner.name).optimizer
+        return _call(chosen.path.rpartition(".")[2], chosen.arguments)
+
+    def schedule(learner: Learner) -> str:
+        chosen = config.for_learner(learner.name).schedule
+        return _call(chosen.path.rpartition(".")[2], chosen.arguments)
+
+    def groups(learner: Learner) -> str:
+        configured = config.for_learner(learner.name).optimizer.beside
+        return describe_options(learner.weights.options) if configured else ""
+
+    scaler = each(lambda learner: learner.scaler.describe())
+    return {
+        "model": title + (f", {trained:,} trainable" if trained != total else ""),
+        "dataset": f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}",
+        "precision": f"{config.precision.name}: {config.precision.describe()}",
+        "scaler": f"{len(parts.learners)} scales, each {scaler}" if many and ": " not in scaler else scaler,
+        "optimizer": each(optimizer),
+        "schedule": each(schedule),
+        "groups": each(groups),
+    }
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a class or function and its arguments as a call, such as ``Cosine(final=0, warmup=10)``."""
+    return f"{name}({', '.join(f'{key}={show(value)}' for key, value in arguments.items() if value is not None)})"
 
 
 def versions_now() -> dict[str, str]:

@@ -404,7 +404,7 @@ def _attempt(
     if loaded and (other := changed_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    state = describe(directory, config, parts.device, parts.comm.world_size, before)
+    state = describe(directory, config, parts, before)
     state = state.begin(from_step, changed if loaded else ())
     directory.write_state(state)
     writer = RecordWriter(directory.paths)

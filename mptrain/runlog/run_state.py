@@ -74,7 +74,7 @@ class RunState:
         git_sha: Commit of the source tree; None outside a Git repository.
         versions: Versions by name: python, torch, mptrain, CUDA.
         device: Description of the device.
-        precision: Description of the dtypes in use.
+        parts: Descriptions of the run's parts by name: model, dataset, precision, scaler, optimizer and so on.
         ranks: World size: number of processes that train the run together.
         attempts: Every process that worked on the run, in order.
         schema: Version of the file's layout.
@@ -90,7 +90,7 @@ class RunState:
     git_sha: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""
-    precision: str = ""
+    parts: dict[str, str] = field(default_factory=dict)
     ranks: NonNegativeInt = 1
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA

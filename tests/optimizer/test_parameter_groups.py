@@ -199,7 +199,7 @@ def test_the_header_tells_of_groups_and_of_what_is_trained(tmp_path):
     assert " parameters, 458 trainable\n" in printed
     plain = run_in_process(*TINY, "train.max_steps=1", cwd=tmp_path).stdout
     assert "  groups " not in plain
-    assert "  optimizer " not in plain
+    assert "  optimizer  SGD(lr=0.05, momentum=0.9" in plain
 
 
 def test_one_rate_for_all_is_described_too():
