@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptrain.errors import DataError, MptrainError, out_of_memory
 from mptrain.extras import load_extra
 
 #: Attribute in which the function of a model leaves the `PretrainedWeights` that a new run starts from.
 ATTRIBUTE = "pretrained_weights"
+
+#: Attribute in which the function of a model leaves a `Fit`, through which weights from a file or a run then pass.
+FIT = "fit_weights"
+
+#: Function that returns a state dict fitted to a network, for example positions resized to its image size.
+Fit = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 #: Seconds after which a server counts as unreachable. The hub's client alone would retry for half a minute a file.
 _PATIENCE = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import urllib.request
 
@@ -130,9 +131,23 @@ def test_a_folder_of_transformers_sets_the_sizes_and_an_embedding_of_other_words
     parts, _ = parts_of(*GPT2, f"model.name={tmp_path / 'donor'}", "model.pretrained=true", "precision=amp_bf16")
     assert len(parts.model.transformer.h) == 3
     assert torch.equal(parts.model.transformer.h[2].mlp.c_fc.weight, donor.transformer.h[2].mlp.c_fc.weight)
+    arguments = compose([*GPT2, "model.pretrained=true"]).model.arguments
+    assert [arguments[key] for key in ("width", "layers", "heads")] == [None] * 3
     size = parts.dataset.facts()["vocabulary_size"]
     assert f"transformer.wte.weight ((300, 32), not ({size}, 32))" in parts.notes[0]
     assert parts.model.lm_head.weight is parts.model.transformer.wte.weight
+
+
+def test_keys_of_the_configuration_act_on_pretrained_networks_which_keep_their_dropout(tmp_path):
+    config = transformers.GPT2Config(n_embd=32, n_layer=3, n_head=2, vocab_size=50, resid_pdrop=0.3, attn_pdrop=0.2)
+    donor = transformers.GPT2LMHeadModel(config)
+    donor.save_pretrained(tmp_path / "donor")
+    words = (*GPT2, f"model.name={tmp_path / 'donor'}", "model.pretrained=true", "precision=fp32")
+    parts, _ = parts_of(*words, "model.config.n_layer=2", "model.config.attn_pdrop=0")
+    assert len(parts.model.transformer.h) == 2
+    assert parts.model.transformer.h[1].mlp.dropout.p == 0.3
+    assert parts.model.transformer.h[1].attn.attn_dropout.p == 0
+    assert torch.equal(parts.model.transformer.h[1].mlp.c_fc.weight, donor.transformer.h[1].mlp.c_fc.weight)
 
 
 def test_a_pretrained_encoder_does_not_see_the_tokens_that_it_predicts(tmp_path):
@@ -181,6 +196,38 @@ def test_a_run_from_pretrained_weights_resumes_bit_for_bit(tmp_path):
         whole.parts.model.state_dict().items(), resumed.parts.model.state_dict().values(), strict=True
     ):
         assert torch.equal(one, other), name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about how timm resizes the tables of Swin
+@pytest.mark.parametrize(
+    ("name", "size", "resized"),
+    [
+        ("test_vit", 96, "pos_embed"),
+        ("swin_tiny_patch4_window7_224", 112, "layers.3.blocks.0.attn.relative_position_bias_table"),
+    ],
+)
+def test_weights_of_a_file_are_resized_as_pretrained_ones_are(tmp_path, name, size, resized):
+    donor = timm.create_model(name, num_classes=7, in_chans=1, img_size=2 * size)
+    torch.save(donor.state_dict(), tmp_path / "large.pt")
+    words = ("model=timm", f"model.name={name}", f"dataset.image_size={size}", f"model.weights={tmp_path / 'large.pt'}")
+    parts, _ = parts_of(*words, *FEW)
+    convert = sys.modules[type(donor).__module__].checkpoint_filter_fn
+    expected = convert(donor.state_dict(), parts.model)[resized]
+    assert expected.shape != donor.state_dict()[resized].shape
+    assert torch.equal(parts.model.state_dict()[resized], expected)
+    assert "not loaded: head" in parts.notes[0]
+    assert parts.notes[0].count("not (") == 2  # weight and bias of the head for 7 classes
+
+
+def test_weights_of_another_architecture_are_a_warning(tmp_path):
+    torch.save(timm.create_model("resnet18", num_classes=10, in_chans=1).state_dict(), tmp_path / "other.pt")
+    odd = {"pos_embed": torch.ones(1, 5), "cls_token": torch.zeros(1, 1, 64)}  # timm cannot convert these positions
+    torch.save(odd, tmp_path / "odd.pt")
+    for name, file in (("resnet50", "other.pt"), ("test_vit", "odd.pt")):
+        parts, _ = parts_of("model=timm", f"model.name={name}", *FEW, f"model.weights={tmp_path / file}")
+        (warning,) = [one for one in parts.warnings if "tensors loaded from" in one]
+        assert "fewer than half: they look like weights of another architecture; not loaded: " in warning
+        assert not any("tensors loaded" in note for note in parts.notes)
 
 
 def test_state_dicts_of_the_libraries_are_weights_in_both_formats(tmp_path):

@@ -51,7 +51,7 @@ def doctor_model(config: Config) -> int:
         return EXIT_DATA
     with waiting() as tell:
         report = check_scaling(config, tell)
-    name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"
+    name = f"{config.model_title} in {config.precision.name}"
     lines = wrapped(verdict(report), f"{name}: ", indent="")
     if report.modules:
         lines += ["", *table(report.modules, line_width(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]

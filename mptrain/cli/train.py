@@ -92,7 +92,7 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
 def _displays(info: RunInfo) -> Sequence[Sink]:
     """Print the model, data, precision, scaler, device and length of a run; return its displays."""
     config, parts = info.config, info.parts
-    title = config.chosen.get("model", config.model.path)
+    title = f"{config.model_title} {config.precision.name}"
     ranks = f", {spread}, {config.distributed.kind}" if (spread := parts.comm.describe()) else ""
     support = f"; {info.support.reason}" if info.support.reason else ""
     start = f", resuming from {info.from_step:,}" if info.from_step else ""
@@ -109,7 +109,7 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
     warn(info.warnings)
     return [
         _Warnings(),
-        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}", term=parts.task.term),
+        make_display(config.log, sys.stdout, title=title, term=parts.task.term),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,7 +69,7 @@ from mptrain.precision.apply import (
 )
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
-from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
+from mptrain.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -111,7 +112,7 @@ def build(
         dataset = build_dataset(config)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
-    notes = _initial_weights(model, config.weights) if weights else ()
+    notes, doubts = _initial_weights(model, config.weights) if weights else ((), ())
     model.float()
     origin = StartFingerprints(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, comm)
@@ -120,6 +121,7 @@ def build(
     freeze(model, config.freeze)
     clamped = clamp_to_range(model, policy)
     warnings = (
+        *doubts,
         *getattr(dataset, "warnings", ()),
         *warnings_about_parallelism(config, comm.world_size),
         *describe_untold(config.model, dataset),
@@ -233,14 +235,17 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     return model
 
 
-def _initial_weights(model: nn.Module, path: Path | None) -> tuple[str, ...]:
+def _initial_weights(model: nn.Module, path: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Load weights from a file or from the last checkpoint of a run, preferring averaged weights.
 
     Without a path, the model's own pretrained weights are loaded, if it has any (`mptrain.pretrained`).
+
+    Returns:
+        Notes and warnings of what was loaded.
     """
     if path is None:
         own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
-        return () if own is None else (load_matching(model, own.read(), own.source).describe(own.source),)
+        return ((), ()) if own is None else _load(model, own.read(), own.source)
     path = path.expanduser()
     if path.is_dir():
         store = CheckpointStore(open_run(path).paths.checkpoints, keep=1)
@@ -253,7 +258,14 @@ def _initial_weights(model: nn.Module, path: Path | None) -> tuple[str, ...]:
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
         found, source = read_weights(path), str(path)
-    return (load_matching(model, found, source).describe(source),)
+    fit: Fit | None = getattr(model, FIT, None)
+    return _load(model, found if fit is None else fit(model, found), source)
+
+
+def _load(model: nn.Module, found: Mapping[str, torch.Tensor], source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    report = load_matching(model, found, source)
+    said = (report.describe(source),)
+    return ((), said) if report.is_doubtful else (said, ())
 
 
 def build_loaders(

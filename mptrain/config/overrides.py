@@ -426,6 +426,9 @@ def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any
         return f"set {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
     if open_ended or name in accepted:
         return f"{write} to pass it to {path}"
+    for known, inner in parent.items():
+        if isinstance(inner, dict) and known in accepted:
+            return f"set {key.removesuffix(name)}{known}.{name}={show(value)} to pass it on"
     own = [known for known in accepted if known not in FACTS.get(key.split(".")[0], ())]
     return f"{path} takes {', '.join(own) or 'no arguments'}"
 

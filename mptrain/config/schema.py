@@ -190,6 +190,12 @@ class Config:
     model_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def model_title(self) -> str:
+        """Chosen option of the model, with its argument ``name`` if that is another: ``timm resnet10t``."""
+        chosen = self.chosen.get("model", self.model.path)
+        return " ".join(dict.fromkeys([chosen, str(self.model.arguments.get("name") or chosen)]))
+
     def for_learner(self, name: str) -> LearnerChoices:
         """Return optimizer, schedule, scaler and clipping of a learner (a model with its optimizer; a GAN has two).
 

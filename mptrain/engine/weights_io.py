@@ -150,6 +150,11 @@ class LoadReport:
     fresh: tuple[tuple[str, str], ...]
     unused: tuple[str, ...]
 
+    @property
+    def is_doubtful(self) -> bool:
+        """True if fewer than half of the model's tensors were loaded."""
+        return len(self.taken) < len(self.fresh)
+
     def describe(self, source: str) -> str:
         """Return the report as one sentence for the user: numbers of loaded tensors, and names of the others.
 
@@ -157,6 +162,8 @@ class LoadReport:
             source: Name of the file or run that the weights come from.
         """
         sentence = f"{len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors loaded from {source}"
+        if self.is_doubtful:
+            sentence += ", fewer than half: they look like weights of another architecture"
         if self.fresh:
             sentence += f"; not loaded: {_listed([f'{name} ({why})' for name, why in self.fresh])}"
         if self.unused:

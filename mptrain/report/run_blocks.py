@@ -70,7 +70,8 @@ class OpenedRun:
     def title(self) -> str:
         """Return the title of the run's report: ``MODEL on DATASET, PRECISION``, or the run's id if one is unknown."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
-        return f"{names[0]} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
+        model = " ".join(dict.fromkeys([names[0], str(self.settings.get("model.name") or names[0])]))
+        return f"{model} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
 
 
 def open_with_history(path: Path, most: int) -> OpenedRun:

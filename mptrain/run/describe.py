@@ -57,7 +57,7 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
     """
     trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
     total = sum(parameter.numel() for parameter in parts.model.parameters())
-    title = f"{config.chosen.get('model', config.model.path)}, {total:,} parameters"
+    title = f"{config.model_title}, {total:,} parameters"
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     many = len(parts.learners) > 1
 

@@ -412,6 +412,27 @@ def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
     sys.modules.pop("extension_net", None)
 
 
+def test_an_argument_of_the_network_behind_a_target_has_its_place():
+    for words, hint in (
+        (["model=timm", "model.drop_path_rate=0.1"], "set model.arguments.drop_path_rate=0.1 to pass it on"),
+        (["model=causal_lm", "model.resid_pdrop=0.1"], "set model.config.resid_pdrop=0.1 to pass it on"),
+        (["model=timm", "model.nam=resnet18"], "did you mean model.name=resnet18?"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            compose(words)
+        assert [problem.hint for problem in caught.value.problems] == [hint]
+
+
+def test_the_title_of_a_model_has_the_name_of_its_network_once():
+    for words, title in (
+        (["model=timm", "model.name=resnet10t"], "timm resnet10t"),
+        (["model=causal_lm"], "causal_lm gpt2"),
+        (["model=resnet18"], "resnet18"),
+        (["model=mlp"], "mlp"),
+    ):
+        assert compose(words).model_title == title
+
+
 def test_an_argument_of_a_target_can_be_added_and_taken_away():
     assert compose(["~model.widths"]).model.arguments == {}
     [what] = problems("+model.depht=3")

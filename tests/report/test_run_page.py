@@ -42,6 +42,15 @@ def test_phases_of_another_version_have_columns_of_their_own(tmp_path):
     }
 
 
+def test_the_title_names_the_network_of_an_option_that_has_many(tmp_path):
+    path = make_run(tmp_path / "run")
+    words = path / "config.yaml"
+    for option, name, title in (("timm", "resnet10t", "timm resnet10t"), ("resnet18", "resnet18", "resnet18")):
+        chosen = f"chosen:\n  precision: fp32\n  model: {option}\n  dataset: digits\n"
+        words.write_text(f"model:\n  name: {name}\n{chosen}")
+        assert page_of(path).title == f"{title} on digits, fp32"
+
+
 def test_a_finished_run_is_summed_up_in_one_sentence(tmp_path):
     page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "unexpected"}))
     assert page.title == "mlp on digits, fp16_dynamic"

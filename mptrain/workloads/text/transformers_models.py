@@ -44,7 +44,7 @@ class Wanted:
         sizes: Sizes in the library's words, such as ``hidden_size``, for a network without pretrained weights. Keys
             that the architecture does not have are left out.
         fixed: Values of the data set, such as ``vocab_size``, which hold with pretrained weights too.
-        config: Values that the user set; they come before ``sizes``.
+        config: Values that the user set; they come before ``sizes``, under any name that the library maps to theirs.
         attention: Kind of attention; None takes ``sdpa`` if the architecture has it.
         pretrained: Whether a new run starts from the weights of that repository.
         download: Whether missing files may be downloaded.
@@ -62,17 +62,25 @@ class Wanted:
     download: bool = True
 
 
-def small_sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
+def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pretrained: bool) -> dict[str, Any]:
     """Return sizes of a small network in the library's words; mixtures of experts have four, two of them for a token.
 
     Args:
-        width: Size of a position's vector.
-        layers: Number of blocks.
-        heads: Number of attention heads, and of their keys and values.
+        width: Size of a position's vector; None is 64.
+        layers: Number of blocks; None is 2.
+        heads: Number of attention heads, and of their keys and values; None is 4.
+        pretrained: Whether a repository sets the sizes, so that none may be given.
 
     Raises:
-        ConfigError: ``width`` is not a multiple of ``heads``.
+        ConfigError: ``width`` is not a multiple of ``heads``, or a size is given for a pretrained network.
     """
+    given = {"width": width, "layers": layers, "heads": heads}
+    if pretrained and (typed := [f"model.{key}={value}" for key, value in given.items() if value is not None]):
+        raise ConfigError(
+            f"{' '.join(typed)} with model.pretrained=true: the configuration of the repository sets the sizes",
+            "leave it out; model.config.KEY=VALUE sets one of its keys, such as its number of layers",
+        )
+    width, layers, heads = width or 64, layers or 2, heads or 4
     if width % heads:
         raise ConfigError(
             f"model.width={width} is not a multiple of model.heads={heads}",
@@ -149,11 +157,15 @@ def _fresh_config(library: Any, wanted: Wanted) -> Any:
     default = library.AutoConfig.for_model(wanted.name)
     fields = _fields(default)
     dropout = {key: 0.0 for key in fields if "drop" in key and isinstance(getattr(default, key, None), float)}
-    values = {key: value for key, value in {**wanted.sizes, **wanted.fixed}.items() if key in fields}
+    sizes = {key: value for key, value in {**wanted.sizes, **wanted.fixed}.items() if key in fields}
     if "qk_rope_head_dim" in fields:  # latent attention has other sizes of heads
-        values.pop("head_dim", None)
-    values |= {**dropout, **wanted.config}
-    return _checked(functools.partial(library.AutoConfig.for_model, wanted.name, **values), fields, wanted)
+        sizes.pop("head_dim", None)
+    # The library maps names to an architecture's own: hidden_size to n_embd. Of two, its configuration would use one.
+    values: dict[str, Any] = {}
+    for some in (sizes, dropout, wanted.config):
+        values |= {default.attribute_map.get(key, key): value for key, value in some.items()}
+    make = functools.partial(library.AutoConfig.for_model, wanted.name, **values)
+    return _checked(make, fields, default.attribute_map, wanted)
 
 
 def _loaded_config(library: Any, wanted: Wanted) -> Any:
@@ -164,7 +176,7 @@ def _loaded_config(library: Any, wanted: Wanted) -> Any:
     fields = _fields(config)
     values = {key: value for key, value in wanted.fixed.items() if key in fields} | dict(wanted.config)
     again = functools.partial(read, **values)
-    return _checked(functools.partial(_cached, again, "config.json", wanted), fields, wanted)
+    return _checked(functools.partial(_cached, again, "config.json", wanted), fields, config.attribute_map, wanted)
 
 
 def _fields(config: Any) -> list[str]:
@@ -173,7 +185,7 @@ def _fields(config: Any) -> list[str]:
     return [*dict.fromkeys([*parameters, *config.to_dict(), *config.attribute_map, "num_labels"])]
 
 
-def _checked(make: Callable[[], Any], fields: list[str], wanted: Wanted) -> Any:
+def _checked(make: Callable[[], Any], fields: list[str], names: Mapping[str, str], wanted: Wanted) -> Any:
     """Return the configuration that a function makes, or raise an error with all keys that the user set wrongly."""
     problems = []
     for key in wanted.config:
@@ -181,6 +193,9 @@ def _checked(make: Callable[[], Any], fields: list[str], wanted: Wanted) -> Any:
             guess = did_you_mean(key, fields)
             hint = f"did you mean model.config.{guess}?" if guess else "transformers documents the keys"
             problems.append(Problem(f"unknown key 'model.config.{key}': {wanted.name} has no such key", hint))
+        elif (other := names.get(key, key)) != key and other in wanted.config:
+            what = f"model.config.{key} and model.config.{other} are two names of one key"
+            problems.append(Problem(what, "leave one of them out"))
     if problems:
         raise ConfigError(problems)
     try:

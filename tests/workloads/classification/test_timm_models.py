@@ -112,7 +112,10 @@ def test_a_run_with_averages_resumes_bit_for_bit(tmp_path):
     [
         ({"name": "resnet19"}, "model.name=resnet19: timm has no such classifier", "resnet18"),
         ({"name": "resnet18.mine"}, "timm has no weights with this tag", "a1_in1k"),
-        ({"arguments": {"drop_rat": 0.1}}, "drop_rat", "set dataset.image_size"),
+        ({"arguments": {"drop_path_rat": 0.1}}, "unknown key 'model.arguments.drop_path_rat': resnet10t", "did you mean model.arguments.drop_path_rate?"),
+        ({"name": "hrnet_w18_small", "arguments": {"drop_rat": 0.1}}, "model.arguments.drop_rat", "did you mean model.arguments.drop_rate?"),
+        ({"name": "regnetx_002", "arguments": {"zzz": 1}}, "model.arguments.zzz", "the classes in timm.models.regnet"),
+        ({"name": "vit_tiny_patch16_224", "arguments": {"embed_dim": 65}}, "embed_dim: 65", "set dataset.image_size"),
         ({"arguments": {"checkpoint_path": "x.pth"}}, "model.arguments.checkpoint_path is not for you", "model.weights=FILE"),
         ({"arguments": {"pretrained": True}}, "model.arguments.pretrained is not for you", "model.pretrained=true"),
         ({"name": "hf-hub:someone/model"}, "timm has no such classifier", "similar names"),

@@ -111,6 +111,22 @@ def test_dropout_is_off_unless_it_was_asked_for():
     assert causal_lm(name="gpt2", config={"resid_pdrop": 0.25}, **SIZES).config.resid_pdrop == 0.25
 
 
+@each(
+    ("build", "name", "own"),
+    [
+        (causal_lm, "gpt2", {"n_embd": 48, "n_layer": 1, "n_head": 3, "n_positions": 20}),
+        (causal_lm, "gpt2", {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3}),
+        (causal_lm, "bloom", {"hidden_size": 48, "n_layer": 1, "n_head": 3}),
+        (sequence_classifier, "distilbert", {"dim": 48, "n_layers": 1, "n_heads": 3}),
+    ],
+)
+def test_sizes_of_the_configuration_come_before_the_others_under_either_name(build, name, own):
+    classes = {"num_classes": 3} if build is sequence_classifier else {}
+    model = build(name=name, width=64, layers=2, heads=4, config=own, **SIZES, **classes)
+    assert {key: getattr(model.config, key) for key in own} == own
+    assert model.get_input_embeddings().weight.shape == (50, 48)
+
+
 def test_frequencies_of_rotary_positions_are_not_rounded_with_the_model():
     model = causal_lm(name="llama", **SIZES, config={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
     exact = model.model.rotary_emb.inv_freq.clone()
@@ -141,6 +157,9 @@ def test_token_numbers_are_not_mixed_up():
         (causal_lm, {"name": "gpt3"}, "no such architecture for model=causal_lm", "gpt2"),
         (sequence_classifier, {"name": "berd"}, "no such architecture for model=sequence_classifier", "bert"),
         (causal_lm, {"config": {"n_layr": 3}}, r"unknown key 'model.config.n_layr': gpt2 has no such key", "model.config.n_layer"),
+        (causal_lm, {"config": {"n_embd": 32, "hidden_size": 48}}, "hidden_size and model.config.n_embd are two names of one", "leave one"),
+        (causal_lm, {"width": 32, "heads": 2, "pretrained": True}, "model.width=32 model.heads=2 with model.pretrained=true", "model.config.KEY"),
+        (sequence_classifier, {"layers": 2, "pretrained": True}, "model.layers=2 with model.pretrained=true", "model.config.KEY"),
         (causal_lm, {"config": {"n_layer": "many"}}, "transformers rejects the configuration of gpt2", "model.config.KEY"),
         (causal_lm, {"config": {"trust_remote_code": True}}, "mptrain runs no code from a model repository", "leave it out"),
         (causal_lm, {"config": {"_attn_implementation": "someone/kernel"}}, "runs no code", "leave it out"),

@@ -18,9 +18,9 @@ def sequence_classifier(
     num_classes: int,
     vocabulary_size: int,
     sequence_length: int,
-    width: PositiveInt = 64,
-    layers: PositiveInt = 2,
-    heads: PositiveInt = 4,
+    width: PositiveInt | None = None,
+    layers: PositiveInt | None = None,
+    heads: PositiveInt | None = None,
     config: Mapping[str, Any] | None = None,
     attention: Attention | None = None,
     pretrained: bool = False,
@@ -36,9 +36,9 @@ def sequence_classifier(
         num_classes: Length of the output.
         vocabulary_size: Number of tokens in the vocabulary, with padding.
         sequence_length: Largest number of tokens of a text.
-        width: Size of a position's vector, a multiple of ``heads``; without effect on pretrained networks, as the next.
-        layers: Number of blocks.
-        heads: Number of heads of each attention.
+        width: Size of a position's vector, a multiple of ``heads``. None is 64, or the size of the pretrained network.
+        layers: Number of blocks. None is 2, or that of the pretrained network.
+        heads: Number of heads of each attention. None is 4, or that of the pretrained network.
         config: Further keys of the architecture's configuration in transformers.
         attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
         pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. A
@@ -58,7 +58,7 @@ def sequence_classifier(
             auto="AutoModelForSequenceClassification",
             names="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
             name=name,
-            sizes={**small_sizes(width, layers, heads), **positions},
+            sizes={**small_sizes(width, layers, heads, pretrained=pretrained), **positions},
             fixed={"num_labels": num_classes, "vocab_size": vocabulary_size, **special},
             config=config or {},
             attention=attention,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError
+from mptrain.errors import ConfigError, did_you_mean
 from mptrain.extras import load_extra
-from mptrain.pretrained import ATTRIBUTE, PretrainedWeights, hub_file, url_file
+from mptrain.pretrained import ATTRIBUTE, FIT, PretrainedWeights, hub_file, url_file
 from mptrain.workloads.classification.models.published import require_size
 
 #: Keywords of ``timm.create_model`` that mptrain sets or refuses, with the reason.
@@ -73,17 +75,49 @@ def timm_classifier(
     try:
         model: nn.Module = make(num_classes=num_classes)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        _require_known(timm.model_entrypoint(name).__module__, name, arguments or {}, error)
         written = ", ".join(f"{key}: {value}" for key, value in (arguments or {}).items())
         raise ConfigError(
             f"{name} cannot be built with model.arguments={{{written}}} for images of {image_size} pixels: {error}",
             f"timm's size is {about.input_size[-1] if about else 224}: set dataset.image_size to it or to a multiple",
         ) from error
     require_size(model, name, image_size, in_channels)
+    setattr(model, FIT, _fitted)
     if pretrained:
         load = functools.partial(_pretrained, make, about, name, download)
         statistics = None if about is None else (tuple(about.mean), tuple(about.std))
         setattr(model, ATTRIBUTE, PretrainedWeights(f"timm/{name}", load, statistics))
     return model
+
+
+def _require_known(module: str, name: str, arguments: Mapping[str, Any], error: Exception) -> None:
+    """Raise an error for an argument that a class of timm rejected as unknown; ``module`` has the class."""
+    unknown = [key for key in arguments if "unexpected keyword" in str(error) and f"'{key}'" in str(error)]
+    if not unknown:
+        return
+    kind = getattr(sys.modules[module], str(error).partition(".")[0], None)  # "ResNet.__init__() got an unexpected …"
+    guess = did_you_mean(unknown[0], inspect.signature(kind).parameters if callable(kind) else ())
+    raise ConfigError(
+        f"unknown key 'model.arguments.{unknown[0]}': {name} takes no such argument",
+        f"did you mean model.arguments.{guess}?" if guess else f"the classes in {module} have its arguments",
+    ) from error
+
+
+def _fitted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return weights with the tensors that do not fit converted as timm converts its own, such as positions resized.
+
+    The function for that is ``checkpoint_filter_fn`` in the module of the network's class, if it has one.
+    """
+    own = model.state_dict()
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    unfit = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
+    if convert is None or not unfit:
+        return weights
+    try:
+        converted = convert(dict(weights), model)
+    except Exception:  # weights of another network; those that fit are loaded
+        return weights
+    return {**weights, **{name: converted[name] for name in unfit if name in converted}}
 
 
 def _pretrained(make: Any, about: Any, name: str, download: bool) -> dict[str, Tensor]:

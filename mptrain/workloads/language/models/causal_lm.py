@@ -19,9 +19,9 @@ def causal_lm(
     vocabulary_size: int,
     sequence_length: int,
     lanes: NonNegativeInt = 0,
-    width: PositiveInt = 64,
-    layers: PositiveInt = 2,
-    heads: PositiveInt = 4,
+    width: PositiveInt | None = None,
+    layers: PositiveInt | None = None,
+    heads: PositiveInt | None = None,
     config: Mapping[str, Any] | None = None,
     attention: Attention | None = None,
     pretrained: bool = False,
@@ -37,9 +37,9 @@ def causal_lm(
         vocabulary_size: Number of tokens in the vocabulary, V.
         sequence_length: Tokens of a sample; a network without pretrained weights has as many positions.
         lanes: Must be 0, because the network carries no state from batch to batch.
-        width: Size of a position's vector, a multiple of ``heads``; without effect on pretrained networks, as the next.
-        layers: Number of blocks.
-        heads: Number of heads of each attention.
+        width: Size of a position's vector, a multiple of ``heads``. None is 64, or the size of the pretrained network.
+        layers: Number of blocks. None is 2, or that of the pretrained network.
+        heads: Number of heads of each attention. None is 4, or that of the pretrained network.
         config: Further keys of the architecture's configuration in transformers, such as ``rope_parameters``.
         attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
         pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. An
@@ -60,13 +60,14 @@ def causal_lm(
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     # Without is_decoder BERT and its like would see the tokens that they predict.
     fixed = {"vocab_size": vocabulary_size, "is_decoder": True, **special}
+    positions = {"max_position_embeddings": sequence_length}
     network = build_network(
         Wanted(
             option="causal_lm",
             auto="AutoModelForCausalLM",
             names="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
             name=name,
-            sizes={**small_sizes(width, layers, heads), "max_position_embeddings": sequence_length},
+            sizes={**small_sizes(width, layers, heads, pretrained=pretrained), **positions},
             fixed=fixed,
             config=config or {},
             attention=attention,
