@@ -20,6 +20,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import compose, reload
 from mptrain.errors import CheckpointError, DataError
 from mptrain.pretrained import ATTRIBUTE
+from mptrain.run.describe import describe_parts
 from mptrain.workloads.language.models.causal_lm import causal_lm
 
 TIMM = ("model=timm", "model.name=resnet10t.c3_in1k")
@@ -94,6 +95,7 @@ def test_weights_of_timm_fit_channels_and_classes_and_a_resumed_run_needs_none(t
     assert torch.allclose(state["conv1.0.weight"], torch.tensor(0.03))  # one channel: the sum over three
     assert not torch.all(state["fc.weight"] == 0.01)
     assert "not loaded: fc.weight ((1000, 512), not (10, 512))" in parts.notes[0]
+    assert describe_parts(config, parts)["model"].startswith("timm resnet10t.c3_in1k, ")
     (tmp_path / "hub").rename(tmp_path / "gone")
     saved = reload(config.yaml)
     assert not hasattr(build(compose([*TIMM, *FEW]))[0].model, ATTRIBUTE)

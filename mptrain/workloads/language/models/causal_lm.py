@@ -82,7 +82,7 @@ def causal_lm(
 def _require_causal(network: nn.Module, name: str, vocabulary_size: int, sequence_length: int) -> None:
     """Check the logits of two texts that differ in their second half only: those before it must be alike."""
     half = min(8, sequence_length) // 2
-    if not half or vocabulary_size < 2:
+    if not half or vocabulary_size < 2 or next(network.parameters()).is_meta:
         return
     first = torch.arange(2 * half) % (vocabulary_size - 1)  # not token 0, which may be padding
     texts = torch.stack([first, first]) + 1
