@@ -147,6 +147,9 @@ def build(
         asked=config.train.accumulate,
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, strategy)
+    trained = {name for learner in learners for name in learner.weights.names}
+    halves = () if blank is not None else model.named_parameters()
+    frozen = {name: initial[name] for name, p in halves if name in initial.keys() - trained and p.dtype.itemsize == 2}
     fault = Injection(config.inject, model, learners, comm)
     parts = Parts(
         model=model,
@@ -166,6 +169,7 @@ def build(
         warnings=warnings,
         comm=comm,
         blank=blank,
+        frozen=frozen,
         infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
     _refuse_hooks_in_compiled(config, parts)
