@@ -150,7 +150,10 @@ def build(
     trained = {name for learner in learners for name in learner.weights.names}
     halves = () if blank is not None else model.named_parameters()
     frozen = {name: initial[name] for name, p in halves if name in initial.keys() - trained and p.dtype.itemsize == 2}
-    fault = Injection(config.inject, model, learners, comm)
+    fault, planned = (
+        Injection(config.inject, model, learners, comm),
+        config.train.planned(loaders["train"].steps_per_epoch),
+    )
     parts = Parts(
         model=model,
         kept=kept,
@@ -165,7 +168,7 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives())),
+        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives(), planned)),
         warnings=warnings,
         comm=comm,
         blank=blank,
