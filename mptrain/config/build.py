@@ -149,7 +149,13 @@ def build(
         asked=config.train.accumulate,
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, strategy)
-    fault = Injection(config.inject, model, learners, comm)
+    trained = {name for learner in learners for name in learner.weights.names}
+    halves = () if blank is not None else model.named_parameters()
+    frozen = {name: initial[name] for name, p in halves if name in initial.keys() - trained and p.dtype.itemsize == 2}
+    fault, planned = (
+        Injection(config.inject, model, learners, comm),
+        config.train.planned(loaders["train"].steps_per_epoch),
+    )
     parts = Parts(
         model=model,
         kept=kept,
@@ -164,10 +170,11 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives())),
+        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives(), planned)),
         warnings=warnings,
         comm=comm,
         blank=blank,
+        frozen=frozen,
         infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
     _refuse_hooks_in_compiled(config, parts)

@@ -126,6 +126,8 @@ class Composer:
     ) -> None:
         #: See ``typed``.
         self.typed = None if typed is None else tuple(typed)
+        named = ("--config-name", config_name) if config_name != "train" else ()
+        self._flags = (*(word for folder in config_dirs for word in ("--config-dir", str(folder))), *named)
         #: Name of the top-level file, without its suffix.
         self.name = config_name.removesuffix(".yaml")
         folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
@@ -150,7 +152,8 @@ class Composer:
         node, chosen, words = self._read(overrides)
         typed = words if self.typed is None else words.among(self.typed)
         fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
-        return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+        config = assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+        return dataclasses.replace(config, flags=self._flags)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
         """Check keys and values of a command line's overrides, as far as that is possible without importing torch.

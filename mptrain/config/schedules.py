@@ -101,12 +101,17 @@ def _stepped(target: Target, accepted: set[str], interval: Any) -> SteppedSchedu
     return SteppedSchedule(target.path, make, interval, tuple(notes))
 
 
-def schedule_notes(config: Config, objectives: Iterable[Objective]) -> tuple[str, ...]:
-    """Return the notes for the user about arguments of schedulers that mptrain sets, each once.
+def schedule_notes(config: Config, objectives: Iterable[Objective], planned: int) -> tuple[str, ...]:
+    """Return the notes for the user about schedules, each once: arguments that mptrain sets, and a warm-up without end.
 
     Args:
         config: Checked configuration.
         objectives: Losses of the task; each names its learner.
+        planned: Number of planned updates.
     """
     schedules = [build_schedule(config.for_learner(objective.learner).schedule) for objective in objectives]
-    return tuple(dict.fromkeys(note for one in schedules for note in getattr(one, "notes", ())))
+    notes = [note for one in schedules for note in getattr(one, "notes", ())]
+    for warmup in {getattr(one, "warmup", 0) for one in schedules}:
+        if isinstance(warmup, int) and warmup > planned:
+            notes.append(f"schedule.warmup={warmup} is longer than the {planned} planned updates: the rate only rises")
+    return tuple(dict.fromkeys(notes))

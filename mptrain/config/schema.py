@@ -156,6 +156,7 @@ class Config:
         learners: Settings of single learners (a GAN has two), by name; see `for_learner`.
         yaml: The whole configuration as YAML text, resolved, as `mptrain.config.compose.reload` reads it.
         overrides: The ``KEY=VALUE`` words of the command line.
+        flags: The flags that name further folders or another top-level file, as words; empty for a saved configuration.
         chosen: Maps group to the chosen option, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``. If an
             override replaces the target, e.g. ``model._target_=torchvision.models.alexnet``, it maps to that path.
         model_defaults: Values in the model's file for other parts, such as learning rates and image size.
@@ -186,6 +187,7 @@ class Config:
     learners: dict[str, LearnerChoices] = field(default_factory=dict)
     yaml: str = ""
     overrides: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     chosen: dict[str, str] = field(default_factory=dict)
     model_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -51,6 +51,8 @@ class Parts:
         warnings: Deviations from what the user asked for, one sentence each.
         comm: Communicator of all ranks.
         blank: Whole model on the meta device if its weights are sharded, else None.
+        frozen: FP32 values, in host memory, of the half-precision parameters that no learner trains, by name. They are
+            saved and exported in place of the rounded ones. Empty if weights are sharded.
         infinite: Names of the buffers that held inf when the model was built, such as attention masks.
     """
 
@@ -71,6 +73,7 @@ class Parts:
     warnings: tuple[str, ...] = ()
     comm: Communicator = SINGLE_PROCESS
     blank: nn.Module | None = None
+    frozen: dict[str, Tensor] = field(default_factory=dict)
     infinite: frozenset[str] = frozenset()
 
     def prepare(self, batch: Batch) -> Batch:
@@ -96,11 +99,14 @@ class Parts:
 
         Buffers in ``infinite`` are left out, because they held inf from the start.
         """
-        state = {**self.full_precision(), **dict(self.model.named_buffers())}
+        state = {**self._trained(), **dict(self.model.named_buffers())}
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name, in full precision: FP32 master weights where there are any."""
+        """Return parameters by name in full precision: FP32 master weights, and FP32 values of frozen parameters."""
+        return {**self.frozen, **self._trained()}
+
+    def _trained(self) -> dict[str, Tensor]:
         return {
             name: value for learner in self.learners for name, value in learner.weights.masters.full_precision().items()
         }

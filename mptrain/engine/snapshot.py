@@ -263,6 +263,7 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
             with torch.no_grad():
                 for name, value in own.items():
                     part(value).copy_(_held(part_for(saved["model"][name], value), value))
+        parts.frozen.update({name: saved["model"][name].float() for name in parts.frozen})
         for learner in parts.learners:
             learner.weights.masters.load_full_precision(saved["model"])
             average = saved["learners"].get(learner.name, {}).get("average")

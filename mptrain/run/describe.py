@@ -33,10 +33,12 @@ def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunS
         parts: Parts of the run, as built.
         before: Previous state in ``run.json``; its attempts are kept. None for a new run.
     """
+    flags = config.flags or (before.flags if before else ())
     state = RunState(
         id=os.path.relpath(directory.root, config.run.root),
         argv=tuple(sys.argv[1:]),
-        command=f"mptrain {shlex.join(config.overrides)}".strip(),
+        command=shlex.join(["mptrain", *flags, *config.overrides]),
+        flags=flags,
         git_sha=_git_sha(),
         versions=versions_now(),
         device=_device_in_words(parts.device),
@@ -93,6 +95,22 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
         "schedule": each(schedule),
         "groups": each(groups),
     }
+
+
+def group_members(config: Config, parts: Parts) -> dict[str, list[str]]:
+    """Return the names of trained parameters by learning rate and weight decay; empty without parameter groups.
+
+    Args:
+        config: Configuration of the run.
+        parts: Parts of the run, as built.
+    """
+    found: dict[str, list[str]] = {}
+    for learner in parts.learners:
+        if config.for_learner(learner.name).optimizer.beside:
+            prefix = f"{learner.name}: " if len(parts.learners) > 1 else ""
+            for name, (factor, decay) in zip(learner.weights.names, learner.weights.options, strict=True):
+                found.setdefault(f"{prefix}learning rate x{factor:.3g}, weight decay {decay:.3g}", []).append(name)
+    return found
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> str:

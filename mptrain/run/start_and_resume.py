@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mptrain.config.build import build
+from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.schema import Config
@@ -47,7 +49,7 @@ from mptrain.run.consistency import (
     require_undamaged_config,
     written_config,
 )
-from mptrain.run.describe import describe
+from mptrain.run.describe import describe, group_members
 from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.tracking import require_logger, track
 from mptrain.runlog import (
@@ -199,15 +201,29 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     """
     directory = find_run(run)
     config = reload_config(directory, overrides)
-    changed = {word.partition("=")[0] for word in overrides}
-    before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
-    config = replace(config, overrides=(*before, *overrides))  # all overrides so far, so that the run can be reproduced
+    config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides))
     said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
     with launch_ranks(config.distributed) as comm:
         if not comm.is_rank_zero:
             return _follow(config, comm)
         return _continue(directory, config, show, comm, explicit=True, said=said)
+
+
+def _all_overrides(before: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that reproduce a resumed run: the earlier ones that still hold, then the new ones.
+
+    An option that is chosen again replaces all earlier keys of its group.
+    """
+    keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
+    groups = {other for key in keys if key in RECHOSEN for other in (key, *RECHOSEN[key])}
+
+    def holds(word: str) -> bool:
+        key = word.partition("=")[0].lstrip("+~")
+        of_group = re.sub(r"^learners\.[^.]+\.", "", key).partition(".")[0] in groups
+        return not of_group and not any(key == new or key.startswith(f"{new}.") for new in keys)
+
+    return (*filter(holds, before), *overrides)
 
 
 def _continue(
@@ -420,6 +436,8 @@ def _attempt(
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+            for sentence in notes:
+                writer.take(EventRecord("note", 0, {"message": sentence}))
             for sentence in parts.warnings:
                 writer.take(EventRecord("warning", 0, {"message": sentence}))
         else:
@@ -427,6 +445,8 @@ def _attempt(
             forgive = before is not None and before.status == "failed"
             notes = (*notes, *loop.checkpointing.restore(loaded.state, forgive=forgive))
             writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
+        if groups := group_members(config, parts):
+            writer.take(EventRecord("groups", from_step, dict(groups)))
         support = require_support(config.precision, parts.device)
         sinks = show(RunInfo(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
         sinks = [*track(config, directory, state.id, from_step, [writer, *sinks]), *sinks]

@@ -71,6 +71,7 @@ class RunState:
         exit_code: Exit code of the last attempt that was not killed; None while the run runs.
         argv: The arguments of the process, without the program name.
         command: The command line that repeats the run, quoted for a shell.
+        flags: Its flags, such as ``--config-dir DIR``, as separate words.
         git_sha: Commit of the source tree; None outside a Git repository.
         versions: Versions by name: python, torch, mptrain, CUDA.
         device: Description of the device.
@@ -83,6 +84,7 @@ class RunState:
     id: str
     argv: tuple[str, ...]
     command: str
+    flags: tuple[str, ...] = ()
     status: Status = "running"
     reason: str = ""
     hint: str = ""

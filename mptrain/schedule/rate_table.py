@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from mptrain.errors import ConfigError
 from mptrain.schedule.shapes import TabulatedSchedule
 
 if TYPE_CHECKING:
@@ -28,9 +30,17 @@ def rate_table(
     Returns:
         float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry is for a
         caller that reads the rate once more after the last update.
+
+    Raises:
+        ConfigError: A learning rate is not finite.
     """
     if isinstance(schedule, TabulatedSchedule):
         rates = schedule.rates(lr, planned, steps_per_epoch)
     else:
         rates = [lr * schedule.factor(update, planned) for update in range(planned + 1)]
+    if (bad := next((update for update, rate in enumerate(rates) if not math.isfinite(rate)), None)) is not None:
+        raise ConfigError(
+            f"schedule: {type(schedule).__name__} gives update {bad + 1} of {planned} the learning rate {rates[bad]}",
+            "correct what factor() or rates() returns",
+        )
     return torch.tensor(rates, dtype=torch.float32, device=device)

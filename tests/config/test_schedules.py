@@ -82,6 +82,12 @@ def test_what_mptrain_sets_is_said():
     assert parts_of(*TINY, *words, "schedule.total_steps=18", "schedule.cycle_momentum=false")[0].notes == ()
 
 
+def test_a_warm_up_without_end_is_said():
+    notes = parts_of(*TINY, "schedule=cosine", "schedule.warmup=19")[0].notes
+    assert notes == ("schedule.warmup=19 is longer than the 18 planned updates: the rate only rises",)
+    assert parts_of(*TINY, "schedule=cosine", "schedule.warmup=18")[0].notes == ()
+
+
 def test_a_saved_configuration_names_the_class_and_builds_the_same():
     config = compose(["schedule=torch", "schedule.name=StepLR", "schedule.step_size=7", "schedule.interval=epoch"])
     again = reload(config.yaml)

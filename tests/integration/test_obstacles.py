@@ -88,6 +88,38 @@ def test_a_resumed_run_keeps_all_the_words_that_led_to_it(capsys):
     assert sorted(listed) == sorted(f'- "{word}"' for word in (*words, "train.max_steps=4"))
 
 
+def test_keys_of_an_option_that_was_chosen_again_no_longer_count(capsys):
+    words = [*TINY, "train.max_steps=2", "run.name=run", "optimizer.lr=0.002", "schedule.warmup=1"]
+    words += ["train.early_stopping.patience=3"]
+    assert run(capsys, *words)[0] == 0
+    changes = ["train.max_steps=3", "optimizer=adamw", "train.early_stopping=null"]
+    assert run(capsys, "resume", "outputs/run", *changes)[0] == 0
+    kept = [word for word in words if not word.startswith(("train.max", "optimizer.", "train.early"))]
+    listed = Path("outputs/run/overrides.yaml").read_text().splitlines()
+    assert sorted(listed) == sorted(f'- "{word}"' for word in (*kept, *changes))
+
+
+def test_the_command_names_the_folders_of_options_also_after_a_resume(capsys):
+    Path("own/optimizer").mkdir(parents=True)
+    Path("own/optimizer/mine.yaml").write_text("_target_: mptrain.optimizer.SGD\nlr: 0.1\n")
+    assert run(capsys, *TINY, "--config-dir", "own", "optimizer=mine", "train.max_steps=2", "run.name=run")[0] == 0
+    assert run(capsys, "resume", "outputs/run", "train.max_steps=3")[0] == 0
+    command = shlex.split(json.loads(Path("outputs/run/run.json").read_text())["command"])
+    assert command[:3] == ["mptrain", "--config-dir", "own"]
+    assert {"optimizer=mine", "train.max_steps=3"} <= {*command}
+
+
+def test_notes_and_groups_of_the_start_are_on_record(capsys):
+    words = ["optimizer.groups=[{match: '*.bias', lr_factor: 2}]", "schedule=torch", "schedule.name=CosineAnnealingLR"]
+    assert run(capsys, *TINY, *words, "train.max_steps=2", "run.name=run")[0] == 0
+    events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
+    (note,) = [event["message"] for event in events if event["event"] == "note"]
+    assert note == "schedule: T_max is the number of updates of the run"
+    (groups,) = [event for event in events if event["event"] == "groups"]
+    assert all(name.endswith(".bias") for name in groups["learning rate x2, weight decay 0"])
+    assert any(name.endswith(".weight") for name in groups["learning rate x1, weight decay 0.0001"])
+
+
 def test_a_run_whose_histograms_are_gone_goes_on_and_says_so(capsys):
     words = [*TINY, "diagnostics=histograms", "diagnostics.every=1", "run.name=run"]
     assert run(capsys, *words, "train.max_steps=2")[0] == 0

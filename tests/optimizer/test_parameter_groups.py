@@ -234,6 +234,21 @@ def test_a_frozen_beginning_remains_the_function_that_it_was(precision, tmp_path
     assert record.fields["frozen"] == ["0.weight", "1.weight", "1.bias"]
 
 
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "fp16_pure"])
+def test_frozen_weights_are_saved_as_they_were_before_they_were_rounded(precision, tmp_path):
+    drawn = parts_of(*SMALL, "precision=fp32")[0].model.state_dict()["0.weight"]
+    words = (*SMALL, f"precision={precision}")
+    loop = loop_of(tmp_path, *words, "model.freeze=['0.*']", "train.epochs=1")
+    loop.run()
+    assert torch.equal(loop.parts.model.state_dict()["0.weight"], drawn.half())
+    again = continue_loop(loop, *words, "model.freeze=['0.*']", "train.epochs=2")
+    again.run()
+    assert torch.equal(again.storage.store.load_latest().state["model"]["0.weight"], drawn)
+    if precision == "fp16_dynamic":  # which has master weights
+        unfrozen = continue_loop(again, *words, "train.epochs=3")
+        assert torch.equal(unfrozen.parts.full_precision()["0.weight"], drawn)
+
+
 def test_the_header_tells_of_groups_and_of_what_is_trained(tmp_path):
     words = (*SMALL, "train.max_steps=1", "model.freeze=['0.*']", GROUPS, "optimizer.weight_decay=0.1")
     printed = run_in_process(*words, cwd=tmp_path).stdout

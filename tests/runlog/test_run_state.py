@@ -21,7 +21,7 @@ FRESH = RunState(
     git_sha=None,
     versions={"torch": "2.15"},
     device="CPU",
-    precision="parameters float32",
+    parts={"precision": "parameters float32"},
 )
 
 

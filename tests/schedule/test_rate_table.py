@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from mptrain.engine.step import Learner
+from mptrain.errors import ConfigError
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
@@ -67,3 +70,12 @@ def test_the_rate_can_be_asked_for_once_more_after_the_last_update():
     for _ in range(3):
         learner.advance(verdict_of(1.0))
     assert learner.rate().item() == 0.0
+
+
+def test_a_rate_that_is_not_finite_is_an_error_before_the_run():
+    class Falling:
+        def factor(self, update, planned):
+            return math.nan if update == 3 else 1.0
+
+    with pytest.raises(ConfigError, match="schedule: Falling gives update 4 of 10 the learning rate nan"):
+        rate_table(Falling(), 0.1, 10, CPU)
