@@ -29,10 +29,13 @@ class PretrainedWeights:
     Attributes:
         source: Where they come from, for the user.
         load: Function that returns them as a state dict. Tensors of other shapes than in the network are ignored.
+        statistics: Mean and standard deviation of each channel with which the images that they were trained on were
+            normalised, as fractions of white; None if they are not for images.
     """
 
     source: str
     load: Callable[[], Mapping[str, Tensor]]
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def read(self) -> Mapping[str, Tensor]:
         """Return the state dict.

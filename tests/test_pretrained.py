@@ -12,12 +12,14 @@ import timm
 import torch
 import torchvision
 import transformers
+from PIL import Image
 from small_runs import parts_of, run_in_process, whole_and_resumed
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose, reload
 from mptrain.errors import CheckpointError, DataError
 from mptrain.pretrained import ATTRIBUTE
+from mptrain.workloads.language.models.causal_lm import causal_lm
 
 TIMM = ("model=timm", "model.name=resnet10t.c3_in1k")
 GPT2 = ("model=causal_lm", "dataset.train_samples=8", "train.batch_size=4")
@@ -131,6 +133,36 @@ def test_a_folder_of_transformers_sets_the_sizes_and_an_embedding_of_other_words
     size = parts.dataset.facts()["vocabulary_size"]
     assert f"transformer.wte.weight ((300, 32), not ({size}, 32))" in parts.notes[0]
     assert parts.model.lm_head.weight is parts.model.transformer.wte.weight
+
+
+def test_a_pretrained_encoder_does_not_see_the_tokens_that_it_predicts(tmp_path):
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "donor")
+    model = causal_lm(name=str(tmp_path / "donor"), vocabulary_size=50, sequence_length=16, pretrained=True).eval()
+    tokens = torch.randint(50, (2, 12))
+    other = torch.cat([tokens[:, :8], torch.randint(50, (2, 4))], 1)
+    assert torch.equal(model(tokens)[:, :8], model(other)[:, :8])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model.name=vit_tiny_patch16_224", "dataset.image_size=32"), "here they are 0.485, 0.456, 0.406 and 0.229,"),
+        (("model.name=vit_tiny_patch16_224", "dataset.image_size=32", "dataset.normalise=symmetric"), ""),
+        (("model.name=resnet10t",), ""),
+    ],
+)
+def test_a_run_says_if_its_images_are_normalised_otherwise_than_those_of_the_weights(tmp_path, words, said):
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / "pictures" / name / f"{number}.png")
+    data = ("dataset=image_folder", f"dataset.root={tmp_path / 'pictures'}", "train.batch_size=4", "precision=fp32")
+    config = compose(["model=timm", "model.pretrained=true", *words, *data])
+    parts, _ = build(config, weights=False)
+    found = [warning for warning in parts.warnings if "was trained on images" in warning]
+    assert bool(found) == bool(said)
+    assert all(said in one and "dataset.normalise=symmetric" in one for one in found)
 
 
 def test_a_run_from_pretrained_weights_resumes_bit_for_bit(tmp_path):

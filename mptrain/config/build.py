@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from mptrain.config.build_workload import (
     build_dataset,
     build_task,
+    describe_statistics,
     describe_untold,
     require_facts,
     require_known_learners,
@@ -122,6 +123,7 @@ def build(
         *getattr(dataset, "warnings", ()),
         *warnings_about_parallelism(config, comm.world_size),
         *describe_untold(config.model, dataset),
+        *(describe_statistics(model, dataset) if config.weights is None else ()),
     )
     if unproven := untried(device):
         warnings = (*warnings, unproven)

@@ -19,6 +19,7 @@ from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.errors import CheckpointError, ConfigError, Problem
 from mptrain.files import read_text
+from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
@@ -27,6 +28,9 @@ from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.classification.small_classifier import train_classifier
 from mptrain.workloads.images.classifier_features import ClassifierFeatures
+
+#: Means and deviations that differ less are taken as alike: those of other photographs.
+SIMILAR = 0.1
 
 #: Value of ``task.classifier`` that trains a classifier on the run's own data.
 TRAIN = "train"
@@ -124,6 +128,30 @@ def describe_untold(target: Target, dataset: Dataset) -> tuple[str, ...]:
     return (
         f"{target.path} takes any keywords (**kwargs), so no fact of the data set is passed to it: add "
         f"model.facts=[...] with the ones that it needs among {', '.join(names)}, or model.facts=[] for none",
+    )
+
+
+def describe_statistics(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
+    """Return a warning if pretrained weights were trained on images that were normalised otherwise than those here.
+
+    Args:
+        model: The model, with its `PretrainedWeights` if it has any.
+        dataset: Data set of the run.
+    """
+    own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
+    preparation = getattr(dataset, "preparation", None)
+    if own is None or own.statistics is None or not isinstance(preparation, Preparation):
+        return ()
+    here, there = (*preparation.mean, *preparation.std), (*own.statistics[0], *own.statistics[1])
+    if len(here) != len(there) or max(abs(a - b) for a, b in zip(here, there, strict=True)) < SIMILAR:
+        return ()
+    shown = [
+        ", ".join(f"{value:.3g}" for value in values) for values in (*own.statistics, preparation.mean, preparation.std)
+    ]
+    half = ": set dataset.normalise=symmetric" if {*there} == {0.5} else ""
+    return (
+        f"{own.source} was trained on images with mean {shown[0]} subtracted and divided by {shown[1]}, "
+        f"and here they are {shown[2]} and {shown[3]}{half}",
     )
 
 

@@ -15,7 +15,7 @@ from mptrain.config.targets import Target, is_allowed, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
-from mptrain.optimizer.torch_rule import adapt, public_name, timm_optimizer, torch_optimizer
+from mptrain.optimizer.torch_rule import TorchRule, adapt, public_name, timm_optimizer, torch_optimizer
 
 #: Keys of every optimizer.
 GROUP_KEYS = ("groups", "layer_decay")
@@ -49,6 +49,14 @@ def check_optimizer(target: Target, place: str) -> Target:
         checked = _check_adapted(alone, place) if adapted else alone.check(place)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
+    if isinstance(checked.made, TorchRule) and not checked.made.decays:
+        problems += [
+            Problem(
+                f"{place}.groups.{index}.weight_decay={group.weight_decay}: {checked.made.name} has no weight decay"
+            )
+            for index, group in enumerate(beside.get("groups", ()))
+            if isinstance(group, ParameterGroup) and group.weight_decay
+        ]
     if problems:
         raise ConfigError(problems)
     return dataclasses.replace(checked, beside=beside)

@@ -68,11 +68,12 @@ class WeightAverage:
             self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Load averaged weights from a checkpoint.
+        """Load averaged weights from a checkpoint, after the weights.
 
         Args:
-            saved: Averages by parameter name, as from `values`; each has the shape of the whole parameter.
+            saved: Averages by parameter name, as from `values`; each has the shape of the whole parameter. Parameters
+                without one, which were frozen when it was saved, start from their weights.
         """
         like = self._weights.masters.full_precision()
         for name, value in self._values.items():
-            value.copy_(part_for(saved[name], like[name]))
+            value.copy_(part_for(saved[name], like[name]) if name in saved else part(like[name]))

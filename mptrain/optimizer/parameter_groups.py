@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from annotated_types import Gt, Le
+from torch import nn
 
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.extras import load_extra
 from mptrain.fields import NonNegativeFloat
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mptrain.optimizer.rules import Rule
     from mptrain.optimizer.torch_rule import TorchRule
 
@@ -120,8 +119,8 @@ def layer_factors(model: nn.Module, names: Sequence[str], decay: float) -> dict[
     """Return factors of the learning rate that fall from the last layer of a model to its first, by parameter name.
 
     The factor is ``decay ** depth``; the depth of the last layer is 0. A model of timm says which parameters form a
-    layer (``group_matcher``). For any other model the layers are blocks of parameter names (see `block_of`) in the
-    order of the parameters.
+    layer (``group_matcher``). For any other model the layers are blocks of parameters (see `block_of`) in the order of
+    the parameters. What follows the entries of a list in the same block, such as a final norm, is a layer of its own.
 
     Args:
         model: The model.
@@ -131,20 +130,32 @@ def layer_factors(model: nn.Module, names: Sequence[str], decay: float) -> dict[
     layers = _layers_of_timm(model, names)
     if layers is None:
         order: dict[str, int] = {}
-        layers = {name: order.setdefault(block_of(name), len(order)) for name in names}
+        layers = {}
+        for name in names:
+            block = block_of(model, name)
+            if any(other.startswith(f"{block}.") for other in order):
+                block += "."  # behind its entries
+            layers[name] = order.setdefault(block, len(order))
     last = max(layers.values(), default=0)
     return {name: decay ** (last - layer) for name, layer in layers.items()}
 
 
-def block_of(name: str) -> str:
-    """Return the block of a parameter: its name up to the first number in it, or else the first part of its name.
+def block_of(model: nn.Module, name: str) -> str:
+    """Return the block of a parameter: the entry of the outermost list of modules that it is in, or its first part.
 
-    ``layers.3.linear.weight`` belongs to ``layers.3``, ``features.2.bias`` to ``features.2``, ``head.weight`` to
-    ``head``.
+    A list is an `nn.Sequential`, `nn.ModuleList` or `nn.ModuleDict`. ``layers.3.linear.weight`` belongs to
+    ``layers.3``, ``features.2.bias`` to ``features.2``, ``head.weight`` to ``head``.
+
+    Args:
+        model: The model.
+        name: Name of the parameter.
     """
-    parts = name.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdecimal()), 0)
-    return ".".join(parts[: number + 1])
+    parts, module = name.split("."), model
+    for index, part in enumerate(parts[:-1]):
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            return ".".join(parts[: index + 1])
+        module = getattr(module, part)
+    return parts[0]
 
 
 def _layers_of_timm(model: nn.Module, names: Sequence[str]) -> dict[str, int] | None:

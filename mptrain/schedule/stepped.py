@@ -113,7 +113,7 @@ class SteppedSchedule:
         weight = torch.nn.Parameter(torch.zeros(()))
         optimizer = torch.optim.SGD([{"params": [weight], **_FIXED}], lr=lr)
         scheduler = self._made(optimizer, lr, planned, every, steps_per_epoch // every)
-        (group,), rates = optimizer.param_groups, []
+        (group,), rates, changed = optimizer.param_groups, list[float](), set[str]()
         optimizer.step()  # of no gradient, because schedulers of torch warn if the optimizer was never stepped
         try:
             with warnings.catch_warnings():
@@ -122,14 +122,16 @@ class SteppedSchedule:
                     if update and update % every == 0:
                         _step(scheduler, update // every)
                     rates.append(float(group["lr"]))
+                    changed |= {name for name, value in _FIXED.items() if group[name] != value}
         except Exception as error:  # schedulers of users may raise anything
             raise ConfigError(
                 f"schedule: {self.name} fails in step {len(rates) // every} of {-(-planned // every)}: {error}",
                 "give it the length of the run, or leave its length out",
             ) from error
-        if changed := [name for name, value in _FIXED.items() if group[name] != value]:
+        if changed:
+            what = " and ".join(sorted(changed))
             raise ConfigError(
-                f"schedule: {self.name} changes the optimizer's {' and '.join(changed)}, which mptrain keeps constant",
+                f"schedule: {self.name} changes the optimizer's {what}, which mptrain keeps constant",
                 "let it change the learning rate only",
             )
         return [*rates, rates[-1]]

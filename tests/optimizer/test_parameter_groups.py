@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
 from loops import each
 from optimizer.torch_by_hand import SMALL, kept_batches, train_by_hand
-from small_runs import TINY, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
+from small_runs import TINY, continue_loop, loop_of, parts_of, run_in_process, steps_of, whole_and_resumed
 from torch import nn
 
 from mptrain.errors import ConfigError
 from mptrain.optimizer.freezing import freeze
-from mptrain.optimizer.parameter_groups import block_of, describe_options, layer_factors
+from mptrain.optimizer.parameter_groups import describe_options, layer_factors
 from mptrain.torch_private import BatchNorm
 
 #: The last matrix with its bias, and everything in blocks 3 and 4.
@@ -106,22 +107,43 @@ def test_a_run_with_groups_and_frozen_layers_resumes_bit_for_bit(name, tmp_path)
         assert torch.equal(value, resumed.parts.model.state_dict()[key]), key
 
 
-def test_blocks_of_names():
-    named = {
-        "layers.3.linear.weight": "layers.3",
-        "encoder.layer.11.attention.self.query.bias": "encoder.layer.11",
-        "layer1.0.bn1.weight": "layer1.0",
-        "features.2.weight": "features.2",
-        "head.weight": "head",
-        "scale": "scale",
+class Named(nn.Module):
+    """Modules by name, in order."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+
+def blocks(count):
+    return [nn.Linear(2, 2, bias=False) for _ in range(count)]
+
+
+def factors_of(model):
+    return {
+        name.removesuffix(".weight"): factor
+        for name, factor in layer_factors(model, list(dict(model.named_parameters())), 0.5).items()
     }
-    assert {name: block_of(name) for name in named} == named
 
 
 def test_the_last_layer_has_the_whole_rate_and_the_first_the_least():
-    names = ["stem.weight", "stem.bias", "layers.0.weight", "layers.1.weight", "head.weight", "stem.scale"]
-    factors = layer_factors(nn.Module(), names, 0.5)
-    assert list(factors.values()) == [0.125, 0.125, 0.25, 0.5, 1.0, 0.125]
+    model = Named(stem=blocks(1)[0], layers=nn.ModuleList(blocks(2)), head=blocks(1)[0])
+    assert factors_of(model) == {"stem": 0.125, "layers.0": 0.25, "layers.1": 0.5, "head": 1.0}
+
+
+def test_the_entries_of_the_outermost_list_of_modules_are_layers():
+    one, other = (nn.ModuleDict({"attention": blocks(1)[0], "mlp": nn.Sequential(*blocks(2))}) for _ in range(2))
+    model = Named(encoder=nn.Sequential(OrderedDict(layer_0=one, layer_1=other)), head=blocks(1)[0])
+    names = [f"encoder.layer_{index}.{part}" for index in (0, 1) for part in ("attention", "mlp.0", "mlp.1")]
+    assert factors_of(model) == dict(zip(names, [0.25] * 3 + [0.5] * 3, strict=True)) | {"head": 1.0}
+
+
+def test_a_norm_behind_the_layers_of_its_block_is_a_layer_above_them():
+    first, norm = blocks(2)
+    body = Named(embedding=first, layers=nn.ModuleList(blocks(2)), norm=norm)
+    expected = {"body.embedding": 0.0625, "body.layers.0": 0.125, "body.layers.1": 0.25, "body.norm": 0.5, "head": 1.0}
+    assert factors_of(Named(body=body, head=blocks(1)[0])) == expected
 
 
 class Wrapped(nn.Module):
@@ -166,6 +188,26 @@ def test_a_pattern_that_matches_nothing_is_an_error(words, what, hint):
         parts_of(*SMALL, *words)
     assert what in str(caught.value)
     assert hint in caught.value.hint
+
+
+def test_a_group_has_no_weight_decay_of_its_own_with_an_optimizer_that_has_none():
+    words = ("optimizer=torch", "optimizer.name=Rprop", "optimizer.groups=[{match: '12.*', weight_decay: 0.1}]")
+    with pytest.raises(
+        ConfigError, match=r"optimizer.groups.0.weight_decay=0.1: torch.optim.Rprop has no weight decay"
+    ):
+        parts_of(*SMALL, *words)
+
+
+def test_weights_that_are_no_longer_frozen_join_the_average_as_they_are(tmp_path):
+    words = (*SMALL, "train.ema_decay=0.9")
+    loop = loop_of(tmp_path, *words, "model.freeze=['0.*']", "train.epochs=1")
+    loop.run()
+    averages = {name: value.clone() for name, value in loop.parts.averages().items()}
+    resumed = continue_loop(loop, *words, "train.epochs=2")
+    found = resumed.parts.averages()
+    assert torch.equal(found.pop("0.weight"), loop.parts.model.state_dict()["0.weight"])
+    assert all(torch.equal(value, averages[name]) for name, value in found.items())
+    resumed.run()
 
 
 def test_batch_norm_with_frozen_statistics_keeps_them_and_so_do_its_copies():

@@ -237,6 +237,11 @@ def cycling(optimizer):
     return lr_scheduler.OneCycleLR(optimizer, 1.0, 60)
 
 
+def cycling_back(optimizer, total_steps: int):
+    """The last update has the momentum of the first."""
+    return lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, (total_steps - 1) / 2, base_momentum=0.5, max_momentum=0.9)
+
+
 def no_scheduler(optimizer):
     return optimizer
 
@@ -258,6 +263,7 @@ def test_a_function_of_ones_own_builds_what_a_configuration_cannot():
     ("name", "message"),
     [
         ("cycling", "changes the optimizer's momentum, which mptrain keeps constant"),
+        ("cycling_back", "changes the optimizer's momentum"),
         ("no_scheduler", "returned a SGD, not a scheduler of the given optimizer"),
         ("on_plateau", "ReduceLROnPlateau needs the metric of each validation"),
     ],

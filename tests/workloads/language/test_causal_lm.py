@@ -145,6 +145,8 @@ def test_token_numbers_are_not_mixed_up():
         (causal_lm, {"config": {"trust_remote_code": True}}, "mptrain runs no code from a model repository", "leave it out"),
         (causal_lm, {"config": {"_attn_implementation": "someone/kernel"}}, "runs no code", "leave it out"),
         (causal_lm, {"lanes": 4}, "carry no state", "dataset.stream=false"),
+        (causal_lm, {"name": "xlnet", "config": {"d_head": 16}}, "no causal language model: its logits depend", "gpt2"),
+        (causal_lm, {"name": "roberta"}, "takes no tokens alone", "model.config.KEY"),
         (causal_lm, {"width": 30}, "model.width=30 is not a multiple of model.heads=4", "model.width=32"),
         (sequence_classifier, {"name": "t5"}, "has an encoder and a decoder", "bert"),
     ],

@@ -68,7 +68,9 @@ def torchvision_classifier(
     if pretrained:
         weights = models.get_model_weights(name).DEFAULT
         load = functools.partial(_pretrained, weights.url, download)
-        setattr(model, ATTRIBUTE, PretrainedWeights(f"torchvision's {weights}", load))
+        images = weights.transforms()
+        statistics = (tuple(images.mean), tuple(images.std))
+        setattr(model, ATTRIBUTE, PretrainedWeights(f"torchvision's {weights}", load, statistics))
     return model
 
 

@@ -81,7 +81,8 @@ def timm_classifier(
     require_size(model, name, image_size, in_channels)
     if pretrained:
         load = functools.partial(_pretrained, make, about, name, download)
-        setattr(model, ATTRIBUTE, PretrainedWeights(f"timm/{name}", load))
+        statistics = None if about is None else (tuple(about.mean), tuple(about.std))
+        setattr(model, ATTRIBUTE, PretrainedWeights(f"timm/{name}", load, statistics))
     return model
 
 

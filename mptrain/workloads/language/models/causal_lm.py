@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from mptrain.errors import ConfigError
@@ -47,7 +48,8 @@ def causal_lm(
 
     Raises:
         EnvironmentRefused: transformers is not installed.
-        ConfigError: There is no such architecture, it does not have a key or a value, or ``lanes`` is not 0.
+        ConfigError: There is no such architecture, it does not have a key or a value, its logits depend on later
+            tokens, or ``lanes`` is not 0.
         DataError: Files of pretrained weights are missing.
     """
     if lanes:
@@ -56,14 +58,15 @@ def causal_lm(
             "set dataset.stream=false",
         )
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    fixed = {"vocab_size": vocabulary_size, **special}
-    return build_network(
+    # Without is_decoder BERT and its like would see the tokens that they predict.
+    fixed = {"vocab_size": vocabulary_size, "is_decoder": True, **special}
+    network = build_network(
         Wanted(
             option="causal_lm",
             auto="AutoModelForCausalLM",
             names="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
             name=name,
-            sizes={**small_sizes(width, layers, heads), "max_position_embeddings": sequence_length, "is_decoder": True},
+            sizes={**small_sizes(width, layers, heads), "max_position_embeddings": sequence_length},
             fixed=fixed,
             config=config or {},
             attention=attention,
@@ -71,3 +74,34 @@ def causal_lm(
             download=download,
         )
     )
+    _require_causal(network, name, vocabulary_size, sequence_length)
+    return network
+
+
+def _require_causal(network: nn.Module, name: str, vocabulary_size: int, sequence_length: int) -> None:
+    """Check the logits of two texts that differ in their second half only: those before it must be alike."""
+    half = min(8, sequence_length) // 2
+    if not half or vocabulary_size < 2:
+        return
+    first = torch.arange(2 * half) % (vocabulary_size - 1)  # not token 0, which may be padding
+    texts = torch.stack([first, first]) + 1
+    texts[1, half:] = first[:half]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            logits = network.eval()(texts)
+    except Exception as error:  # each architecture has requirements of its own
+        raise ConfigError(
+            f"model.name={name} takes no tokens alone: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            "choose another architecture, or set its keys with model.config.KEY=VALUE",
+        ) from error
+    network.train()
+    if logits.shape != (2, 2 * half, vocabulary_size):
+        raise ConfigError(
+            f"model.name={name} returns logits {tuple(logits.shape)}, not {(2, 2 * half, vocabulary_size)}",
+            "choose another architecture, or set its keys with model.config.KEY=VALUE",
+        )
+    if not torch.allclose(logits[0, :half], logits[1, :half], rtol=1e-4, atol=1e-6):
+        raise ConfigError(
+            f"model.name={name} is no causal language model: its logits depend on later tokens",
+            "choose another architecture, such as gpt2",
+        )
