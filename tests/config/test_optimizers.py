@@ -123,7 +123,21 @@ def test_a_class_or_function_of_ones_own(own):
             "torch.optim.RAdam rejects its arguments: ValueError",
             "it takes lr, betas",
         ),
-        ((TORCH, "optimizer.lr=fast"), "optimizer.lr=fast: must be a number", ""),
+        (
+            (TORCH, "optimizer.nothing=1"),
+            "unknown key 'optimizer.nothing': torch.optim.RAdam has",
+            "it takes lr, betas",
+        ),
+        (
+            (TORCH, "optimizer.param_groups=[]"),
+            "unknown key 'optimizer.param_groups'",
+            "did you mean optimizer.groups=[]?",
+        ),
+        (
+            ("optimizer._target_=torch.optim.RAdam", "optimizer.groups=[{match: 3}]"),
+            "optimizer.groups.0.match=3: must be a list",
+            "",
+        ),
         (
             (TORCH, "optimizer.decay_norms_and_biases=3"),
             "optimizer.decay_norms_and_biases=3: must be true or false",
