@@ -181,7 +181,7 @@ def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -
 def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue, problems: list[Problem]) -> None:
     tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
     wrong_groups = bool(problems)
-    for word in words.values:
+    for word in sorted(words.values, key=lambda word: not word.key_or_group.endswith("._target_")):
         key = word.key_or_group
         if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, *_BESIDE)):
             # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
@@ -196,6 +196,8 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
                 value = word.value()
                 merge = isinstance(value, dict) and OmegaConf.is_dict(OmegaConf.select(node, key))
                 OmegaConf.update(node, key, value, merge=merge, force_add=True)
+                if key.endswith("._target_"):  # decides which other keys there are
+                    tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             problems.append(Problem(f"{word.input_line}: {first_line(error)}"))
 

@@ -82,6 +82,9 @@ def test_a_key_of_another_model_is_passed_to_a_function_that_takes_any_keywords(
     assert caught.value.hint == "set +model.depth=3 to pass it to keyword_models.picky"
     config = compose([*own, "+model.depth=3"], config_dirs=[tmp_path / "mine"])
     assert config.model.arguments == {"depth": 3}
+    with pytest.raises(ConfigError, match=r"unknown key 'model\.depth'") as caught:
+        compose(["model.depth=3", *words("picky")])
+    assert caught.value.hint == "set +model.depth=3 to pass it to keyword_models.picky"
 
 
 def test_a_function_typed_as_the_target_is_answered_once_for_all_keys_of_the_model_it_replaces():

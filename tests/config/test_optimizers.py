@@ -88,6 +88,11 @@ def own(tmp_path, monkeypatch):
     return composed
 
 
+def test_keys_of_a_class_that_is_typed_as_the_target_need_no_plus():
+    words = ("optimizer.eps=0.5", "optimizer._target_=torch.optim.RAdam", "~optimizer.momentum", "~optimizer.nesterov")
+    assert rule_of(*words).arguments["eps"] == 0.5
+
+
 def test_a_class_or_function_of_ones_own(own):
     rule = own("Signs", "optimizer.momentum=0.5", keys="lr: 0.25\n").optimizer.build()
     assert (rule.name, rule.lr, rule.arguments) == ("signs_of_mine.Signs", 0.25, {"lr": 0.25, "momentum": 0.5})
