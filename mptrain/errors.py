@@ -268,6 +268,12 @@ def either(words: Sequence[str]) -> str:
     return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 
 
+def instance(value: object) -> str:
+    """Return the name of a value's type with its article, for a message: ``an int``, ``a list``."""
+    name = type(value).__name__
+    return f"a{'n' * (name[0] in 'aeioAEIO')} {name}"
+
+
 def _parts(name: str) -> list[str]:
     """Split a name into its parts, in lower case."""
     return re.findall(r"[^\W_]+", name.lower())

@@ -144,7 +144,8 @@ def read_flags(words: Sequence[str]) -> Flags:
             meant = flag_hint(word, value or "VALUE")
             problems.append(Problem(f"unknown option '{word}'", _hint(word, meant)))
             if value:
-                meant_words += [one for one in meant.split() if "=" in one and not meant.startswith("mptrain")]
+                sentence = meant.startswith("mptrain") or ", " in meant
+                meant_words += [one for one in meant.split() if "=" in one and not sentence]
     flags = training_flags(found, overrides, multirun=[one for one in found if one in alone[:2]][-1:] == ["--multirun"])
     if problems:
         raise ConfigError([*problems, *([] if flags.multirun else _problems_of(flags, [*overrides, *meant_words]))])

@@ -8,12 +8,12 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mptrain import __version__
 from mptrain.cli.messages import supports_colour
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, Entry
+from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
 
@@ -175,10 +175,11 @@ def _group_help(group: str, catalogue: Catalogue, width: int) -> str:
     title = f"{group}: {comment}" if comment else group
     first = next(iter(catalogue.groups[group]))
     keys = f"mptrain list {group} shows their keys and defaults; mptrain help {first} shows those of one option"
-    return "\n".join([_section(title, _columns(rows, width)), "", keys])
+    shared = [_keys_help(f"every {group}", SHARED[group], width), ""] if group in SHARED else []
+    return "\n".join([_section(title, _columns(rows, width)), "", *shared, keys])
 
 
-def _keys_help(name: str, entries: list[Entry], width: int) -> str:
+def _keys_help(name: str, entries: Sequence[Entry], width: int) -> str:
     rows = [(f"{entry.key}={entry.value}", entry.comment) for entry in entries]
     if name == entries[0].key:
         return "\n".join(_columns(rows, width)).lstrip()

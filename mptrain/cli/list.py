@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from mptrain.cli.command_line import read_flags
 from mptrain.cli.messages import line_width, supports_colour, without_control_characters
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, Entry, Option
+from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 #: Indentation of a text that starts on a new line because its head is too long.
@@ -46,7 +47,10 @@ def list_groups(words: list[str]) -> int:
     if not names:
         print(_overview(catalogue))
     elif names[0] in catalogue.groups:
-        print("\n\n".join(option_text(catalogue, option) for option in catalogue.groups[names[0]].values()))
+        texts = [option_text(catalogue, option) for option in catalogue.groups[names[0]].values()]
+        if shared := SHARED.get(names[0]):
+            texts.append("\n".join([_bold(f"every {names[0]}"), *_rows(shared)]))
+        print("\n\n".join(texts))
     elif names[0] == "recipes":
         _list_recipes()
     else:
@@ -98,11 +102,15 @@ def option_text(catalogue: Catalogue, option: Option) -> str:
     lines = [_bold(without_control_characters(f"{option.group}={option.name}")) + chosen]
     lines += [_beside("  ", words) for words in (option.summary, *_known(option)) if words]
     hidden = ("_target_", "model.defaults.")
-    rows = [
-        in_short(one) for one in option.entries if not (one.key.endswith(hidden[0]) or one.key.startswith(hidden[1]))
-    ]
+    shown = [one for one in option.entries if not (one.key.endswith(hidden[0]) or one.key.startswith(hidden[1]))]
+    return "\n".join([*lines, *_rows(shown)])
+
+
+def _rows(entries: Sequence[Entry]) -> list[str]:
+    """Return a line for each key, with its default and its comment."""
+    rows = [in_short(one) for one in entries]
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 2
-    return "\n".join([*lines, *(_beside(f"  {key.ljust(width)}  ", comment) for key, comment in rows)])
+    return [_beside(f"  {key.ljust(width)}  ", comment) for key, comment in rows]
 
 
 def _known(option: Option) -> list[str]:

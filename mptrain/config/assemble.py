@@ -14,8 +14,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mptrain.config.catalogue import Catalogue
-from mptrain.config.overrides import ParsedOverrides, check_key
+from mptrain.config.catalogue import SHARED, Catalogue
+from mptrain.config.overrides import ParsedOverrides, check_key, how_to_choose
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.section_checks import (
     HEADER,
@@ -35,7 +35,7 @@ from mptrain.masking import masked
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
 #: Keys of targets that are no arguments of them.
-_BESIDE = ("model.weights", "model.freeze", "model.facts", "optimizer.groups", "optimizer.layer_decay")
+_BESIDE = tuple(entry.key for entries in SHARED.values() for entry in entries)
 _FIELDS = tuple(key for name, schema in SECTIONS.items() for key in keys_of(name, schema))
 
 
@@ -75,7 +75,8 @@ def assemble(
     weights, told = _take_weights(targets, problems), _take_facts(targets, problems)
     freeze = _take_freeze(targets, problems)
     if not problems or _touches_targets(words):  # otherwise a mistyped key is reported only after importing torch
-        targets = _check_targets(targets, problems)
+        typed = {word.key_or_group for word in words.values}
+        targets = _check_targets(targets, dict.fromkeys(replaced, typed), catalogue, problems)
     engine = sections["train"].engine if sections["train"] else ""
     if sections["precision"] and "optimizer" in targets:
         problems += check_compatible(sections["precision"], targets["optimizer"], engine)
@@ -180,7 +181,7 @@ def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -
 def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue, problems: list[Problem]) -> None:
     tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
     wrong_groups = bool(problems)
-    for word in words.values:
+    for word in sorted(words.values, key=lambda word: not word.key_or_group.endswith("._target_")):
         key = word.key_or_group
         if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, *_BESIDE)):
             # With a wrong option, other files were merged than the user meant, so the key may belong to the right one.
@@ -195,6 +196,8 @@ def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue
                 value = word.value()
                 merge = isinstance(value, dict) and OmegaConf.is_dict(OmegaConf.select(node, key))
                 OmegaConf.update(node, key, value, merge=merge, force_add=True)
+                if key.endswith("._target_"):  # decides which other keys there are
+                    tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             problems.append(Problem(f"{word.input_line}: {first_line(error)}"))
 
@@ -300,7 +303,10 @@ def _take(targets: dict[str, Target], key: str) -> Any:
     return value
 
 
-def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
+def _check_targets(
+    targets: dict[str, Target], typed: Mapping[str, set[str]], catalogue: Catalogue, problems: list[Problem]
+) -> dict[str, Target]:
+    """Check all targets; ``typed`` has the typed keys for each group whose target an override has replaced."""
     checked = {}
     data = targets.get("dataset")
     # A data set that is not mptrain's may have facts that only `build` can find out.
@@ -309,7 +315,14 @@ def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[
         try:
             checked[group] = check_target(target, group, other_facts=own_data and group in ("model", "task"))
         except ConfigError as error:
-            problems.extend(error.problems)
+            keys = {problem: ".".join(problem.key.split(".")[:2]) for problem in error.problems if problem.key}
+            left = {problem: key for problem, key in keys.items() if group in typed and key not in typed[group]}
+            problems += [problem for problem in error.problems if problem not in left]
+            if left:
+                stale = dict.fromkeys(left.values())
+                what = f"{group}._target_={target.path} does not take {', '.join(stale)} of the chosen {group}"
+                hint = f"{how_to_choose(target.path, group, catalogue)}; or add {' '.join(f'~{key}' for key in stale)}"
+                problems.append(Problem(what, hint))
     return checked
 
 

@@ -43,7 +43,7 @@ from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner, Plan
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
-from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
+from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, instance, out_of_memory
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.freezing import freeze
 from mptrain.optimizer.parameter_groups import (
@@ -233,7 +233,7 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
             "--traceback shows where it failed",
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{config.model.path} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"{config.model.path} returned {instance(model)}, not a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ConfigError(
             f"{config.model.path} returned a model whose parameter {lazy[0]} has no shape yet",

@@ -17,7 +17,7 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
-from mptrain.errors import CheckpointError, ConfigError, Problem
+from mptrain.errors import CheckpointError, ConfigError, Problem, instance
 from mptrain.files import read_text
 from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.runlog import open_run
@@ -207,7 +207,7 @@ def _what_goes_together(config: Config, group: str) -> str:
 def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:
     if missing:
         raise ConfigError(
-            f"{group}: {target.path} returned a {type(part).__name__} without {', '.join(missing)}",
+            f"{group}: {target.path} returned {instance(part)} without {', '.join(missing)}",
             f"see the protocol of a {group} in {protocol}",
         )
 

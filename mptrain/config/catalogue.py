@@ -48,6 +48,20 @@ class Entry:
     comment: str
 
 
+#: Keys that every option of a group has besides those in its file.
+SHARED = {
+    "model": (
+        Entry("model.weights", "null", "initial weights: a weights file, or a run"),
+        Entry("model.freeze", "[]", "patterns of parameters that are not trained, such as [conv1.*,layer1.*]"),
+        Entry("model.facts", "null", "facts of the data set for a function with **kwargs, such as [num_classes]"),
+    ),
+    "optimizer": (
+        Entry("optimizer.groups", "[]", 'own rates and decays: [{match: "head.*", lr_factor: 10, weight_decay: 0}]'),
+        Entry("optimizer.layer_decay", "null", "factor of the rate from one layer to the one before, above 0, up to 1"),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of a configuration group: one YAML file, such as ``model/resnet50.yaml``.
@@ -152,8 +166,9 @@ class Catalogue:
         self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
 
     def root_entries(self) -> tuple[Entry, ...]:
-        """Return the keys of the top-level file that have a value, without its defaults list."""
-        return self.root.entries if self.root else ()
+        """Return the keys of the top-level file that have a value, without its defaults list, and those of `SHARED`."""
+        shared = (entry for group in SHARED if group in self.groups for entry in SHARED[group])
+        return (*(self.root.entries if self.root else ()), *shared)
 
     def options(self, name: str) -> list[Option]:
         """Return the options with a given name; several if several groups have an option of that name.
@@ -193,7 +208,7 @@ class Catalogue:
         """
         group = key.split(".")[0]
         option = self.groups.get(group, {}).get(chosen.get(group, ""))
-        entries = option.entries if option else self.root_entries()
+        entries = (*(option.entries if option else ()), *self.root_entries())
         return next((entry.comment for entry in entries if entry.key == key), "")
 
     def comment(self, group: str) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mptrain.config.catalogue import SHARED
 from mptrain.config.section_checks import check_section
 from mptrain.config.targets import Target, is_allowed, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
@@ -18,7 +19,7 @@ from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
 from mptrain.optimizer.torch_rule import TorchRule, adapt, public_name, timm_optimizer, torch_optimizer
 
 #: Keys of every optimizer.
-GROUP_KEYS = ("groups", "layer_decay")
+GROUP_KEYS = tuple(entry.key.partition(".")[2] for entry in SHARED["optimizer"])
 
 #: Packages with optimizers of torch's interface only.
 _PACKAGES = ("torch.optim", "timm.optim")

@@ -17,10 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import SHARED, Catalogue
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
-from mptrain.config.synonyms import near_options, new_key, optimizer_named, torchvision_names, translate
-from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
+from mptrain.config.synonyms import model_named, near_options, new_key, optimizer_named, translate
+from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
@@ -240,7 +240,7 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         if path in _BY_NAME or not path.startswith("mptrain."):
             return None  # the signature of the class decides, when the target is checked
     parent = key.rpartition(".")[0]
-    inside = [name for name in known if name.rpartition(".")[0] == parent]
+    inside = [name for name in known if name.rpartition(".")[0] == parent or name.endswith(f".{key}")]
     if not isinstance(lookup(tree, parent), dict) and (guess := did_you_mean(key, inside)):
         return Problem(f"unknown key '{key}'", f"did you mean {guess}={show(override.value())}?")
     if (override.is_add() or override.is_force_add()) and open_ended and isinstance(lookup(tree, parent), dict):
@@ -254,11 +254,11 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
 def _meant(group: str, word: str, catalogue: Catalogue) -> str:
     """Return the hint for a word that is not an option of the group."""
     options = catalogue.groups[group]
-    own = _of_ones_own(group, word)
+    own = _of_ones_own(group, word, catalogue)
     if own:
         return own
-    if group == "model" and not any(word.lower() in name for name in options) and (names := torchvision_names(word)):
-        return f"did you mean model=torchvision model.name={either(names)}?"
+    if group == "model" and not any(word.lower() in name for name in options) and (words := model_named(word)):
+        return f"did you mean {words}?"
     if group == "optimizer" and word.lower() not in options and (words := optimizer_named(word)):
         return f"did you mean {words}?"
     guesses = near_options(group, word, list(options))
@@ -269,15 +269,30 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
     return f"{question} mptrain help {group} describes them" if guesses[1:] else question
 
 
-def _of_ones_own(group: str, word: str) -> str:
+def _of_ones_own(group: str, word: str, catalogue: Catalogue) -> str:
     """Return the hint for a path or a dotted name given as an option, which means code or data of the user's own."""
     if "/" in word or word.endswith((".yaml", ".yml", ".py")):
         if group == "dataset" and Path(word).expanduser().is_dir():
             return f"for images with one folder per class set dataset=image_folder dataset.root={word}"
         return f"for an option of your own, save it as DIR/{group}/NAME.yaml and write --config-dir DIR {group}=NAME"
     if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
-        return f"write {group}._target_={word}"
+        return how_to_choose(word, group, catalogue)
     return ""
+
+
+def how_to_choose(path: str, group: str, catalogue: Catalogue) -> str:
+    """Return the hint how to choose a class or function for a group: an option that finds it by name, or a file.
+
+    Args:
+        path: Dotted path of the class or function.
+        group: Name of the group, such as ``optimizer``.
+        catalogue: All groups and options.
+    """
+    package, name = path.split(".")[0], path.rpartition(".")[2]
+    if package in catalogue.groups[group]:
+        return f"write {group}={package} {group}.name={name}"
+    file = f"save DIR/{group}/NAME.yaml with '_target_: {path}' and its own keys"
+    return f"{file}, and write --config-dir DIR {group}=NAME (docs/bring-your-own.md)"
 
 
 def _options(catalogue: Catalogue, group: str) -> str:
@@ -304,11 +319,13 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
     """
     what = f"unknown key '{key}'"
     if new := new_key(key):
-        return Problem(f"{what}: renamed to {new} in 0.2", f"write {new}={show(value)}")
+        other = f", or {words}" if (words := translate(key, show(value))) else ""
+        return Problem(f"{what}: renamed to {new} in 0.2", f"write {new}={show(value)}{other}")
     group = key.split(".")[0]
     if group == "learners" and (guess := did_you_mean(key, known_keys(tree, key))):
         return Problem(what, f"did you mean {guess}={show(value)}?")
-    if elsewhere := catalogue.options_with(key):
+    ours = str(lookup(tree, f"{group}._target_", "mptrain.")).startswith("mptrain.")
+    if ours and (elsewhere := catalogue.options_with(key)):
         usual = catalogue.defaults.get(group)
         names = [f"{group}={option.name}" for option in sorted(elsewhere, key=lambda option: option.name != usual)]
         chosen = " or ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} or one of {len(names) - 3} more"
@@ -382,13 +399,13 @@ def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
     yield f"learners.{name}.clip_norm"
     for group in LEARNER_GROUPS:
         yield f"learners.{name}.{group}"
-        more = ("groups", "layer_decay") if group == "optimizer" else ()
-        for argument in (*(tree.get(group) or {}), *more):
+        for argument in (*(tree.get(group) or {}), *(one.key.partition(".")[2] for one in SHARED.get(group, ()))):
             yield f"learners.{name}.{group}.{argument}"
 
 
 def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
     keys = [name for name in leaves(tree) if not name.endswith("_target_") and not name.startswith("model.defaults.")]
+    keys += [entry.key for entries in SHARED.values() for entry in entries]
     section, _, last = key.rpartition(".")
     if not section:
         tops = [*catalogue.groups, *(name for name in tree if not isinstance(tree[name], dict))]
@@ -424,6 +441,8 @@ def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any
         accepted, open_ended = parameters(resolve(path, allow))
     except ConfigError:
         return f"set {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
+    if name in accepted and name in DATA_FACTS and key.split(".")[0] in ("model", "task"):
+        return f"leave it out: the data set determines it; +{key}={show(value)} passes another value"
     if open_ended or name in accepted:
         return f"{write} to pass it to {path}"
     for known, inner in parent.items():

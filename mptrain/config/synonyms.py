@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.config import location
-from mptrain.errors import did_you_mean, near_names
+from mptrain.errors import did_you_mean, either, near_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mptrain.config.catalogue import Catalogue
 
 #: Maps keys of 0.1 to their current names.
@@ -74,8 +76,16 @@ _KEYS = {
     "train.accumulate": "accumulate_grad_batches gradient_accumulation_steps accumulation_steps grad_accum",
     "train.clip_norm": "max_grad_norm gradient_clip_val grad_clip clip_grad clip_grad_norm clip",
     "train.ema_decay": "ema",
-    "train.early_stopping.patience": "early_stopping_patience",
+    "train.early_stopping.patience": "early_stopping_patience patience",
     "schedule.warmup": "warmup_steps num_warmup_steps",
+    "schedule.warmup=UPDATES, which counts updates, not epochs": "warmup_epochs num_warmup_epochs",
+    "optimizer.groups": "param_groups parameter_groups",
+    """optimizer.groups='[{match: "*.bias", weight_decay: 0}]', or decay_norms_and_biases=false, the default""": (
+        "no_decay no_weight_decay"
+    ),
+    "model.freeze": "frozen freeze_layers frozen_layers",
+    "model.weights": "checkpoint ckpt checkpoint_path weights_path",
+    "dataset.val_share": "val_split val_fraction validation_split val_share",
     "distributed.procs": "gpus num_gpus n_gpu devices nproc_per_node num_processes world_size",
     "dataset.workers": "num_workers dataloader_num_workers",
     "checkpoint.every_epochs": "save_every save_interval",
@@ -237,14 +247,44 @@ def torchvision_names(word: str) -> list[str]:
     Returns:
         The classifier of this name, or else those that begin with it; empty for fewer than three characters.
     """
+    return _registered("torchvision", word)
+
+
+def model_named(word: str) -> str:
+    """Return the overrides of the network of torchvision, timm or transformers that a word names; or empty text.
+
+    Files of these packages are read, not imported.
+
+    Args:
+        word: Name of a network, or the beginning of names; of transformers, a whole name of an architecture.
+    """
+    for package in ("torchvision", "timm"):
+        if names := _registered(package, word):
+            return f"model={package} model.name={either(names)}"
+    text = "".join(_sources("transformers", "models/auto/modeling_auto.py"))
+    for option, task in (("sequence_classifier", "MASKED_LM"), ("causal_lm", "CAUSAL_LM")):
+        table = re.search(rf"^MODEL_FOR_{task}_MAPPING_NAMES = .*?^\)", text, re.MULTILINE | re.DOTALL)
+        for name in re.findall(r'\("([\w-]+)", ', table[0]) if table else ():
+            if _plain(name) == _plain(word):
+                return f"model={option} model.name={name}"
+    return ""
+
+
+def _registered(package: str, word: str) -> list[str]:
+    """Return the registered networks of torchvision or timm with a name, or else those whose names begin with it."""
     name = word.lower()
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or not name.isidentifier() or len(name) < 3:
+    if not name.isidentifier() or len(name) < 3:
         return []
-    builder = re.compile(rf"^@register_model\(.*\n(?:@.*\n)*def ({name}\w*)\(", re.MULTILINE)
-    files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
-    names = [found for file in files for found in builder.findall(file.read_text(encoding="utf-8"))]
+    builder = re.compile(rf"^@register_model\b.*\n(?:@.*\n)*def ({name}\w*)\(", re.MULTILINE)
+    names = [found for text in _sources(package, "models/*.py") for found in builder.findall(text)]
     return [name] if name in names else names
+
+
+def _sources(package: str, pattern: str) -> Iterator[str]:
+    """Yield the texts of the files of a package that match a pattern, in order; none if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    for path in sorted(Path(spec.origin).parent.glob(pattern)) if spec and spec.origin else ():
+        yield path.read_text(encoding="utf-8")
 
 
 def optimizer_named(word: str) -> str:
@@ -258,9 +298,7 @@ def optimizer_named(word: str) -> str:
         "timm": ("optim/_optim_factory.py", r"^ +name='(\w+)',"),
     }
     for package, (file, pattern) in places.items():
-        spec = importlib.util.find_spec(package)
-        path = Path(spec.origin).parent / file if spec and spec.origin else None
-        known = re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) if path and path.is_file() else []
+        known = [name for text in _sources(package, file) for name in re.findall(pattern, text, re.MULTILINE)]
         if name := next((name for name in known if name != "Optimizer" and _plain(name) == _plain(word)), ""):
             return f"optimizer={package} optimizer.name={name}"
     return ""

@@ -17,9 +17,10 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.synonyms import new_target, torchvision_names
+from mptrain.config.catalogue import SHARED
+from mptrain.config.synonyms import new_target, torchvision_names, translate
 from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
-from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, either, near_names, out_of_memory
+from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, either, instance, near_names, out_of_memory
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,13 +220,16 @@ class Target:
         accepted, open_ended = parameters(target)
         problems: list[Problem] = []
         converted: dict[str, Any] = {}
+        facts = FACTS.get(group.rpartition(".")[2], ())
+        takes = f"it takes {', '.join(name for name in accepted if name not in facts) or 'nothing'}"
         for name, value in self.arguments.items():
             if name not in accepted:
                 if not open_ended:
-                    guess = did_you_mean(name, accepted)
-                    takes = f"it takes {', '.join(accepted) or 'nothing'}"
-                    hint = f"did you mean {group}.{guess}={show(value)}?" if guess else takes
-                    problems.append(Problem(f"unknown key '{group}.{name}': {self.path} has no such argument", hint))
+                    guess = did_you_mean(name, [known for known in accepted if known not in facts])
+                    meant = _shared(group, name, value) or (f"{group}.{guess}={show(value)}" if guess else "")
+                    hint = f"did you mean {meant}?" if meant else takes
+                    what = f"unknown key '{group}.{name}': {self.path} has no such argument"
+                    problems.append(Problem(what, hint, f"{group}.{name}"))
                 converted[name] = value
                 continue
             annotation = accepted[name].annotation
@@ -235,14 +239,13 @@ class Target:
                 value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
             )
         for name in () if open_ended else {*(self.facts or ())} - {*accepted}:
-            takes = f"it takes {', '.join(accepted) or 'nothing'}"
             problems.append(Problem(f"{group}.facts names {name}, but {self.path} has no such argument", takes))
-        facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         missing = [name for name in missing if name not in (self.facts or ())]
         for name in () if other_facts else missing:
             passed = f"; the data set passes {', '.join(facts)} by name" if group in ("model", "task") else ""
-            hint = f"set {group}.{name}=VALUE{passed}"
+            sign = "+" * (group in ("model", "task", "dataset"))
+            hint = f"set {sign}{group}.{name}=VALUE{passed}"
             problems.append(Problem(f"{group}.{name} is required by {self.path}", hint))
         if problems:
             raise ConfigError(problems)
@@ -257,6 +260,12 @@ class Target:
                 raise ConfigError(f"{group}: {error}") from error
         frozen = made is not None and typing.cast("Any", target).__dataclass_params__.frozen
         return dataclasses.replace(self, arguments=converted, made=made if frozen else None)
+
+
+def _shared(group: str, name: str, value: Any) -> str:
+    """Return the override that another framework's name of a key of every option of the group means; or empty text."""
+    words = translate(name, show(value))
+    return words if words.startswith(tuple(entry.key for entry in SHARED.get(group, ()))) else ""
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
@@ -295,7 +304,7 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         )
     target = getattr(module, name)
     if not (inspect.isclass(target) or inspect.isfunction(target)):
-        raise ConfigError(f"_target_ '{path}' is a {type(target).__name__}, not a class or function")
+        raise ConfigError(f"_target_ '{path}' is {instance(target)}, not a class or function")
     home = f"{target.__module__}.{target.__qualname__}"
     if not is_allowed(home, allow):
         raise ConfigError(

@@ -156,7 +156,8 @@ def describe(annotation: Any) -> str:
             return item.text
     origin, arguments = get_origin(base), get_args(base)
     if origin in (Union, types.UnionType):
-        return ", or ".join(describe(argument) for argument in arguments)
+        words = [describe(argument) for argument in arguments]
+        return ", or ".join([word for word in words if not word.startswith("of type ")] or words)
     if origin is Literal:
         words = [show(argument) for argument in arguments]
         return " or ".join(([", ".join(words[:-1])] if words[1:] else []) + words[-1:])

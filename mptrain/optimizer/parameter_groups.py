@@ -174,8 +174,8 @@ def describe_options(options: Iterable[ParameterOptions]) -> str:
     """Describe in one line the learning rates and weight decays of all trained parameters, for the user."""
     known = list(options)
     factors, decays = (sorted({one[index] for one in known}) for index in (0, 1))
-    rates = f"{len(factors)} learning rates, {factors[0]:.3g} to {factors[-1]:.3g} of the schedule's"
+    rates = f"{len(factors)} learning rates, x{factors[0]:.3g} to x{factors[-1]:.3g} of the schedule's"
     if len(factors) == 1:
-        rates = f"one learning rate, {factors[0]:.3g} of the schedule's"
+        rates = f"learning rate x{factors[0]:.3g}"
     shown = ", ".join(f"{decay:.3g}" for decay in decays)
     return f"{rates}; weight decay{'s' if decays[1:] else ''} {shown}"

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError, did_you_mean
+from mptrain.errors import ConfigError, did_you_mean, instance
 from mptrain.extras import load_extra
 
 #: Makes an optimizer of groups of parameters, as torch.optim's classes do.
@@ -88,7 +88,7 @@ def adapt(kind: OptimizerClass, arguments: Mapping[str, Any], *, decay_norms_and
         ) from error
     if not isinstance(trial, torch.optim.Optimizer):
         raise ConfigError(
-            f"{public_name(kind)} returned a {type(trial).__name__}, not a torch.optim.Optimizer",
+            f"{public_name(kind)} returned {instance(trial)}, not a torch.optim.Optimizer",
             "name a class or function that returns one",
         )
     name, defaults = public_name(type(trial)), trial.defaults

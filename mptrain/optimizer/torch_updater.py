@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mptrain.device import capabilities
-from mptrain.errors import ConfigError, out_of_memory
+from mptrain.errors import ConfigError, instance, out_of_memory
 from mptrain.numerics.shards import as_part_of, is_sharded, part_for
 from mptrain.optimizer.torch_rule import TorchRule, public_name
 from mptrain.torch_private import foreach_div, fused_step, skips_on_device
@@ -333,7 +333,7 @@ class TorchUpdater:
             return type(value)([self._plain(key, item) for item in value])
         if type(value) in (str, int, float, bool, type(None)):
             return value
-        raise self._unsaved(f"a {type(value).__name__} in '{key}'")
+        raise self._unsaved(f"{instance(value)} in '{key}'")
 
     def _unsaved(self, what: str) -> ConfigError:
         return ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mptrain.errors import ConfigError, either, near_names
+from mptrain.errors import ConfigError, either, instance, near_names
 from mptrain.extras import load_extra
 
 #: Arguments of schedulers that are the length of the run, in steps of the scheduler, unless the user gives them.
@@ -142,7 +142,7 @@ class SteppedSchedule:
             refuse_scheduler(type(scheduler))
         if not hasattr(scheduler, "step") or getattr(scheduler, "optimizer", None) is not optimizer:
             raise ConfigError(
-                f"schedule: {self.name} returned a {type(scheduler).__name__}, not a scheduler of the given optimizer",
+                f"schedule: {self.name} returned {instance(scheduler)}, not a scheduler of the given optimizer",
                 "return an LRScheduler of torch or a Scheduler of timm",
             )
         return scheduler

@@ -32,6 +32,11 @@ def test_flags_that_ask_hydra_to_show_something_are_noticed():
             "unknown option '--train.epochs=3'",
             "did you mean train.epochs=3? KEY=VALUE takes no leading dashes",
         ),
+        (
+            ["--warmup-epochs", "2"],
+            "unknown option '--warmup-epochs'",
+            "did you mean schedule.warmup=UPDATES, which counts updates, not epochs? KEY=VALUE takes no leading dashes",
+        ),
         (["-x"], "unknown option '-x'", "configuration is KEY=VALUE; mptrain --help shows the options"),
         (
             ["--config-path", "x"],

@@ -214,7 +214,7 @@ def test_a_folder_of_ones_own_adds_its_groups_and_options(tmp_path):
     (tmp_path / "own" / "model" / "mine.yaml").write_text("# My own.\n_target_: mine.Net\nwidth: 3\n")
     assert offered("--config-dir o") == ["own/"]
     assert offered("--config-dir=own model=mi") == ["model=mine"]
-    assert offered("--config-dir own model=mine model.") == ["model.width="]
+    assert offered("--config-dir own model=mine model.w") == ["model.weights=", "model.width="]
     assert "mine" not in offered("model=")
 
 

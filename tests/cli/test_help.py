@@ -2,7 +2,8 @@ from loops import each
 
 from mptrain.cli import main as main_module
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import SHARED, Catalogue
+from mptrain.config.compose import compose
 
 
 def test_help_names_every_command_group_option_key_and_exit_code(terminal):
@@ -78,6 +79,17 @@ def test_help_about_options_keys_sections_and_sweeps(terminal):
     assert "  train.batch_size=32 " in terminal.out
     assert terminal("help", "sweep") == 0
     assert terminal.out.startswith("usage: mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]\n")
+
+
+@each("entry", [entry for entries in SHARED.values() for entry in entries])
+def test_a_key_of_every_option_of_a_group_is_explained(terminal, entry):
+    line, group = f"{entry.key}={entry.value}", entry.key.partition(".")[0]
+    assert terminal("help", entry.key) == 0
+    assert terminal.out == f"{line}  {entry.comment}\n"
+    for words in (("help", group), ("list", group)):
+        assert terminal(*words) == 0
+        assert terminal.out.count(line) == 1
+    assert compose([line])
 
 
 def test_help_about_several_things_shows_each(terminal):

@@ -260,7 +260,15 @@ FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptra
             "model=mobilenet_v",
             "did you mean model=torchvision model.name=mobilenet_v2, mobilenet_v3_large or mobilenet_v3_small?",
         ),
-        ("model=mine.Net", "write model._target_=mine.Net"),
+        (
+            "model=mine.Net",
+            "save DIR/model/NAME.yaml with '_target_: mine.Net' and its own keys, and write --config-dir DIR model=NAME "
+            "(docs/bring-your-own.md)",
+        ),
+        ("optimizer=torch.optim.RAdam", "write optimizer=torch optimizer.name=RAdam"),
+        ("model=resnet10t", "did you mean model=timm model.name=resnet10t?"),
+        ("model=GPT-2", "did you mean model=causal_lm model.name=gpt2?"),
+        ("model=bert", "did you mean model=sequence_classifier model.name=bert?"),
         (
             "model=./net.yaml",
             "for an option of your own, save it as DIR/model/NAME.yaml and write --config-dir DIR model=NAME",
@@ -295,6 +303,24 @@ def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
         ("resume=true", "did you mean mptrain resume last?"),
         ("resume=outputs/x", "did you mean mptrain resume outputs/x?"),
         ("device=gpu", "did you mean device=cuda?"),
+        ("train.val_split=0.1", "did you mean dataset.val_share=0.1?"),
+        ("early_stopping.patience=2", "did you mean train.early_stopping.patience=2?"),
+        ("train.patience=2", "write train.max_consecutive_overflows=2, or train.early_stopping.patience=2"),
+        ("schedule.warmup_epochs=1", "did you mean schedule.warmup=UPDATES, which counts updates, not epochs?"),
+        (
+            "optimizer.no_decay=[bias]",
+            "did you mean optimizer.groups='[{match: \"*.bias\", weight_decay: 0}]', or "
+            "decay_norms_and_biases=false, the default?",
+        ),
+        ("optimizer.param_groups=[]", "did you mean optimizer.groups=[]?"),
+        ("optimizer.group=[]", "did you mean optimizer.groups=[]?"),
+        ("model.frozen=[conv1]", "did you mean model.freeze=[conv1]?"),
+        ("model.checkpoint=x.pt", "did you mean model.weights=x.pt?"),
+        ("model.num_classes=5", "leave it out: the data set determines it; +model.num_classes=5 passes another value"),
+        (
+            "optimizer._target_=torch.optim.RAdam",
+            "write optimizer=torch optimizer.name=RAdam; or add ~optimizer.momentum ~optimizer.nesterov",
+        ),
         ("log.every=5", "log has ring, seconds, lines, stall_report_after"),
     ],
 )

@@ -17,6 +17,12 @@ def picky(**kwargs):
         raise TypeError(f"unexpected keywords {sorted(kwargs)}")
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
+def strict(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+def wide(width, num_classes):
+    return strict(num_classes)
+
 def renamed(n_classes, **kwargs):
     return nn.Sequential(nn.Flatten(), nn.Linear(kwargs["chans"] * 64, n_classes))
 
@@ -65,6 +71,33 @@ def test_facts_that_the_data_set_lacks_and_values_that_are_none_are_refused():
     for wrong in ("3", "[1]", "{n_classes: 3}"):
         with pytest.raises(ConfigError, match=r"model.facts=.*: must be a list of facts"):
             compose(words("needy", f"model.facts={wrong}"))
+
+
+def test_a_key_of_another_model_is_passed_to_a_function_that_takes_any_keywords(tmp_path):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "any.yaml").write_text("_target_: keyword_models.picky\n")
+    own = ["model=any", "extensions.allow=[keyword_models]"]
+    with pytest.raises(ConfigError) as caught:
+        compose([*own, "model.depth=3"], config_dirs=[tmp_path / "mine"])
+    assert caught.value.hint == "set +model.depth=3 to pass it to keyword_models.picky"
+    config = compose([*own, "+model.depth=3"], config_dirs=[tmp_path / "mine"])
+    assert config.model.arguments == {"depth": 3}
+    with pytest.raises(ConfigError, match=r"unknown key 'model\.depth'") as caught:
+        compose(["model.depth=3", *words("picky")])
+    assert caught.value.hint == "set +model.depth=3 to pass it to keyword_models.picky"
+
+
+def test_a_function_typed_as_the_target_is_answered_once_for_all_keys_of_the_model_it_replaces():
+    with pytest.raises(ConfigError) as caught:
+        compose(words("strict")[1:])
+    [problem] = caught.value.problems
+    assert problem.what == "model._target_=keyword_models.strict does not take model.widths of the chosen model"
+    assert "save DIR/model/NAME.yaml with '_target_: keyword_models.strict'" in problem.hint
+    assert problem.hint.endswith("; or add ~model.widths")
+    assert compose(words("strict")).model.path == "keyword_models.strict"
+    with pytest.raises(ConfigError) as caught:
+        compose(words("wide"))
+    assert caught.value.hint.startswith("set +model.width=VALUE; the data set passes num_classes")
 
 
 def test_keys_below_an_empty_mapping_of_a_model_are_open_and_others_are_not():

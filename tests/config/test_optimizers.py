@@ -88,6 +88,11 @@ def own(tmp_path, monkeypatch):
     return composed
 
 
+def test_keys_of_a_class_that_is_typed_as_the_target_need_no_plus():
+    words = ("optimizer.eps=0.5", "optimizer._target_=torch.optim.RAdam", "~optimizer.momentum", "~optimizer.nesterov")
+    assert rule_of(*words).arguments["eps"] == 0.5
+
+
 def test_a_class_or_function_of_ones_own(own):
     rule = own("Signs", "optimizer.momentum=0.5", keys="lr: 0.25\n").optimizer.build()
     assert (rule.name, rule.lr, rule.arguments) == ("signs_of_mine.Signs", 0.25, {"lr": 0.25, "momentum": 0.5})
@@ -123,7 +128,21 @@ def test_a_class_or_function_of_ones_own(own):
             "torch.optim.RAdam rejects its arguments: ValueError",
             "it takes lr, betas",
         ),
-        ((TORCH, "optimizer.lr=fast"), "optimizer.lr=fast: must be a number", ""),
+        (
+            (TORCH, "optimizer.nothing=1"),
+            "unknown key 'optimizer.nothing': torch.optim.RAdam has",
+            "it takes lr, betas",
+        ),
+        (
+            (TORCH, "optimizer.param_groups=[]"),
+            "unknown key 'optimizer.param_groups'",
+            "did you mean optimizer.groups=[]?",
+        ),
+        (
+            ("optimizer._target_=torch.optim.RAdam", "optimizer.groups=[{match: 3}]"),
+            "optimizer.groups.0.match=3: must be a list",
+            "",
+        ),
         (
             (TORCH, "optimizer.decay_norms_and_biases=3"),
             "optimizer.decay_norms_and_biases=3: must be true or false",

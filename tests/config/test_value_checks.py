@@ -91,6 +91,9 @@ WORDS = [
     (Annotated[int, MultipleOf(8)], "a whole number, a multiple of 8"),
     (Annotated[tuple[int, ...], MinLen(1)], "a list, each entry a whole number, with at least 1 of them"),
     (dict[str, int], "a mapping"),
+    (float | pytest.Item, "a number"),
+    (pytest.Item | None, "null"),
+    (pytest.Item, "of type Item"),
 ]
 
 

@@ -241,6 +241,7 @@ def test_both_need_validation_data(monkeypatch):
         "train.early_stopping needs validation data, and digits has none",
         "schedule needs validation data, and digits has none",
     ]
+    assert "dataset.val_share=0.1" in refused.value.hint
     assert "train.early_stopping=null" in refused.value.hint
 
 

@@ -300,6 +300,8 @@ class Odd(torch.optim.SGD):
         parameter = self.param_groups[0]["params"][0]
         if self.wrong == "set":
             self.state[parameter]["seen"] = {1, 2}
+        if self.wrong == "object":
+            self.state[parameter]["seen"] = object()
         if self.wrong == "global":
             self.state["all"]["count"] = 1
         if self.wrong == "fails":
@@ -310,6 +312,7 @@ class Odd(torch.optim.SGD):
     ("wrong", "said"),
     [
         ("set", "keeps a set in 'seen', which a checkpoint cannot hold"),
+        ("object", "keeps an object in 'seen', which a checkpoint cannot hold"),
         ("global", "keeps state that belongs to no parameter, which a checkpoint cannot hold"),
         ("fails", "fails in an update: IndexError: no third dimension"),
     ],
