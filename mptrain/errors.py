@@ -120,6 +120,10 @@ class DataError(MptrainError):
     exit_code = EXIT_DATA
 
 
+class UnusableSample(DataError):
+    """Error for a file or sample that training cannot use; ``mptrain doctor`` lists all such files of a data set."""
+
+
 class StorageError(MptrainError):
     """Error of the run directory: it cannot be created, written, locked or parsed."""
 

@@ -162,7 +162,7 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives())),
+        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives()), *_batch_notes(config, dataset)),
         warnings=warnings,
         comm=comm,
         blank=blank,
@@ -285,6 +285,14 @@ def build_loaders(
         name: make(split, shuffle=False) for name, split in (("val", dataset.val), ("test", dataset.test)) if split
     }
     return loaders
+
+
+def _batch_notes(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return a sentence if a batch is larger than the training split, or nothing."""
+    size, samples = config.train.batch_size, len(dataset.train)
+    if size <= samples or config.train.one_batch:
+        return ()
+    return (f"train.batch_size={size} is more than the {samples:,} training samples: an epoch is one step with all",)
 
 
 def _build_learners(
