@@ -7,6 +7,7 @@
     ├── EnvironmentRefused (3)  this machine does not support the request
     ├── NumericsError (4)       training cannot continue: only overflows, or a diverged loss
     ├── DataError (6)           data missing, damaged or inconsistent with the model
+    │   └── UnusableSample (6)  a file or sample that training cannot use
     ├── StorageError (6)        run directory, records or disk
     │   ├── CheckpointError (6) no usable checkpoint
     │   └── OlderLayout (6)     written by an older mptrain in a format that is no longer read
