@@ -7,6 +7,7 @@
     ├── EnvironmentRefused (3)  this machine does not support the request
     ├── NumericsError (4)       training cannot continue: only overflows, or a diverged loss
     ├── DataError (6)           data missing, damaged or inconsistent with the model
+    │   └── UnusableSample (6)  a file or sample that training cannot use
     ├── StorageError (6)        run directory, records or disk
     │   ├── CheckpointError (6) no usable checkpoint
     │   └── OlderLayout (6)     written by an older mptrain in a format that is no longer read
@@ -118,6 +119,10 @@ class DataError(MptrainError):
     """Error in the training or evaluation data: missing, damaged, or inconsistent with the model."""
 
     exit_code = EXIT_DATA
+
+
+class UnusableSample(DataError):
+    """Error for a file or sample that training cannot use; ``mptrain doctor`` lists all such files of a data set."""
 
 
 class StorageError(MptrainError):

@@ -18,6 +18,7 @@ EXIT_CODES = {
     "EnvironmentRefused": 3,
     "NumericsError": 4,
     "DataError": 6,
+    "UnusableSample": 6,
     "StorageError": 6,
     "CheckpointError": 6,
     "OlderLayout": 6,

@@ -23,6 +23,8 @@ PROBLEMS, FILES_NAMED = 100, 10
 #: Maximum number of classes in the table; of more, the smallest and the largest ones are shown, half as many each.
 CLASSES = 40
 
+_SKIPPABLE = "fix or remove them; dataset.on_error=skip skips and counts unusable files"
+
 #: Number of picture sizes that are listed.
 _SIZES = 5
 
@@ -34,8 +36,8 @@ def doctor_data(config: Config) -> int:
         config: Validated configuration. Only its data set counts.
 
     Returns:
-        The exit code: 0, or 6 if training would stop at a file or files have the same pixels in several splits or
-        classes.
+        The exit code: 0, or 6 if training would stop at a file, the task needs more classes, or files have the same
+        pixels in several splits or classes.
 
     Raises:
         MptrainError: The data set cannot be built.
@@ -71,9 +73,10 @@ def data_lines(config: Config, report: DataReport) -> list[str]:
     left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
     of = f" of {report.files:,}, evenly spaced" if report.read < report.files else ""
     lines = [f"{_name(config)}: {wrong}{left_out}; {report.read:,} files read{of}"]
-    said = _each("found", report.stopping.items())
-    if count:
-        said.append(("hint: ", "fix or remove them; dataset.on_error=skip skips and counts unusable files"))
+    said: list[tuple[str, str]] = []
+    for hint in dict.fromkeys(report.hints.get(place, _SKIPPABLE) for place in report.stopping):
+        those = [one for one in report.stopping.items() if report.hints.get(one[0], _SKIPPABLE) == hint]
+        said += [*_each("found", those), ("hint: ", hint)]
     if leaks := [_same("splits", one.splits, one.names) for one in report.copies if one.leak]:
         hint = "remove all but one: an evaluation on training samples looks better than it is"
         said += [*_each("found", leaks), ("hint: ", hint)]

@@ -388,17 +388,15 @@ def _doctor(words: list[str]) -> int:
         )
         raise UsageError(f"unknown option '{unknown}'", "doctor checks one configuration: mptrain doctor KEY=VALUE ...")
     config = _composed(flags)
-    if any(word.startswith("dataset") for word in flags.overrides) and all(map(_is_about_data, flags.overrides)):
+    from mptrain.config.overrides import is_about_data
+
+    if any(word.startswith("dataset") for word in flags.overrides) and all(map(is_about_data, flags.overrides)):
         from mptrain.cli.doctor_data import doctor_data
 
         return doctor_data(config)
     from mptrain.cli.doctor_model import doctor_model
 
     return doctor_model(config)
-
-
-def _is_about_data(word: str) -> bool:
-    return word.lstrip("+~").partition("=")[0].partition(".")[0] in ("dataset", "extensions")
 
 
 def _completion(words: list[str]) -> int:

@@ -212,7 +212,7 @@ def _scale_path(scale: Mapping[str, float]) -> str:
     if not scale:
         return ""
     if scale["min"] == scale["max"]:
-        return f"{formatting.scale_with_power(scale['last'])} throughout"
+        return f"{formatting.scale_with_power(scale['last'])} in every step"
     path = f"{formatting.scale_with_power(scale['first'])} to {formatting.scale_with_power(scale['last'])}"
     if {scale["first"], scale["last"]} == {scale["min"], scale["max"]}:
         return path

@@ -170,7 +170,12 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.describe(), *schedule_notes(config, task.objectives(), planned)),
+        notes=(
+            *notes,
+            *fault.describe(),
+            *schedule_notes(config, task.objectives(), planned),
+            *_batch_notes(config, dataset),
+        ),
         warnings=warnings,
         comm=comm,
         blank=blank,
@@ -304,6 +309,14 @@ def build_loaders(
         name: make(split, shuffle=False) for name, split in (("val", dataset.val), ("test", dataset.test)) if split
     }
     return loaders
+
+
+def _batch_notes(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return a sentence if a batch is larger than the training split, or nothing."""
+    size, samples = config.train.batch_size, len(dataset.train)
+    if size <= samples or config.train.one_batch:
+        return ()
+    return (f"train.batch_size={size} is more than the {samples:,} training samples: an epoch is one step with all",)
 
 
 def _build_learners(

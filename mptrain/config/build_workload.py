@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from torch import nn
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import reload
+from mptrain.config.overrides import is_about_data
 from mptrain.config.schema import Config
 from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
-from mptrain.errors import CheckpointError, ConfigError, Problem, instance
+from mptrain.errors import CheckpointError, ConfigError, Problem, UnusableSample, instance
 from mptrain.files import read_text
 from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.runlog import open_run
@@ -49,10 +51,28 @@ def build_dataset(config: Config) -> Dataset:
         ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`).
         DataError: The data is missing or unusable.
     """
-    dataset: Dataset = config.dataset.build(**config.for_dataset())
+    try:
+        dataset: Dataset = config.dataset.build(**config.for_dataset())
+    except UnusableSample as error:
+        name_doctor(error, config)
+        raise
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
     _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/dataset.py")
     return dataset
+
+
+def name_doctor(error: BaseException, config: Config) -> None:
+    """Add the command that lists all unusable files at once to the hint of an error for one of them.
+
+    Args:
+        error: Any exception; only the hint of an `UnusableSample` is changed.
+        config: Configuration of the run, whose words for the data set the command repeats.
+    """
+    if isinstance(error, UnusableSample):
+        words = [word for word in config.overrides if is_about_data(word)]
+        if not any(word.startswith(("dataset=", "dataset._target_=")) for word in words):
+            words.insert(0, f"dataset={config.chosen['dataset']}")
+        error.hint += f"; list all such files: {shlex.join(['mptrain', 'doctor', *words])}"
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
@@ -104,11 +124,13 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
     missing += [fact for fact in told.values() if fact not in facts]
     if missing:
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
-        hints: dict[str, str] = getattr(dataset, "lacks", {})
+        lacks: dict[str, Problem] = getattr(dataset, "lacks", {})
+        known = [lacks[name] for name in missing if name in lacks]
+        why = "; ".join(problem.what for problem in known) or f"it has {', '.join(facts) or 'no facts'}"
         raise ConfigError(
             f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} "
-            f"does not have: it has {', '.join(facts) or 'no facts'}",
-            "; ".join(hints[name] for name in missing if name in hints) or _what_goes_together(config, group),
+            f"does not have: {why}",
+            "; ".join(problem.hint for problem in known) or _what_goes_together(config, group),
         )
 
 

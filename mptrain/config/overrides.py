@@ -48,6 +48,11 @@ _ABSENT = object()
 _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.chdir")]
 
 
+def is_about_data(word: str) -> bool:
+    """Return whether an override sets the data set, one of its keys, or the packages that may be called."""
+    return word.lstrip("+~").partition("=")[0].partition(".")[0] in ("dataset", "extensions")
+
+
 @dataclass(frozen=True)
 class ParsedOverrides:
     """The parsed ``KEY=VALUE`` overrides of a command line.

@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median_low
 
 import torch
 
-from mptrain.config.build_workload import build_dataset
+from mptrain.config.build_workload import build_dataset, require_facts
 from mptrain.config.schema import Config
+from mptrain.errors import ConfigError
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import checking
@@ -53,8 +55,10 @@ class DataReport:
     """Result of reading the samples of a data set before training.
 
     Attributes:
-        stopping: Problem of each file or sample that would stop training, by file name or sample index.
+        stopping: Problem of each file or sample that would stop training, by file name or sample index; also if the
+            data has too few classes for the task.
         skipped: Problem of each file or sample that training would skip, by file name or sample index.
+        hints: Advice on those of ``stopping`` that ``dataset.on_error=skip`` cannot leave out, by the same name.
         remarks: Modification of each file that training would use in modified form, by file name.
         read: Number of files read.
         files: Number of files in the data set.
@@ -64,11 +68,13 @@ class DataReport:
         surveys: Counts and lengths of the samples of each split.
         sizes: Number of files of each width and height in pixels, the most frequent first.
         copies: Groups of picture files with the same pixels.
-        warnings: Sentences that training would tell about the data, such as the number of files of other kinds.
+        warnings: Sentences that training would tell about the data, such as the number of files of other kinds, and one
+            if pictures are enlarged.
     """
 
     stopping: Mapping[str, str]
     skipped: Mapping[str, str]
+    hints: Mapping[str, str]
     remarks: Mapping[str, str]
     read: int
     files: int
@@ -119,12 +125,19 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
                     facts[part].append(one)
             read += len(chosen)
             remarks.update(split.faults.remarks)
+    if getattr(dataset, "lacks", {}):
+        try:
+            require_facts(config, "task", config.task, dataset)
+        except ConfigError as error:
+            what, _, why = str(error).partition(": ")
+            check.stopping[what], check.hints[what] = why, error.hint
     # Threads finish in any order.
     stopping, skipped, remarks = (dict(sorted(names.items())) for names in (check.stopping, check.skipped, remarks))
     labels = _label_names(dataset)
     return DataReport(
         stopping,
         skipped,
+        check.hints,
         remarks,
         read,
         files,
@@ -134,7 +147,18 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
         {part: _survey(split, facts[part]) for part, split in splits.items()},
         _sizes(facts),
         _copies(facts, labels),
-        tuple(getattr(dataset, "warnings", ())),
+        (*getattr(dataset, "warnings", ()), *_enlarged(dataset, facts)),
+    )
+
+
+def _enlarged(dataset: Dataset, facts: Mapping[str, list[FileFacts]]) -> tuple[str, ...]:
+    """Return a sentence if training enlarges the sides of half of the pictures at least twice, or nothing."""
+    sides, target = [min(one.size) for found in facts.values() for one in found], dataset.facts().get("image_size", 0)
+    if not sides or 2 * (side := median_low(sides)) > target:
+        return ()
+    return (
+        f"pictures are resized to {target}x{target}, and the median of their shorter sides is {side}: "
+        f"dataset.image_size={side} would keep that size",
     )
 
 

@@ -16,7 +16,7 @@ from mptrain.inspection.findings import Finding
 from mptrain.inspection.module_tensors import Outputs
 from mptrain.inspection.observations import CLOSE
 from mptrain.inspection.scale_check_findings import findings, wrong_gradients, wrong_outputs
-from mptrain.inspection.scale_check_observation import half_weights, inspect_step
+from mptrain.inspection.scale_check_observation import StepInspection, half_weights, inspect_step
 from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import dtype_name
@@ -26,6 +26,10 @@ from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.
 HIGHEST, SLOW = 24, 5.0
+
+#: Maximum number of values in all module outputs of the step; of larger batches, fewer samples are examined. The FP64
+#: passes take about 50 bytes for each value.
+MOST_VALUES = 2**27
 
 _FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)
 
@@ -79,20 +83,17 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     require_support(policy, resolve_device(config.device))
     form = FORMATS[policy.compute]
     tell(f"one step in {policy.name}")
-    parts, batch = _first_batch(config)
-    started = time.perf_counter()
-    inspection = inspect_step(parts, parts.prepare(batch), form)
-    step = 2 if time.perf_counter() - started > SLOW else 1
+    batch, inspection, seconds, fewer = _inspect_first_step(config, form)
+    step = 2 if seconds > SLOW else 1
     evidence = inspection.evidence
     if evidence.refused:
-        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
-    del parts  # one model at a time
+        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
     if not passes.is_finite(wide, wide.prepare(batch)):
         breaking = passes.breaking_operators(wide, wide.prepare(batch))
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
-        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
+        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
@@ -126,7 +127,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
-    notes = (*notes, *_near_the_top(reference, inspection.outputs, form))
+    notes = (*fewer, *notes, *_near_the_top(reference, inspection.outputs, form))
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
 
 
@@ -142,6 +143,32 @@ def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> t
         return ()
     share = f"{100 * largest / form.max:.0f} % of the largest {form.name} number: later steps may overflow"
     return (f"the output of {name or 'the model'} reaches {largest:.3g}, {share}",)
+
+
+def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspection, float, tuple[str, ...]]:
+    """Inspect the first step, with fewer samples if its module outputs have more than `MOST_VALUES` values.
+
+    Returns:
+        The batch, the result, the seconds that it took, and a note for the user if samples are left out.
+    """
+    parts, batch = _first_batch(config)
+    notes: tuple[str, ...] = ()
+    while True:
+        started = time.perf_counter()
+        inspection = inspect_step(parts, parts.prepare(batch), form)
+        seconds = time.perf_counter() - started
+        values = sum(one.numel() for tensors in inspection.outputs.values() for one in tensors)
+        count = min(-(-values // MOST_VALUES), batch.samples // (2 * parts.plan.accumulate))
+        if notes or count <= 1:
+            return batch, inspection, seconds, notes
+        whole, batch = batch.samples, batch.split(count)[0]
+        times = whole / batch.samples
+        notes = (
+            f"only {batch.samples} of the {whole} samples of a batch are examined, to save memory: gradients of "
+            f"outputs are {times:.3g} times as large as in training",
+        )
+        del parts, inspection  # one model at a time
+        parts, _ = build(config)
 
 
 def _first_batch(config: Config) -> tuple[Parts, Batch]:

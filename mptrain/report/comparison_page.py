@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from mptrain.report.page import (
 )
 from mptrain.report.plotting import BLACK, dashed_series, ordered_series
 from mptrain.report.recipe_blocks import SavedVerdict, claim_blocks, expectations_in_words, read_verdict
-from mptrain.report.run_blocks import OpenedRun, exhibits, open_or_reason
+from mptrain.report.run_blocks import OpenedRun, exhibits, open_or_reason, shared_parts
 from mptrain.report.run_history import LearnerHistory, Overflows
 from mptrain.report.sweep_page import (
     cliffs_plot,
@@ -79,7 +79,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
             section("Claim and verdict", *claim_blocks(verdict)),
             *(_judged(groups, paths.root, read, points) if groups else _waiting(points, smoke=smoke)),
             section("Runs", Fold(f"All {counted(len(points), 'run')}", (points_table(points),)) if points else None),
-            section("Environment", *environments(points)),
+            section("Environment", *environments(points), *shared_parts(_runs(groups, paths.root, read, points))),
             section("Commands", *_commands(groups, paths.root, sweep, recipe, verdict)),
         ),
     )
@@ -90,6 +90,16 @@ def _arms(groups: Mapping[str, Comparison]) -> list[str]:
     names = [result.arm.name for comparison in groups.values() for result in comparison.arms[1:]]
     names += [comparison.reference for comparison in groups.values()]
     return list(dict.fromkeys(names))
+
+
+def _runs(
+    groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[OpenedPoint]
+) -> Iterator[OpenedRun]:
+    """Yield the runs of all jobs that can be read, or those of all arms if existing runs are compared."""
+    arms = [read(folder / one.path) for some in groups.values() for result in some.arms for one in result.arm.runs]
+    for opened in [point.opened for point in points] or arms:
+        if isinstance(opened, OpenedRun):
+            yield opened
 
 
 def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: bool, waiting: bool) -> str:

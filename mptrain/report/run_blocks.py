@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -142,6 +142,13 @@ def commands(run: Run) -> list[Block]:
     else:
         blocks.append(Text("There is no config.yaml.", "warn"))
     return blocks
+
+
+def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:
+    """Return the parts, such as model and optimizer, on which all finished runs agree, as blocks of a report."""
+    first, *others = [run.run.state.parts for run in runs if run.run.state.status == "done"] or [{}]
+    shared = facts(*((name, text) for name, text in first.items() if all(one.get(name) == text for one in others)))
+    return [Text("The same in all finished runs:"), shared] if shared.rows else []
 
 
 def open_or_reason(path: Path, most: int) -> OpenedRun | str:

@@ -38,7 +38,7 @@ from mptrain.report.page import (
     section,
     table,
 )
-from mptrain.report.run_blocks import environment, open_or_reason
+from mptrain.report.run_blocks import environment, open_or_reason, shared_parts
 from mptrain.report.run_history import LearnerHistory
 from mptrain.report.run_page import LONG
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
@@ -61,7 +61,9 @@ def sweep_page(sweep: Sweep) -> Page:
             section("Results over the varied keys", sweep_plot(points)),
             section("Points", points_table(points), Bullets(tuple(notes), "warn")),
             section("Curves", overlays(points)),
-            section("Environment", *environments(points)),
+            section(
+                "Environment", *environments(points), *shared_parts(point.opened for point in points if point.opened)
+            ),
             section("Commands", *command_blocks(sweep)),
         ),
     )

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from mptrain.config.build_workload import name_doctor
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import allow_argument
@@ -33,7 +34,8 @@ from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """Convert an exception that ended a run to an error that tells the user the cause and the next command.
 
-    Covered are lost ranks, signals, lack of memory, torch.compile, and exceptions raised in a user's own packages.
+    Covered are lost ranks, signals, lack of memory, unusable files, torch.compile, and exceptions raised in a user's
+    own packages.
 
     Args:
         error: The exception.
@@ -44,6 +46,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     Returns:
         The error to raise instead, or ``error`` itself if there is no better explanation.
     """
+    name_doctor(error, config)
     trust = allow_argument(config.extensions.allow)
     resume = torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 
 from mptrain.cli import doctor_data as module
+from mptrain.cli.train import train
 from mptrain.inspection import data_check
 
 
@@ -57,8 +60,9 @@ def test_everything_about_a_folder_is_told_at_once(terminal, tmp_path):
         "most frequent sizes in pixels: 12x10 (27), 1x1 (1), 640x480 (1)",
         "found: pics/train/ant/cut.jpg: cannot be decoded: ",
         "found: pics/train/ant/text.png: cannot be decoded: it is no picture of a known format",
-        "found: pics/train/cat: the class has no images",
         "hint: fix or remove them; dataset.on_error=skip skips and counts unusable files",
+        "found: pics/train/cat: the class has no images",
+        "hint: put images there, or remove the folder; known extensions: ",
         "found: same pixels in splits train and test: pics/train/ant/3.png, pics/test/ant/leak.png",
         "found: same pixels in classes ant and bee: pics/train/ant/1.png, pics/train/bee/wrong.png",
         "note: same pixels: 2 files: pics/train/ant/0.png, pics/train/ant/again.bmp",
@@ -69,6 +73,7 @@ def test_everything_about_a_folder_is_told_at_once(terminal, tmp_path):
         "note: PNG named .jpg: pics/train/bee/named.jpg",
         "note: no pictures, left out: 1 .txt file, such as pics/train/ant/notes.txt",
         "note: classes without samples in train: cat",
+        "note: pictures are resized to 224x224, and the median of their shorter sides is 10: dataset.image_size=10",
     ):
         assert row in out.replace("\n", " "), row
     assert not terminal.err
@@ -87,6 +92,66 @@ def test_a_folder_without_a_problem_ends_with_0_and_does_not_build_a_model(termi
         ["ant", "7", "1", "2"],
         ["bee", "7", "1", "2"],
     ]
+
+
+@pytest.fixture
+def trains(terminal, monkeypatch):
+    """A terminal whose training is not replaced."""
+    monkeypatch.setattr("mptrain.cli.train.train", train)
+    return terminal
+
+
+def test_a_single_class_is_an_error_for_doctor_as_for_training(trains, tmp_path):
+    fill(tmp_path / "pics", (".",), {"ant": 10})
+    words = ("dataset=image_folder", "dataset.root=pics", "dataset.image_size=16", "dataset.workers=0")
+    said = "task=classify needs num_classes, which dataset=image_folder does not have: the images are all in one class "
+    said += "folder, ant, and at least two classes are needed hint: put those of each class into ROOT/CLASS"
+    assert trains(*words, "model=cnn") == 2
+    assert f"error: {said}" in " ".join(trains.err.split())
+    assert trains("doctor", *words) == 6
+    assert trains.out.startswith("image_folder: 1 error stops training; 10 files read\n")
+    assert f"found: {said}" in " ".join(trains.out.split())
+    assert "on_error" not in trains.out
+    assert trains("doctor", *words, "dataset.channels=1", "model=dcgan", "train.batch_size=4") in (0, 4)
+    assert "needs num_classes" not in trains.out
+
+
+def test_skipping_does_not_help_with_an_empty_class_and_is_not_proposed_for_it(trains, tmp_path):
+    fill(tmp_path / "pics", (".",), {"ant": 5, "bee": 5, "cat": 0})
+    words = ("dataset=image_folder", "dataset.root=pics", "dataset.on_error=skip")
+    assert trains("doctor", *words) == 6
+    assert "found: pics/cat: the class has no images\nhint: put images there, or remove the folder" in trains.out
+    assert "on_error" not in trains.out
+    assert trains("model=mlp", *words) == 6
+    assert "hint: put images there, or remove the folder" in " ".join(trains.err.split())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_names_the_command_that_lists_all_its_problems(trains, tmp_path, workers):
+    fill(tmp_path / "my pics", (".",), {"ant": 5, "bee": 5})
+    for name in ("ant", "bee"):
+        (tmp_path / "my pics" / name / "text.png").write_text("no picture")
+    words = ["dataset=image_folder", "dataset.root=my pics", "dataset.image_size=8", f"dataset.workers={workers}"]
+    command = shlex.join(["mptrain", "doctor", *words])
+    assert trains("model=mlp", "train.batch_size=4", *words) == 6
+    assert f"list all such files: {command}" in " ".join(trains.err.split())
+    state = json.loads(next((tmp_path / "outputs").rglob("run.json")).read_text())
+    assert state["hint"].endswith(command)
+    (tmp_path / "my pics" / "cat").mkdir()
+    assert trains("model=mlp", "train.batch_size=4", *words) == 6
+    assert "my pics/cat: the class has no images" in trains.err
+    assert f"list all such files: {command}" in " ".join(trains.err.split())
+    assert trains(*shlex.split(command)[1:]) == 6
+    assert trains.out.startswith("image_folder: 3 errors stop training; ")
+
+
+def test_small_pictures_that_are_enlarged_much_are_a_note(terminal, tmp_path):
+    fill(tmp_path / "pics", (".",), {"ant": 5, "bee": 5})
+    words = ("doctor", "dataset=image_folder", "dataset.root=pics")
+    assert terminal(*words, "dataset.image_size=20") == 0
+    assert "dataset.image_size=10 would keep that size" in " ".join(terminal.out.split())
+    assert terminal(*words, "dataset.image_size=19") == 0
+    assert "resized" not in terminal.out
 
 
 def test_a_leak_ends_with_6_also_after_the_model_was_checked(terminal, tmp_path):

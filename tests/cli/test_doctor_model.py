@@ -123,8 +123,8 @@ def test_every_file_of_a_folder_that_stops_training_is_listed_at_once_with_what_
     assert [line.split(": ")[1].removeprefix(f"{pictures}/") for line in lines if line.startswith("found: ")] == [
         "train/ant/cut.png",
         "train/ant/text.png",
-        "train/empty",
         "val/loose.png",
+        "train/empty",
     ]
     notes = {line.split(": ")[1]: line.split(": ")[2] for line in lines if line.startswith("note: ")}
     assert {remark.removeprefix("palette, "): place.rpartition("/")[2] for remark, place in notes.items()} == {

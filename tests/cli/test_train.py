@@ -62,6 +62,16 @@ def test_the_start_names_model_data_precision_scaler_device_and_directory(tmp_pa
     assert " steps 4, resuming from 2 run outputs/x note " in text
 
 
+def test_a_batch_larger_than_the_training_data_is_noted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = (*TINY, "precision=fp32", "device=cpu", "train.batch_size=4096", "train.max_steps=1")
+    assert main([*words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "note train.batch_size=4096 is more than the 32 training samples: an epoch is one step with all" in text
+    assert main([*words, "train.one_batch=true"]) == 0
+    assert " note " not in capsys.readouterr().out
+
+
 def test_long_facts_are_wrapped_not_cut(capsys):
     print_rows("title", [("precision", "word " * 60), ("nothing", "")])
     text = capsys.readouterr().out
@@ -103,7 +113,16 @@ def test_a_quiet_run_says_so(closing):
     quiet = {"skipped": 0, "overflows": {}, "scale": dict.fromkeys(("first", "min", "max", "last"), 1024.0)}
     text = closing(learners={"main": {**LEARNER, **quiet}})
     assert "none skipped" in text
-    assert "1024 (2^10) throughout" in text
+    assert "1024 (2^10) in every step" in text
+
+
+def test_an_overflow_in_the_last_step_does_not_contradict_the_scale(closing):
+    overflow = {"calibrating": 1, "growth probe": 0, "unexpected": 0}
+    last = {"skipped": 1, "overflows": overflow, "scale": dict.fromkeys(("first", "min", "max", "last"), 65536.0)}
+    text = closing(learners={"main": {**LEARNER, **last}})
+    assert "overflows: 1 calibrating" in text
+    assert "loss scale  65536 (2^16) in every step\n" in text
+    assert "throughout" not in text
 
 
 def test_a_run_without_evaluation_or_steps_is_closed_too(closing):

@@ -70,9 +70,8 @@ def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys)
     assert main([*words, f"run.root={tmp_path / 'runs'}"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: task=classify needs num_classes, which dataset=image_folder does not have")
-    assert hint.lstrip().startswith(
-        "hint: the images are not in class folders: put those of each class into ROOT/CLASS"
-    )
+    assert error.endswith(": the images are not in class folders, and at least two classes are needed")
+    assert hint.lstrip().startswith("hint: put those of each class into ROOT/CLASS")
 
 
 def test_data_sets_name_tasks_that_there_are_and_every_model_s_own_choice_is_among_them():

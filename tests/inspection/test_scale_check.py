@@ -10,6 +10,7 @@ from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, FirstBatchError, NumericsError
+from mptrain.inspection import scale_check
 from mptrain.inspection.scale_check import check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import scales_of
@@ -224,6 +225,22 @@ def test_a_constant_scale_above_the_good_ones_is_found():
     report = check(*sound("mlp"), "precision=amp_static", "scaler.scale=16777216")
     assert found(report) == {("scale", ("scaler",))}
     assert "too high for" in report.findings[0].what
+
+
+def test_of_a_batch_with_too_many_outputs_fewer_samples_are_examined(monkeypatch):
+    words = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=64", "precision=amp_static")
+    whole = check(*words, "train.batch_size=32")
+    assert (whole.samples, whole.notes) == (32, ())
+    monkeypatch.setattr(scale_check, "MOST_VALUES", 1)
+    part = check(*words, "train.batch_size=32", "train.accumulate=2")
+    assert part.samples == 4  # two for each micro-batch, because a BatchNorm needs two
+    monkeypatch.setattr(scale_check, "MOST_VALUES", 4000)
+    part = check(*words, "train.batch_size=32")
+    assert 2 < part.samples < 32
+    (note,) = part.notes
+    assert note.startswith(f"only {part.samples} of the 32 samples of a batch are examined, to save memory: ")
+    assert not part.findings
+    assert [one.name for one in part.modules] == [one.name for one in whole.modules]
 
 
 def test_a_dynamic_scale_that_begins_too_high_is_none():

@@ -64,13 +64,16 @@ def make_run(
     config=CONFIG,
     events=(),
     interval=None,
+    parts=(),
 ):
     """Write a run directory. ``overflows`` maps steps of the first learner to phases; each halves the scale."""
     paths = RunPaths(root)
     root.mkdir(parents=True)
     directory = RunDirectory(paths)
     state = RunState(id=root.name, argv=tuple(words), command="mptrain " + " ".join(words), device="cpu (test)")
-    state = replace(state.begin(), versions={"mptrain": "0", "torch": "2"}, parts={"precision": "parameters float16"})
+    state = replace(
+        state.begin(), versions={"mptrain": "0", "torch": "2"}, parts={"precision": "parameters float16", **dict(parts)}
+    )
     state = replace(
         state, attempts=tuple(replace(one, started="2026-01-02T03:04:05.678+00:00") for one in state.attempts)
     )

@@ -64,6 +64,12 @@ def test_what_is_unfair_and_what_was_checked_is_said(compared):
     assert f"mptrain compare {folder / 'run-0-0'}" in text
 
 
+def test_what_the_arms_share_is_told_in_words_also_of_existing_runs(compared):
+    text = markdown_page(compared[1], "figures")
+    assert "The same in all finished runs:" in text
+    assert "parameters float16" in text
+
+
 def test_keys_that_differ_stand_beside_each_other(compared):
     assert "| precision.name | fp32 | mode1 | mode2 |" in markdown_page(compared[1], "figures")
 

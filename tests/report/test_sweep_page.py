@@ -1,6 +1,7 @@
 from report.folders import make_sweep
 
 from mptrain.report.html_and_markdown import html, markdown_page
+from mptrain.report.page import Text, facts
 from mptrain.report.run_blocks import open_or_reason
 from mptrain.report.sweep_page import sweep_page
 from mptrain.report.sweep_points import kinds, numeric_axis, read_points
@@ -124,6 +125,21 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path):
     page = page_of(folder)
     assert "run.json is damaged" in html(page)
     assert "losses" in [plot.name for plot in page.plots()]
+
+
+def test_what_all_finished_runs_share_is_told_in_words(tmp_path):
+    def parts(model, rate):
+        return {"model": model, "optimizer": f"SGD(lr={rate})", "groups": ""}
+
+    points = [
+        point(words=("optimizer.lr=0.1",), parts=parts("mlp, 5 parameters", 0.1)),
+        point(words=("optimizer.lr=0.2",), parts=parts("mlp, 5 parameters", 0.2)),
+        point("failed", ("optimizer.lr=9",), status="failed", parts=parts("another", 9)),
+    ]
+    page = page_of(make_sweep(tmp_path / "sweep", points))
+    (environment,) = [one for one in page.sections if one.title == "Environment"]
+    shared = (("precision", "parameters float16"), ("model", "mlp, 5 parameters"))
+    assert environment.blocks[-2:] == (Text("The same in all finished runs:"), facts(*shared))
 
 
 def test_a_sweep_that_has_not_begun_has_a_report(tmp_path):

@@ -96,7 +96,7 @@ class Dataset(Protocol):
         has ``vocabulary_size``, ``sequence_length`` and ``lanes`` (number of token streams read in parallel). A model
         or task receives the facts that it has parameters for. If it requires a fact that is missing here, it is
         incompatible with the data set; an optional attribute ``lacks`` of the data set maps the name of such a fact to
-        a hint for the user.
+        a `Problem` with the reason and a hint.
 
         Example:
             ``{"num_classes": 10, "in_channels": 1, "image_size": 8}``

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from mptrain.errors import DataError
+from mptrain.errors import DataError, UnusableSample
 
 OnError = Literal["stop", "skip"]
 
@@ -39,10 +39,12 @@ class Check:
     Attributes:
         stopping: Samples that would stop training, by file or index, with the reason.
         skipped: Samples that training would skip, by file or index, with the reason.
+        hints: Advice on those of ``stopping`` that ``dataset.on_error=skip`` cannot leave out, by file or index.
     """
 
     stopping: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, str] = field(default_factory=dict)
 
 
 _check: Check | None = None
@@ -109,14 +111,16 @@ class Faults:
             skippable: Whether training can leave the samples out.
 
         Raises:
-            DataError: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out. Never
-                raised inside `checking`.
+            UnusableSample: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out.
+                Never raised inside `checking`.
+            DataError: A folder was removed while training.
         """
         if not problems:
             return
         stops = self.on_error == "stop" or not skippable
         if _check is not None:
             (_check.stopping if stops else _check.skipped).update(problems)
+            _check.hints.update({} if skippable else dict.fromkeys(problems, hint))
         elif stops:
             name, reason = next(iter(problems.items()))
             missing = [folder for folder in Path(name).parents if not folder.exists()] if _NOT_THERE in reason else []
@@ -127,7 +131,7 @@ class Faults:
                 )
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
             otherwise = ", or set dataset.on_error=skip to skip and count such samples" if skippable else ""
-            raise DataError(f"{name}: {reason}{more}", f"{hint}{otherwise}")
+            raise UnusableSample(f"{name}: {reason}{more}", f"{hint}{otherwise}")
         self.found.update(problems)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from mptrain.errors import DataError
+from mptrain.errors import DataError, Problem
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
@@ -91,15 +91,16 @@ class ImageDataset:
         return {**classes, **prepared} if len(self.class_names) > 1 else prepared
 
     @property
-    def lacks(self) -> dict[str, str]:
-        """Hints for the user on facts that these images lack (see `facts`), by name of the fact.
+    def lacks(self) -> dict[str, Problem]:
+        """Reasons, with hints, why these images lack some facts (see `facts`), by name of the fact.
 
-        With fewer than two classes there is a hint on ``num_classes``, which a classifier requires; otherwise there is
+        With fewer than two classes there is one for ``num_classes``, which a classifier requires; otherwise there is
         none.
         """
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
-        hint = f"the images are {found}: put those of each class into ROOT/CLASS; model=dcgan needs no classes"
-        return {"num_classes": hint} if len(self.class_names) < 2 else {}
+        hint = "put those of each class into ROOT/CLASS; model=dcgan needs no classes"
+        problem = Problem(f"the images are {found}, and at least two classes are needed", hint)
+        return {"num_classes": problem} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
         """Return the information needed to use the trained weights elsewhere, as JSON values.

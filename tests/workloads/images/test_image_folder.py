@@ -147,7 +147,7 @@ def test_images_without_class_folders_have_no_classes(tmp_path, place):
     assert data.facts() == {"in_channels": 3, "image_size": 8}
     assert data.describe() == "3x8x8, no classes"
     assert data.card()["labels"] == []
-    assert "put those of each class into ROOT/CLASS" in data.lacks["num_classes"]
+    assert "put those of each class into ROOT/CLASS" in data.lacks["num_classes"].hint
 
 
 def test_images_with_folders_beside_them_and_no_train_are_not_guessed_at(tmp_path):
@@ -201,7 +201,7 @@ def test_a_single_class_is_nothing_to_tell_apart(root):
             (root / part / name).rename(root / f"{part}-{name}")
     data = load_image_folder(root=root)
     assert "num_classes" not in data.facts()
-    assert data.lacks["num_classes"].startswith("the images are all in one class folder, ant")
+    assert data.lacks["num_classes"].what.startswith("the images are all in one class folder, ant")
     assert data.card()["labels"] == ["ant"]
 
 
