@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from mptrain import __version__
 from mptrain.cli.messages import supports_colour
-from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
@@ -99,7 +98,7 @@ def print_help(words: list[str], texts: Mapping[str, str]) -> int:
     """Print the overall help, or the help on commands, groups, options and keys.
 
     Args:
-        words: Arguments after ``help``; empty for the overall help.
+        words: Arguments after ``help``: topics, none for the overall help, and ``--config-dir DIR`` for more folders.
         texts: Help text of each command by name.
 
     Returns:
@@ -108,15 +107,17 @@ def print_help(words: list[str], texts: Mapping[str, str]) -> int:
     Raises:
         ConfigError: There is no help on some of the words; the error lists them.
     """
+    from mptrain.cli.list import read_topics
+
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
-    catalogue = Catalogue([location.configs()])
-    if not words:
+    topics, catalogue = read_topics(words)
+    if not topics:
         print(_whole_help(catalogue, width))
         return EXIT_OK
-    topics = [(word, _topic(word, texts, catalogue, width)) for word in words]
-    if unknown := [word for word, text in topics if not text]:
+    found = {word: _topic(word, texts, catalogue, width) for word in topics}
+    if unknown := [word for word, text in found.items() if not text]:
         raise ConfigError([Problem(f"there is no help on '{one}'", _nearest(one, catalogue)) for one in unknown])
-    print("\n\n".join(text for _, text in topics))
+    print("\n\n".join(found.values()))
     return EXIT_OK
 
 

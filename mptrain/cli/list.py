@@ -34,14 +34,7 @@ def list_groups(words: list[str]) -> int:
         UsageError: The group does not exist, or there are too many arguments.
         ConfigError: A folder does not exist.
     """
-    flags = read_flags(words)
-    names = flags.overrides
-    folders = [Path(folder) for folder in flags.config_dirs]
-    for folder in folders:
-        if not folder.is_dir():
-            hint = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
-            raise ConfigError(f"--config-dir {folder}: there is no such folder", hint)
-    catalogue = Catalogue([location.configs(), *folders])
+    names, catalogue = read_topics(words)
     if len(names) > 1:
         raise UsageError(f"list shows one group at a time, but '{names[1]}' is given too", "write mptrain list GROUP")
     if not names:
@@ -72,6 +65,24 @@ def _list_recipes() -> None:
         if position:
             print()
         print_recipe(find_recipe(name))
+
+
+def read_topics(words: Sequence[str]) -> tuple[Sequence[str], Catalogue]:
+    """Return the arguments without ``--config-dir DIR``, and the groups and options of mptrain and of these folders.
+
+    Args:
+        words: Arguments of the command.
+
+    Raises:
+        ConfigError: A folder does not exist, or a flag is unknown.
+    """
+    flags = read_flags(words)
+    folders = [Path(folder) for folder in flags.config_dirs]
+    for folder in folders:
+        if not folder.is_dir():
+            hint = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
+            raise ConfigError(f"--config-dir {folder}: there is no such folder", hint)
+    return flags.overrides, Catalogue([location.configs(), *folders])
 
 
 def _overview(catalogue: Catalogue) -> str:

@@ -414,7 +414,7 @@ def _help(words: list[str]) -> int:
     """Run ``mptrain help``.
 
     Shows the usage of a command, the options of a group, the keys of an option or of a section (train, log, run
-    ...), the meaning of a key, or how to sweep.
+    ...), the meaning of a key, or how to sweep. --config-dir DIR adds a folder with your own groups and options.
     """
     return print_help(words, command_texts())
 

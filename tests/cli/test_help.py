@@ -95,3 +95,10 @@ def test_a_key_of_every_option_of_a_group_is_explained(terminal, entry):
 def test_help_about_several_things_shows_each(terminal):
     assert terminal("help", "seed", "scaler.scale") == 0
     assert terminal.out.count("\n\n") == 1
+
+
+def test_help_explains_options_of_ones_own(terminal, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("# My network.\n_target_: mypackage.Net\nwidth: 64  # channels\n")
+    assert terminal("help", "mine", "--config-dir", str(tmp_path)) == 0
+    assert terminal.out.split() == ["model=mine", "My", "network.", "model.width=64", "channels"]
