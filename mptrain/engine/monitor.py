@@ -60,9 +60,9 @@ def require_monitored(parts: Parts, train: TrainOptions) -> None:
         asked.insert(0, ("train.early_stopping", train.early_stopping))
     if asked and "val" not in parts.loaders:
         hint = (
-            "choose data with a validation split (dataset.val_share=0.1 holds out samples of image_folder and others)"
+            "choose data with a validation split (dataset.val_share=0.1 holds out samples of image_folder and others), "
+            "or another schedule and train.early_stopping=null"
         )
-        hint += ", or another schedule and train.early_stopping=null"
         what = f"needs validation data, and {parts.dataset.name} has none"
         raise ConfigError([Problem(f"{key} {what}", hint) for key, _ in asked])
     problems = []

@@ -213,15 +213,17 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
 def _all_overrides(before: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides that reproduce a resumed run: the earlier ones that still hold, then the new ones.
 
-    An option that is chosen again replaces all earlier keys of its group.
+    An option that is chosen again replaces all earlier keys of its group. A value replaces the earlier keys below it,
+    unless it is a mapping, which is merged with them.
     """
-    keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
-    groups = {other for key in keys if key in RECHOSEN for other in (key, *RECHOSEN[key])}
+    values = {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in overrides)}
+    groups = {other for key in values if key in RECHOSEN for other in (key, *RECHOSEN[key])}
+    whole = tuple(f"{key}." for key, value in values.items() if not value.startswith("{"))
 
     def holds(word: str) -> bool:
         key = word.partition("=")[0].lstrip("+~")
         of_group = re.sub(r"^learners\.[^.]+\.", "", key).partition(".")[0] in groups
-        return not of_group and not any(key == new or key.startswith(f"{new}.") for new in keys)
+        return not of_group and key not in values and not key.startswith(whole)
 
     return (*filter(holds, before), *overrides)
 

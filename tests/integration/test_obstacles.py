@@ -15,6 +15,7 @@ from small_runs import TINY
 
 import mptrain.engine.step_runner
 from mptrain.cli.main import main
+from mptrain.config.compose import compose, reload
 from mptrain.runlog import checkpoint_data
 from mptrain.runlog.checkpoints import CheckpointStore
 
@@ -97,6 +98,18 @@ def test_keys_of_an_option_that_was_chosen_again_no_longer_count(capsys):
     kept = [word for word in words if not word.startswith(("train.max", "optimizer.", "train.early"))]
     listed = Path("outputs/run/overrides.yaml").read_text().splitlines()
     assert sorted(listed) == sorted(f'- "{word}"' for word in (*kept, *changes))
+
+
+def test_keys_below_a_mapping_still_count(capsys):
+    words = [*TINY, "train.max_steps=2", "run.name=run", "train.early_stopping.min_delta=0.1"]
+    assert run(capsys, *words)[0] == 0
+    change = "train.early_stopping={patience: 7}"
+    assert run(capsys, "resume", "outputs/run", "train.max_steps=3", change)[0] == 0
+    command = shlex.split(json.loads(Path("outputs/run/run.json").read_text())["command"])
+    assert {"train.early_stopping.min_delta=0.1", change} <= {*command}
+    found = reload(Path("outputs/run/config.yaml").read_text()).train.early_stopping
+    assert compose(command[1:]).train.early_stopping == found
+    assert (found.patience, found.min_delta) == (7, 0.1)
 
 
 def test_the_command_names_the_folders_of_options_also_after_a_resume(capsys):
