@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.command_line import TRAINING, Flags, flag_hint, take_options, training_flags
-from mptrain.cli.comparison_table import print_comparison
+from mptrain.cli.comparison_table import print_comparison, print_side_by_side
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.comparison.results import write_comparisons
@@ -18,7 +18,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
 from mptrain.config.schema import RunOptions
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
+from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, did_you_mean
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import (
     ComparisonOptions,
@@ -27,6 +27,7 @@ from mptrain.sweep.comparisons import (
     judge_runs,
     name_arms,
     reference_of,
+    single_runs,
     with_relative_paths,
 )
 from mptrain.sweep.points import expand
@@ -146,7 +147,14 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
 
 def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> int:
     _refuse_options(places)
-    comparison = judge_runs(places, question, anyway=anyway)
+    try:
+        comparison = judge_runs(places, question, anyway=anyway)
+    except (ConfigError, UsageError) as error:
+        runs = single_runs(places)
+        if len({run.path for run in runs}) < 2 or question != ComparisonOptions():
+            raise
+        print_side_by_side(runs, str(error))
+        return EXIT_OK
     folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # after judging: a rejected one leaves no folder
     comparisons = {"": with_relative_paths(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)

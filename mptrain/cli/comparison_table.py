@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from mptrain.cli import formatting
 from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, render_table
+from mptrain.cli.tables import BREAK, Column, columns_of, render_table
+from mptrain.comparison.configurations import ABSENT, config_differences, flat_settings
+from mptrain.config.config_diff import IGNORED
+from mptrain.config.value_checks import show
 from mptrain.runlog import readable_bytes
 
 if TYPE_CHECKING:
-    from mptrain.comparison.results import ArmResult, Comparison, Interval
+    from mptrain.comparison.results import ArmResult, Comparison, Interval, RunMeasures
 
 #: Minimum number of pairs for which a ratio is shown with its interval. With two pairs the interval is useless: it
 #: extends from almost zero to hundreds.
@@ -38,6 +41,45 @@ def print_comparison(comparison: Comparison, title: str = "") -> None:
     lines = render_table(_columns(comparison), piped_width=160)
     lines += ["", *_paragraphs(comparison)]
     say("\n".join([*([title] if title else []), *lines]), styled=True)
+
+
+def print_side_by_side(runs: Sequence[RunMeasures], reason: str) -> None:
+    """Print single runs beside each other, with the settings in which they differ, and no verdict.
+
+    Args:
+        runs: Measures of two or more runs.
+        reason: Why there is no verdict.
+
+    Raises:
+        StorageError: Standard output cannot be written.
+    """
+    first, *others = runs
+    differing = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
+    metrics = dict.fromkeys(name for run in runs for name in formatting.metric_order(run.metrics))
+    rows: list[tuple[str, list[str]]] = [("ended", [run.status for run in runs])]
+    rows += [(key, [show(flat_settings(run.config).get(key, ABSENT)) for run in runs]) for key in differing]
+    rows += [
+        (f"{name} on {first.split}", [f"{run.metrics[name]:.4f}" if name in run.metrics else "-" for run in runs])
+        for name in metrics
+    ]
+    rows += [
+        ("steps", [f"{run.steps:,}" for run in runs]),
+        ("skipped", [f"{run.skipped:,}" for run in runs]),
+        (f"{first.term}/s", [formatting.rate(run.terms_per_second) if run.terms_per_second else "-" for run in runs]),
+        ("peak memory", [readable_bytes(run.peak_memory) if run.peak_memory else "-" for run in runs]),
+    ]
+    cells = [[name, *values] for name, values in rows]
+    titles = ["", *(run.path for run in runs)]
+    table = columns_of(
+        [escape(printable(title)) for title in titles], ([escape(printable(c)) for c in row] for row in cells)
+    )
+    seeds = (
+        "single runs: what differs may be chance; to compare, train each arm with several seeds (mptrain help compare)"
+    )
+    say(
+        "\n".join([*render_table(table, piped_width=160), "", *wrapped(reason, "no verdict: "), *wrapped(seeds)]),
+        styled=True,
+    )
 
 
 def _columns(comparison: Comparison) -> list[Column]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
 
+#: Endings of files that ``export`` writes: safetensors; torch.save.
+_SUFFIXES = ("", ".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
 
 def export(words: Sequence[str]) -> int:
     """Write the weights of a run's checkpoint as a plain state dict, and print how to load it.
@@ -95,6 +98,11 @@ def _read(words: Sequence[str]) -> tuple[str, Collection[str], Path | None]:
     output = Path(found["--output"][-1]) if "--output" in found else None
     if output and output.is_dir():
         raise UsageError(f"--output {output} is a folder", "write the path of a file")
+    if output and output.suffix not in _SUFFIXES:
+        raise UsageError(
+            f"--output {output}: export writes no files that end in '{output.suffix}'",
+            f"end the name in .safetensors, or for a file of torch.save in {', '.join(_SUFFIXES[2:])}",
+        )
     if not runs:
         raise UsageError("export needs a run directory", "write mptrain export last, or mptrain export PATH")
     return runs[0], found, output

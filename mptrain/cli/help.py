@@ -144,6 +144,9 @@ def _topic(word: str, texts: Mapping[str, str], catalogue: Catalogue, width: int
         for entry in option.entries
         if _is_called(entry, word)
     ]
+    if not rows and "." in word:  # a key of a section that is null
+        section, _, key = word.rpartition(".")
+        rows = [in_short(one) for one in catalogue.root_entries() if one.key == section and f"{key}:" in one.comment]
     return "\n".join(_columns(rows, width)) if rows else ""
 
 

@@ -86,19 +86,20 @@ def read_topics(words: Sequence[str]) -> tuple[Sequence[str], Catalogue]:
 
 
 def _overview(catalogue: Catalogue) -> str:
-    """Return all groups with their options."""
-    width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
-    lines = []
+    """Return all groups with the names of their options."""
+    width, lines = line_width(sys.stdout), []
     for group, options in catalogue.groups.items():
-        comment = catalogue.comment(group)
+        comment, default = catalogue.comment(group), catalogue.defaults.get(group)
         lines.append(_beside(group, f"   {comment}" if comment else "", bold=True))
-        for name, option in options.items():
-            mark = "*" if catalogue.defaults.get(group) == name else " "
-            lines.append(_beside(f"  {mark} {name.ljust(width)}", option.summary))
-            if known := "; ".join(_known(option)):
-                lines.append(_beside(" " * (width + 4), known))
+        names = without_control_characters("  ".join(f"{name}*" if name == default else name for name in options))
+        lines += textwrap.wrap(
+            names, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
         lines.append("")
-    last = "* default. mptrain list GROUP shows the keys of a group's options; mptrain list recipes shows the recipes."
+    last = (
+        "* default. mptrain help GROUP describes a group's options; mptrain list GROUP adds their keys; "
+        "mptrain list recipes shows the recipes."
+    )
     return "\n".join([*lines, _beside("", last)])
 
 

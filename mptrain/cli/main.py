@@ -6,7 +6,6 @@ command, without its first line, is its help text.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli import command_line
 from mptrain.cli.command_line import read_flags, run_and_overrides, take_options
 from mptrain.cli.help import print_help
-from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
+from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, warn, writing
 from mptrain.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        _discard_output()
+        discard_output()
     at_end()
     return code
 
@@ -91,7 +90,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader closed the pipe (`mptrain list | head`); this is not an error.
-        _discard_output()
+        discard_output()
         return EXIT_OK
     except MptrainError as error:
         if isinstance(error, Preempted):
@@ -116,11 +115,6 @@ def _flush() -> int:
     return EXIT_OK
 
 
-def _discard_output() -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to discard
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _dispatch(words: list[str]) -> int:
     _be_silent_on_other_ranks()
     words = command_line.command_first(words, COMMANDS)
@@ -135,6 +129,7 @@ def _dispatch(words: list[str]) -> int:
         return _help(
             [first] if command else [word for word in words if "=" not in word and word[:1] not in ("-", "~", "")]
         )
+    outlive_reader(command in (None, _train, _resume, _compare, _reproduce))
     if command:
         if command not in (_train, _resume):
             _refuse_torchrun(f"mptrain {first}")
@@ -186,6 +181,8 @@ def _train(words: list[str]) -> int:
 def _composed(flags: command_line.Flags) -> Config:
     from mptrain.config.compose import compose
 
+    if ours := [word for word in flags.overrides if word.startswith(("hydra/", "hydra.sweeper"))]:
+        raise UsageError(f"{ours[0]} has no effect on a single run", "add -m, and give several values: KEY=A,B")
     config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
     warn(config.warnings)
     return config

@@ -88,19 +88,34 @@ def warn(sentences: Iterable[str]) -> None:
         _say("warning", sentence)
 
 
+_outlives_reader = False
+
+
+def outlive_reader(outlives: bool) -> None:
+    """Choose if a command continues without output once the reader of its output has gone (``mptrain ... | head``).
+
+    Args:
+        outlives: True for commands that train; the others end, since nobody reads their output.
+    """
+    global _outlives_reader
+    _outlives_reader = outlives
+
+
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
     """Convert errors of writing to standard output to `StorageError` within this context.
 
-    A `BrokenPipeError` passes through unchanged.
-
     Raises:
+        BrokenPipeError: The reader of the output has gone, and the command does not continue without (see
+            `outlive_reader`).
         StorageError: The disk is full, or the stream fails in another way.
     """
     try:
         yield
     except BrokenPipeError:
-        raise
+        if not _outlives_reader:
+            raise
+        discard_output()
     except OSError as error:
         raise StorageError(*unwritable(error)) from error
 
@@ -108,6 +123,12 @@ def writing() -> Iterator[None]:
 def unwritable(error: OSError) -> tuple[str, str]:
     """Return the message and the hint for the user if writing to standard output failed."""
     return f"standard output: {(error.strerror or str(error)).lower()}", "send the output somewhere else"
+
+
+def discard_output() -> None:
+    """Send the rest of standard output nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to discard
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def wants_traceback() -> bool:
@@ -236,7 +257,7 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
     left = max((len(name) for name, _ in rows), default=0) + 2
     lines = [f"{bold}{without_control_characters(title)}{plain}"]
     for name, text in rows:
-        width = len(text) if text.startswith("mptrain ") else max(line_width(stream) - left - 2, NARROWEST // 3)
+        width = len(text) if _COMMAND.match(text) else max(line_width(stream) - left - 2, NARROWEST // 3)
         first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
         lines += [" " * (left + 2) + line for line in more]
@@ -315,7 +336,7 @@ def _say(kind: str, text: str) -> None:
 
 
 #: Pattern of a command within a sentence.
-_COMMAND = re.compile(r"(?<!\S)(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
+_COMMAND = re.compile(r"(?<!\S)(?:PYTHONPATH=\S+ )?(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
 
 
 def _wrapped(text: str, left: int, width: int) -> str:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from mptrain import __version__
 from mptrain.cli import formatting
 from mptrain.cli.display import make_display
-from mptrain.cli.messages import print_rows, warn, without_control_characters
-from mptrain.config.trust import allow_argument, allowed_packages
+from mptrain.cli.messages import print_rows, say, warn
+from mptrain.config.trust import allow_argument, allowed_packages, search_path
 from mptrain.errors import EXIT_OK
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.records import EventRecord, Record
 from mptrain.run.describe import describe_parts
-from mptrain.run.evaluation import evaluate_run
+from mptrain.run.evaluation import Evaluation, evaluate_run
 from mptrain.run.start_and_resume import Outcome, RunInfo, launch
 from mptrain.run.start_and_resume import resume as resume_run
 from mptrain.runlog.atomic_files import readable_bytes
@@ -77,16 +77,31 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     """
     evaluation = evaluate_run(run, overrides, which, average=average)
     weights = "averaged" if evaluation.averaged else "raw"
-    print(
-        without_control_characters(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
-    )
-    for note in evaluation.notes:
-        print(without_control_characters(f"note={note}"))
+    if sys.stdout.isatty():
+        _print_evaluation(evaluation, which, weights)
+        return EXIT_OK
+    lines = [f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}"]
+    lines += [f"note={note}" for note in evaluation.notes]
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
         reach = (f" {name}_95={low:.6g},{high:.6g}" for name, (low, high) in record.intervals.items())
-        print(without_control_characters(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
+        lines.append(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}")
+    for line in lines:
+        say(line)
     return EXIT_OK
+
+
+def _print_evaluation(evaluation: Evaluation, which: str, weights: str) -> None:
+    """Print an evaluation for a reader: the checkpoint, then each split with its metrics and their intervals."""
+    rows = [("checkpoint", f"{which}, step {evaluation.step:,}, {weights} weights")]
+    rows += [("note", note) for note in evaluation.notes]
+    for record in evaluation.records:
+        for name in formatting.metric_order(record.metrics):
+            low, high = record.intervals.get(name, (None, None))
+            reach = f", 95 % CI {low:.4f} to {high:.4f}" if low is not None else ""
+            rows.append((f"{record.split} {name}", f"{record.metrics[name]:.4f}{reach}"))
+        rows.append((f"{record.split} samples", f"{record.samples:,}"))
+    print_rows(f"evaluated {evaluation.root}", rows)
 
 
 def _displays(info: RunInfo) -> Sequence[Sink]:
@@ -126,13 +141,16 @@ class _Warnings:
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
-        print(without_control_characters(f"{outcome.root} is already done"))
-    print_closing(outcome.root, outcome.summary, torchrun_command("mptrain resume"), allow_argument(packages))
+        say(f"{outcome.root} is already done")
+    resume = torchrun_command("mptrain resume")
+    print_closing(outcome.root, outcome.summary, resume, allow_argument(packages), search_path(packages))
     return EXIT_OK
 
 
-def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain resume", trust: str = "") -> None:
-    """Print the outcome of a finished run, and the commands that evaluate, export or resume it.
+def print_closing(
+    run: Path, summary: Mapping[str, Any], resume: str = "mptrain resume", trust: str = "", path: str = ""
+) -> None:
+    """Print the outcome of a finished run, and the commands that report, evaluate, export or resume it.
 
     Args:
         run: Run directory.
@@ -140,6 +158,7 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         resume: Command that resumes the run on the same number of ranks.
         trust: Suffix that allows the run's own code in these commands, with a leading space (see
             `mptrain.config.trust`).
+        path: Prefix that lets these commands find it, with a trailing space.
     """
     rows = []
     metric, name, split = summary.get("metric"), summary.get("metric_name") or "metric", summary.get("metric_split", "")
@@ -174,9 +193,10 @@ def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain 
         ("memory", f"{readable_bytes(peak)} peak" if peak else ""),
         ("run", str(run)),
         ("samples", str(samples) if samples.is_dir() else ""),
-        ("evaluate", f"mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
-        ("export", f"mptrain export {quoted}{trust}"),
-        ("resume", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
+        ("report", f"mptrain report {quoted}"),
+        ("evaluate", f"{path}mptrain eval {quoted}{trust}" if metric is not None or metrics else ""),
+        ("export", f"{path}mptrain export {quoted}{trust}"),
+        ("resume", f"{path}{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
     ]
     print_rows("done", rows)
 

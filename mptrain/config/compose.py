@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,6 +212,14 @@ class Composer:
             )
         if words.hydra:
             return Problem(first_line(error), f"check {', '.join(map(show, words.hydra))}")
+        if found := re.match(r"(?:In '(?P<file>[^']+)': )?Could not override '(?P<group>[^'@]+)(?P<at>@)?", str(error)):
+            group, file = found["group"], found["file"]
+            if file and found["at"]:  # the group was looked for inside the package of the file
+                own_group = file.partition("/")[0]
+                hint = f"begin {file}.yaml with '# @package _global_', and write its own keys below '{own_group}:'"
+                return Problem(f"{file}.yaml cannot override the option of {group}", hint)
+            if group in named:
+                return Problem(f"{group} is not among the groups of {self.name}.yaml", f"write +{group}={named[group]}")
         own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
         return Problem(first_line(error), f"check {', '.join(own)}" if own else "")
 

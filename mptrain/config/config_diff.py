@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mptrain.config.value_checks import show
@@ -48,11 +49,18 @@ def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> lis
     """
     old, new = _flat(old_yaml, ignoring), _flat(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
-    return [
-        (key, old.get(key, _ABSENT), new.get(key, _ABSENT))
-        for key in keys
-        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
-    ]
+    sections = {
+        key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)
+    }  # null in one, with keys in the other
+    changes = [(key, _value(old, key), _value(new, key)) for key in keys if key not in sections]
+    return [change for change in changes if change[1] != change[2]]
+
+
+def _value(flat: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key; null if a section above it is null."""
+    while key not in flat and "." in key:
+        key = key.rpartition(".")[0]
+    return flat.get(key, _ABSENT)
 
 
 def describe_change(key: str, before: Any, after: Any) -> str:

@@ -45,6 +45,9 @@ _BY_NAME = (
 #: Sentinel for a missing key.
 _ABSENT = object()
 
+#: Keys of Hydra's own configuration that mptrain uses (the sweeper) or answers itself.
+_HYDRA_PARTS = ("hydra/sweeper", "hydra.sweeper", "hydra/launcher", "hydra.launcher")
+
 _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.chdir")]
 
 
@@ -101,6 +104,8 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
                 problems.append(Problem(what, "use run.root or run.name"))
             elif key == "hydra.searchpath":
                 problems.append(Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR"))
+            elif not key.startswith(_HYDRA_PARTS):
+                problems.append(Problem(f"'{key}' has no effect", "leave it out: of Hydra's own keys only those of a sweeper count"))
             else:
                 hydra.append(word)
         elif override.is_sweep_override():
@@ -151,7 +156,7 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
 
 def _readable(word: str) -> str:
     """Return the hint for an unreadable override: a power of two as a number, no stray characters, or quotes."""
-    key, _, value = word.partition("=")
+    key, _, value = (part.strip() for part in word.partition("="))
     if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
         return ""
     if re.fullmatch(r"2\^-?\d{1,3}", value):

@@ -6,6 +6,8 @@ and nothing in them proves who wrote them.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -67,6 +69,17 @@ def allow_argument(packages: Sequence[str]) -> str:
         packages: Packages that the run's configuration calls; the result is empty if there are none.
     """
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
+
+
+def search_path(packages: Sequence[str]) -> str:
+    """Return the prefix ``PYTHONPATH=...`` that a command on a run needs to find the packages that it calls.
+
+    Args:
+        packages: Packages that the run's configuration calls; the result is empty if there are none, or if
+            ``PYTHONPATH`` is not set.
+    """
+    path = os.environ.get("PYTHONPATH", "")
+    return f"PYTHONPATH={shlex.quote(path)} " if packages and path else ""
 
 
 def allow_argument_for(sweep: Sweep) -> str:

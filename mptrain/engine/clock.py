@@ -111,9 +111,12 @@ class Clock:
 
     def read(self) -> None:
         """Update `rate` and `wait_share` from the steps counted since the last call."""
-        if self._seconds > 0:
+        self._read_at = time.perf_counter()
+        if (
+            self._terms and self._seconds > 0
+        ):  # time without steps, such as waiting for the device, counts with the next
             self.rate, self.wait_share = self._terms / self._seconds, min(1.0, self._waited / self._seconds)
-        self._read_at, self._terms, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0
+            self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
 
 _RAPL = Path("/sys/class/powercap")

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
+from mptrain.report.formatting import counted
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is_number, is_text, mapping, optional
 
@@ -270,6 +271,8 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
     elif kind not in _USUAL:
         said = {key: value for key, value in event.items() if key not in ("event", "step")}
+        if kind == "groups":  # names of all parameters, by rate and decay
+            said = {group: counted(len(names), "parameter") for group, names in said.items()}
         history.occurrences.add((int(event.get("step") or 0), kind, describe(said)))
 
 

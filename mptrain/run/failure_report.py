@@ -10,7 +10,7 @@ from typing import Any
 from mptrain.config.build_workload import name_doctor
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
-from mptrain.config.trust import allow_argument
+from mptrain.config.trust import allow_argument, search_path
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested
 from mptrain.errors import (
@@ -48,7 +48,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     """
     name_doctor(error, config)
     trust = allow_argument(config.extensions.allow)
-    resume = torchrun_command("mptrain resume")
+    resume = search_path(config.extensions.allow) + torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
@@ -56,7 +56,8 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         return Preempted(f"{comm.who_ended()} before training began", again, EXIT_PREEMPTED, saved=False, asked=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
-        return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
+        whole = f"{search_path(config.extensions.allow)}{line}{trust}"
+        return NumericsError(str(error), error.hint.replace(line, whole))
     if isinstance(error, Preempted) and (trust or resume not in error.hint):
         hint = error.hint.replace("mptrain resume", resume)
         return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)

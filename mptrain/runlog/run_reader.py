@@ -131,14 +131,14 @@ class Run:
                     yield number, line[:-1].decode("utf-8", "replace")
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path | str) -> Run:
     """Read the run in a directory; its record files are read later, by the methods of `Run`.
 
     Raises:
         OlderLayout: An older version of mptrain wrote the run.
         StorageError: The path is not a run directory, or one of its small files is damaged.
     """
-    directory = open_run(path)
+    directory = open_run(Path(path))
     state = directory.read_state()
     if state is None:
         raise StorageError(f"{path}: run.json was removed while the run was being read", "try again")

@@ -245,6 +245,16 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
     return comparison
 
 
+def single_runs(places: Sequence[str]) -> list[RunMeasures]:
+    """Return the measures of runs that are compared as they are; empty if a place stands for several runs.
+
+    Args:
+        places: Run directories, names of runs below ``outputs``, or ``last``.
+    """
+    found = [_runs_of(place) for place in places]
+    return [measure(run) for run in read_runs(paths[0] for paths in found)] if all(len(p) == 1 for p in found) else []
+
+
 def _compare(
     arms: tuple[Arm, ...], options: ComparisonOptions, notes: Sequence[str], *, anyway: bool = False
 ) -> Comparison:

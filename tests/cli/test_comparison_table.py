@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 
 from comparison.fake_runs import arm
+from small_runs import TINY
 
 from mptrain.cli.comparison_table import print_comparison
+from mptrain.cli.main import main
 from mptrain.comparison.compare_arms import compare
 
 
@@ -41,3 +43,19 @@ def test_what_was_checked_is_one_line_however_much_it_was(capsys):
     ):
         print_comparison(replace(comparison, checks=checks))
         assert [said for said in capsys.readouterr().out.splitlines() if said.startswith("checked")] == [line]
+
+
+def test_single_runs_that_cannot_be_judged_stand_side_by_side(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, words in enumerate((("model=mlp", "seed=0"), ("model=mlp", "seed=1"), ("model=cnn", "precision=fp32"))):
+        assert main([*words, *TINY[1:], "train.max_steps=2", f"run.name=r{number}"]) == 0
+    capsys.readouterr()
+    for others in (("r1",), ("r2",), ("r1", "r2")):  # another seed; another model; both
+        assert main(["compare", "r0", *others]) == 0, others
+        shown = capsys.readouterr().out
+        assert "no verdict: " in shown
+        assert {"equivalent", "better", "worse", "undecided"}.isdisjoint(shown.split())
+        assert "top1 on test" in shown
+    assert not (tmp_path / "outputs/comparisons").exists()
+    assert main(["compare", "r0", "r0"]) == 2  # one run
+    assert main(["compare", "r0", "r2", "--margin", "0.1"]) == 2  # a question that has no answer

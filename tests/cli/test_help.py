@@ -102,3 +102,10 @@ def test_help_explains_options_of_ones_own(terminal, tmp_path):
     (tmp_path / "model/mine.yaml").write_text("# My network.\n_target_: mypackage.Net\nwidth: 64  # channels\n")
     assert terminal("help", "mine", "--config-dir", str(tmp_path)) == 0
     assert terminal.out.split() == ["model=mine", "My", "network.", "model.width=64", "channels"]
+
+
+def test_a_key_of_a_section_that_is_null_has_the_help_of_the_section(terminal):
+    assert terminal("help", "train.early_stopping.metric") == 0
+    assert "train.early_stopping=null" in terminal.out
+    assert terminal("help", "train.early_stopping.meter") == 2
+    assert terminal("help", "train.ema_decay.x") == 2

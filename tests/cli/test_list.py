@@ -1,12 +1,12 @@
 import pytest
 
 
-def test_all_groups_are_listed_with_a_line_for_each_option(terminal):
+def test_all_groups_are_listed_with_the_names_of_their_options_on_a_screen(terminal):
     assert terminal("list") == 0
     lines = terminal.out.splitlines()
     assert any(line.startswith("precision   dtypes of weights") for line in lines)
-    assert any(line.startswith("  * amp_dynamic") and "autocast to FP16" in line for line in lines)
-    assert any(line.startswith("    fp16_static ") for line in lines)
+    assert {"amp_dynamic*", "fp16_static", "resnet50", "cnn*", "image_folder"} <= set(terminal.out.split())
+    assert len(lines) < 60
 
 
 def test_one_group_is_listed_with_keys_defaults_and_comments(terminal):
@@ -66,9 +66,7 @@ def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
     assert "model=mine\n  My network.\n  1,234 parameters with 10 classes\n  needs pip install mine\n" in terminal.out
     assert "model=plain\n  Another.\n\n" in terminal.out + "\n"
     assert terminal("list", "--config-dir", str(tmp_path)) == 0
-    lines = terminal.out.splitlines()
-    at = next(index for index, line in enumerate(lines) if line.endswith("My network."))
-    assert lines[at + 1].strip() == "1,234 parameters with 10 classes; needs pip install mine"
+    assert {"mine", "plain"} <= set(terminal.out.split())
 
 
 @pytest.mark.parametrize("words", [(), ("dataset",), ("scaler",)])

@@ -8,6 +8,7 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.cli.messages import print_rows
 from mptrain.cli.train import print_closing
+from mptrain.config.trust import allow_argument, search_path
 
 LEARNER = {
     "updates": 376,
@@ -182,3 +183,34 @@ def test_a_cpu_without_half_arithmetic_is_described_once(tmp_path, monkeypatch, 
     assert found.err.startswith("warning: precision=amp_bf16 on cpu: ")
     assert ("not faster than FP32" in found.err) == (kernels == "auto")
     assert ("10 to 80 times slower" in found.err) == (kernels == "native")
+
+
+def test_commands_on_a_run_with_code_of_ones_own_find_it_again(closing, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "my code")
+    trust, path = allow_argument(["mine.*"]), search_path(["mine.*"])
+    lines = [
+        line.split(None, 1)[1] for line in closing("mptrain resume", trust, path).splitlines() if "mptrain " in line
+    ]
+    assert lines[0] == "mptrain report 'outputs/a b'"  # reads no model
+    assert [line.partition("mptrain")[0] for line in lines[1:]] == ["PYTHONPATH='my code' "] * 3
+    assert all(line.endswith(" 'extensions.allow=[mine.*]'") for line in lines[1:])
+    assert search_path([]) == ""
+
+
+def test_an_evaluation_is_a_table_on_a_terminal_and_lines_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "precision=fp32", "run.name=x"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "x"]) == 0
+    assert "split=test samples=397 " in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["eval", "x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("test top1" in line and "95 % CI" in line for line in lines)
+    assert max(map(len, lines)) <= 90  # with colours
+
+
+def test_a_search_by_a_sweeper_needs_m(capsys):
+    assert main(["hydra/sweeper=basic", *TINY]) == 2
+    assert "hint: add -m" in capsys.readouterr().err

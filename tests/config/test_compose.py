@@ -672,3 +672,32 @@ def test_a_folder_with_a_line_end_in_its_name_is_refused(word):
         compose([word])
     assert raised.value.hint.startswith("choose ")
     assert "token recognition" not in str(raised.value)
+
+
+def test_files_that_hydra_cannot_place_are_explained(tmp_path):
+    for name, text in (
+        ("experiment/fast.yaml", "# @package _global_\ntrain: {epochs: 1}\n"),
+        ("precision/mine.yaml", "defaults: [override /scaler: static, _self_]\ncompute: float16\n"),
+        ("model/mine.yaml", "defaults:\n  - override /task: detect\n  - _self_\n_target_: mine.Net\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    hints = {
+        "experiment=fast": ("experiment is not among the groups of train.yaml", "write +experiment=fast"),
+        "precision=mine": ("precision/mine.yaml cannot override the option of scaler", "# @package _global_"),
+        "model=mine": ("model/mine.yaml cannot override the option of task", "# @package _global_"),
+    }
+    for word, (what, hint) in hints.items():
+        with pytest.raises(ConfigError) as refused:
+            compose([word], config_dirs=[tmp_path])
+        assert str(refused.value) == what, word
+        assert hint in refused.value.hint, word
+    assert compose(["+experiment=fast"], config_dirs=[tmp_path]).train.epochs == 1
+
+
+@pytest.mark.parametrize(
+    "word", ["hydra.mode=MULTIRUN", "hydra.verbose=true", "hydra/job_logging=none", "hydra.job.name=x"]
+)
+def test_keys_of_hydra_that_do_nothing_here_are_refused(word):
+    with pytest.raises(ConfigError, match=f"'{word.partition('=')[0]}' has no effect"):
+        compose([word])

@@ -35,3 +35,10 @@ def test_layout_and_number_form_change_no_digest():
 def test_a_change_is_said_as_yaml_writes_values():
     assert describe_change("train.clip_norm", None, 1.0) == "train.clip_norm was null, now 1"
     assert describe_change("train.channels_last", True, False) == "train.channels_last was true, now false"
+
+
+def test_a_section_that_was_null_is_shown_by_its_keys():
+    null, chosen = "train: {stop: null, epochs: 3}", "train: {stop: {patience: 2, mode: null}, epochs: 3}"
+    assert diff(null, chosen) == [("train.stop.patience", None, 2)]
+    assert diff(chosen, null) == [("train.stop.patience", 2, None)]
+    assert diff("a: 1", "b: null") == [("a", 1, "(absent)"), ("b", "(absent)", None)]

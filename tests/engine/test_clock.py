@@ -93,3 +93,16 @@ def test_an_energy_counter_that_fails_costs_no_run():
         raise RuntimeError("NVMLError_NotSupported")
 
     assert NvmlMeter(broken).read() is None
+
+
+def test_the_throughput_stays_while_no_step_is_counted():
+    clock = Clock(Progress(learners={}), torch.device("cpu"))
+    clock.lap(terms=32, waited=0.0, seconds=0.5)
+    clock.read()
+    assert clock.rate == 64
+    clock.add(0.1)  # waiting for the device, at the end of an epoch
+    clock.read()
+    assert clock.rate == 64
+    clock.lap(terms=32, waited=0.0, seconds=0.3)
+    clock.read()
+    assert clock.rate == 80  # 32 in 0.4 s

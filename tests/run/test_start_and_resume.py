@@ -140,7 +140,7 @@ def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken
     for words, says in (
         (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: its directory is fixed"),
         (("run.name=two",), "run.name=two has no effect on a saved run"),
-        (("hydra.verbose=true",), "hydra.verbose=true has no effect on a saved run"),
+        (("hydra.verbose=true",), "'hydra.verbose' has no effect"),
         (
             ("model.weights=w.pt",),
             "model.weights has no effect on a resumed run: its weights are those of the checkpoint",
