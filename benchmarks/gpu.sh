@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests for a GPU and the gpu suite in one command of under 8 minutes, on a machine that has torch and torchvision,
+# The tests for a GPU and the gpu suite in one command of under 10 minutes, on a machine that has torch and torchvision,
 # but perhaps neither a network nor what else mptrain needs.
 #
 #   benchmarks/gpu.sh pack FOLDER [3.12]   where there is a network: wheels of what such a machine lacks, for its Python
@@ -40,18 +40,27 @@ pack() {
     mapfile -t wanted <<<"$list"
     "$python" -m pip download --quiet --only-binary=:all: --python-version "$version" --implementation cp \
         "${platforms[@]}" --find-links "$folder" --dest "$folder" "${wanted[@]}"
+    torch_wheels "$folder" -delete # timm requires torch, but the machine's own torch is the one that fits its driver
+}
+
+# The wheels of torch, torchvision and what comes with them in a folder; more words are actions of find.
+torch_wheels() {
+    find "$1" -maxdepth 1 -regextype posix-extended \
+        -iregex '.*/(torch|torchvision|triton|(nvidia|cuda)_[^-/]*)-[^/]*\.whl' "${@:2}"
 }
 
 run() {
     local folder=$1 out=$2 rehearse=${3:-}
     compgen -G "$folder/*.whl" >/dev/null || fail "there are no wheels in $folder: $0 pack $folder makes them, where there is a network"
+    [[ -z $(torch_wheels "$folder") ]] || fail "$folder has wheels of torch or CUDA, which would hide this machine's own: pack it again with $0 pack $folder"
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
     "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --target "$site" "$folder"/*.whl
     export PYTHONPATH=$site PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # plugins of other people's may warn
     mkdir -p "$out"
     local failed=0
-    timeout 170 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider -m gpu tests/gpu || failed=$?
+    timeout 240 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider -m gpu \
+        --junitxml "$out/tests.xml" tests/gpu || failed=$?
     timeout 300 "$python" -m benchmarks.run --suite gpu --out "$out/gpu.json" ${rehearse:+--rehearse} \
         --budget "${BUDGET:-280}" || failed=$?
     return "$failed"

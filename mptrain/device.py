@@ -225,6 +225,11 @@ def properties_of(device: torch.device) -> Any:
     return torch.get_device_module(device).get_device_properties(device)
 
 
+def uuid_of(device: torch.device) -> str:
+    """Return the identifier of a CUDA device, which no other device of any machine has."""
+    return str(properties_of(device).uuid)
+
+
 def total_memory(device: torch.device) -> int:
     """Return the number of bytes of an accelerator's memory; on MPS, the maximum that Metal recommends."""
     module = torch.get_device_module(device)
@@ -238,9 +243,10 @@ def is_rocm() -> bool:
 
 
 def untried(device: torch.device) -> str:
-    """Return a warning for the user if mptrain was never run on this kind of device (ROCm, XPU, MPS); else empty."""
+    """Return a warning for the user if mptrain was never run on this kind of device (all but CPUs); else empty."""
     if device.type == "cuda":
-        return "ROCm/HIP is untested: mptrain has never been run on an AMD GPU" if is_rocm() else ""
+        kind, maker = ("ROCm/HIP", "AMD") if is_rocm() else ("CUDA", "NVIDIA")
+        return f"{kind} is untested: mptrain has never been run on an {maker} GPU"
     if device.type not in NAMES:
         return ""
     lacks = "" if capabilities(device).fp64 else "; without FP64, norms and scalers compute in FP32"

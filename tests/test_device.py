@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from capability import CPU, NoFP64, without
 from loops import each
+from pretended_ranks import each_rank
 
 from mptrain import device as devices
 from mptrain.config.build import build
@@ -19,6 +21,7 @@ from mptrain.engine.transfer import AHEAD, Transfer
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
 from mptrain.random_state import random_state, set_random_state
+from mptrain.run.describe import cuda_backends
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
@@ -157,6 +160,61 @@ def test_ranks_exchange_nothing_on_untried_accelerators():
     for name in ("mps", "xpu"):
         with pytest.raises(ConfigError, match=f"device={name} with 2 ranks"):
             device_of(name, SimpleNamespace(world_size=2, local_rank=0))
+
+
+@each(
+    ("seen", "indices"),
+    [
+        ((("a", "b"), ("a", "b")), [0, 1]),  # torchrun
+        ((("a",), ("b",)), [0, 0]),  # srun --gpus-per-task=1
+        ((("a", "b"), ("c", "d")), [0, 1]),
+        ((("a",), ("a",)), None),  # one GPU for two ranks
+        ((("a", "b"), ("b",)), [0, 0]),
+        ((("a", "b"), ()), None),  # a machine without GPUs
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own_or_all_are_refused(monkeypatch, seen, indices):
+    def rank(comm):
+        own = seen[comm.rank]
+        table.count, table.own = len(own), own
+        try:
+            return device_of("cuda", comm).index
+        except EnvironmentRefused as refused:
+            return str(refused)
+
+    table = threading.local()
+    kinds = "mptrain.config.parallelism."
+    monkeypatch.setattr(kinds + "count_of", lambda kind: table.count)
+    monkeypatch.setattr(kinds + "uuid_of", lambda device: table.own[device.index])
+    monkeypatch.setattr(kinds + "use", lambda device: None)
+    monkeypatch.setattr(kinds + "resolve_device", torch.device)
+    found = each_rank(2, rank)
+    assert found == indices or (indices is None and found[0] == found[1] and "rank 1 has no GPU of its own" in found[0])
+
+
+def test_an_nvidia_gpu_is_named_as_untested_too(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert devices.untried(torch.device("cuda", 0)) == "CUDA is untested: mptrain has never been run on an NVIDIA GPU"
+
+
+def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr("mptrain.run.describe._DRIVER", tmp_path / "version")
+    device = torch.device("cuda", 0)
+    assert cuda_backends(device)["driver"] == "unknown"
+    said = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.2.0"
+    )
+    (tmp_path / "version").write_text(said)
+    precision = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        found = cuda_backends(device)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = precision
+    assert (found["compute_capability"], found["driver"]) == ("7.5", "550.54.15")
+    assert found["cuda.matmul.fp32_precision"] == "tf32"
+    assert cuda_backends(CPU) == {}
 
 
 def test_an_untried_device_is_warned_of_once(monkeypatch):

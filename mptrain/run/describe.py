@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +18,15 @@ import torch
 from mptrain import __version__
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
-from mptrain.device import name_of
+from mptrain.device import compute_capability, name_of
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.optimizer.parameter_groups import describe_options
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.runlog import RunDirectory, RunState
+
+#: File in which NVIDIA's driver for Linux says its version.
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:
@@ -42,6 +47,7 @@ def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunS
         git_sha=_git_sha(),
         versions=versions_now(),
         device=_device_in_words(parts.device),
+        backends=cuda_backends(parts.device),
         parts=describe_parts(config, parts),
         ranks=parts.comm.world_size,
     )
@@ -123,6 +129,44 @@ def versions_now() -> dict[str, str]:
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
     return versions | {name: version for name, version in toolkits.items() if version}
+
+
+def cuda_backends(device: torch.device) -> dict[str, str]:
+    """Return what decides the bits of CUDA kernels: compute capability, driver, cuDNN, and settings of torch.
+
+    Args:
+        device: The CUDA device.
+
+    Returns:
+        Values by name; settings have the names that they have in ``torch.backends``. Empty for another kind of device.
+    """
+    if device.type != "cuda":
+        return {}
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    values = {
+        "compute_capability": ".".join(map(str, compute_capability(device))),
+        "driver": _driver_version(),
+        "cudnn.version": cudnn.version(),
+        "cudnn.benchmark": cudnn.benchmark,
+        "cudnn.deterministic": cudnn.deterministic,
+        "cudnn.conv.fp32_precision": cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        "cudnn.rnn.fp32_precision": cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
+        "cuda.matmul.fp32_precision": cuda.matmul.fp32_precision,
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cuda.fp16_bf16_reduction_math_sdp_allowed": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _driver_version() -> str:
+    """Return the version of NVIDIA's kernel driver, such as ``550.54.15``; ``unknown`` if Linux does not say it."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text())
+    except OSError:
+        found = None
+    return found[0] if found else "unknown"
 
 
 def _device_in_words(device: torch.device) -> str:

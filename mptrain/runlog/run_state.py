@@ -75,6 +75,7 @@ class RunState:
         git_sha: Commit of the source tree; None outside a Git repository.
         versions: Versions by name: python, torch, mptrain, CUDA.
         device: Description of the device.
+        backends: Driver, cuDNN and arithmetic settings of torch's CUDA backends by name; empty on other devices.
         parts: Descriptions of the run's parts by name: model, dataset, precision, scaler, optimizer and so on.
         ranks: World size: number of processes that train the run together.
         attempts: Every process that worked on the run, in order.
@@ -92,6 +93,7 @@ class RunState:
     git_sha: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""
+    backends: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
     ranks: NonNegativeInt = 1
     attempts: tuple[Attempt, ...] = ()

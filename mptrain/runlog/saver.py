@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -198,10 +199,13 @@ class HostCopy:
             torch.empty(0, dtype=buffer.dtype, device=storage.device).set_(storage)
             for storage, buffer in zip(copied.values(), buffers, strict=True)
         ]
-        if buffers:
-            foreach_copy_(
-                buffers, sources, non_blocking=all(capabilities(storage.device).pinned for storage in copied.values())
-            )
+        for pinned in (True, False):  # the host copies its own memory while devices copy theirs
+            pairs = [
+                pair for pair in zip(buffers, sources, strict=True) if capabilities(pair[1].device).pinned == pinned
+            ]
+            if pairs:
+                targets, origins = map(list, zip(*pairs, strict=True))
+                foreach_copy_(targets, origins, non_blocking=pinned)
         self._arrivals = [
             event_now(device, sleeping=True)
             for device in {storage.device for storage in copied.values()}
@@ -211,7 +215,7 @@ class HostCopy:
         taken: dict[str, Any] = _rebuilt(state, hosts, {})
         return taken
 
-    def wait(self, wait_for: Callable[[torch.Event], None] = torch.Event.synchronize) -> None:
+    def wait(self, wait_for: Callable[[torch.Event], None] = operator.methodcaller("synchronize")) -> None:
         """Wait until the asynchronous copies of the last `take` are complete.
 
         Args:

@@ -18,7 +18,7 @@ from typing import Any
 from mptrain.config.compose import Composer
 from mptrain.config.schema import Config
 from mptrain.engine.interrupt import SignalListener
-from mptrain.errors import EXIT_BUG
+from mptrain.errors import EXIT_BUG, EnvironmentRefused
 from mptrain.machine import is_running, usable_cores
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.sweep.processes import Process, describe_exit_code, forked, send, send_to, spawned, start, warm_up
@@ -73,7 +73,8 @@ class Slots:
     Attributes:
         count: Number of slots: the maximum number of concurrent jobs.
         threads: Number of torch's CPU threads in each job; None if one job at a time uses all.
-        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty without GPUs. Slots use the GPUs in turn.
+        gpus: Values of ``CUDA_VISIBLE_DEVICES``, one for each GPU; empty without GPUs. Slots use the GPUs in turn, and
+            share them if they need more than there are.
     """
 
     count: int
@@ -90,16 +91,20 @@ class Slots:
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
 
-    def environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables that assign a GPU to a job whose configuration does not name one.
+    def environment(self, slot: int, procs: int = 1) -> dict[str, str]:
+        """Return the environment variables that assign GPUs to a job whose configuration does not name one.
 
         Args:
             slot: Index of the job's slot, from 0 to ``count`` - 1.
+            procs: Number of the job's ranks, each of which uses a GPU; at most the number of GPUs.
 
         Returns:
-            ``CUDA_VISIBLE_DEVICES`` with one GPU; empty without GPUs.
+            ``CUDA_VISIBLE_DEVICES`` with ``procs`` GPUs; empty without GPUs.
         """
-        return {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
+        if not self.gpus:
+            return {}
+        first = slot * max(procs, len(self.gpus) // self.count)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[(first + n) % len(self.gpus)] for n in range(procs))}
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,18 @@ class LocalExecutor:
 
         Raises:
             ConfigError: The overrides of a job are invalid; no job was started.
+            EnvironmentRefused: A job has more ranks than there are GPUs, or its device is missing; no job was started.
         """
         composed = [(job, self.composer.compose(job.words)) for job in jobs]
+        gpus = self.slots.gpus
+        procs = max(
+            (config.distributed.procs or 1 for _, config in composed if gpus and _on_accelerator(config)), default=1
+        )
+        if procs > max(1, len(gpus)):
+            raise EnvironmentRefused(
+                f"distributed.procs={procs} needs {procs} GPUs for a job, and this sweep has {len(gpus)}",
+                f"set distributed.procs={len(gpus)} or device=cpu",
+            )
         with SignalListener() as interrupts:
             pool = _Pool(self.slots, self.program, listener, interrupts)
             try:
@@ -201,7 +216,11 @@ class _Pool:
         began = time.monotonic()
         try:
             cuda = _on_accelerator(config)
-            environment = self._slots.environment(slot) if cuda and ":" not in config.device else {}
+            environment = (
+                self._slots.environment(slot, config.distributed.procs or 1)
+                if cuda and ":" not in config.device
+                else {}
+            )
             threads = self._slots.threads if config.threads is None else None
             assignment = LocalJob(pickle.dumps((self._program, config)), job.log, environment, threads)
             process, pipe = self._process(assignment, cuda=cuda)

@@ -68,6 +68,37 @@ def test_all_that_mptrain_and_its_tests_need_is_packed_but_what_images_with_torc
     assert not own & {"torch", "torchvision", "mptrain"}
 
 
+OF_TORCH = (
+    "torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl",
+    "torchvision-0.26.0-cp312-cp312-manylinux_2_28_x86_64.whl",
+    "triton-3.6.0-cp312-cp312-manylinux_2_27_x86_64.whl",
+    "nvidia_cublas-13.1.0.3-py3-none-manylinux_2_27_x86_64.whl",
+    "nvidia_nccl_cu12-2.28.9-py3-none-manylinux_2_18_x86_64.whl",
+    "cuda_bindings-13.0.3-cp312-cp312-manylinux_2_24_x86_64.whl",
+)
+OTHERS = ("timm-1.0.22-py3-none-any.whl", "torchmetrics-1.8.2-py3-none-any.whl", "tritonclient-2.6-py3-none-any.whl")
+
+
+def test_torch_and_cuda_are_not_packed_although_timm_requires_them(tmp_path):
+    python, wheels = tmp_path / "python", tmp_path / "wheels"
+    names = " ".join((*OF_TORCH, *OTHERS))
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" = - ]; then exec {sys.executable} -; fi\ncd {wheels} && [ "$3" = wheel ] || touch {names}\n'
+    )
+    python.chmod(0o755)
+    assert gpu(python, "pack", wheels).returncode == 0
+    assert {path.name for path in wheels.iterdir()} == set(OTHERS)
+
+
+@pytest.mark.parametrize("wheel", OF_TORCH)
+def test_a_folder_with_a_torch_of_its_own_is_not_run(tmp_path, wheel):
+    for name in (wheel, *OTHERS):
+        (tmp_path / name).touch()
+    refused = gpu("/bin/false", "run", tmp_path, tmp_path / "out")
+    assert refused.returncode == 2
+    assert "would hide this machine's own" in refused.stderr
+
+
 def image_with_torch(folder):
     """A Python that has torch and torchvision, what they need, and pip, as images with torch do; nothing is copied."""
     venv.create(folder, with_pip=True)

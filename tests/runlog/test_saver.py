@@ -8,6 +8,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from mptrain.device import Capabilities
 from mptrain.errors import StorageError
 from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter
@@ -161,6 +162,35 @@ def test_memory_is_used_again_for_the_next_copy():
     third = copy.take(state)
     assert [a == b for a, b in zip(addresses(third), first, strict=True)] == [True, False, True, True]
     assert torch.equal(third["model"]["1000"], state["model"]["1000"])
+
+
+def test_a_device_copies_without_the_host_waiting_although_the_state_has_host_tensors(monkeypatch):
+    class Event:
+        waited = 0
+
+        def synchronize(self):
+            self.waited += 1
+
+    calls, event, empty = [], Event(), torch.empty
+    able = {"meta": Capabilities(pinned=True, streams=True), "cpu": Capabilities(host=True)}
+    monkeypatch.setattr("mptrain.runlog.saver.capabilities", lambda device: able[device.type])
+    monkeypatch.setattr("mptrain.runlog.saver.event_now", lambda device, sleeping: event)
+    monkeypatch.setattr("mptrain.runlog.saver.check_plain", lambda state: list(state.values()))
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **known: empty(*size, **known))  # noqa: PLW0108
+    monkeypatch.setattr(
+        "mptrain.runlog.saver.foreach_copy_",
+        lambda to, of, non_blocking: calls.append(([one.device.type for one in of], non_blocking)),
+    )
+    copy = HostCopy(everything=True)
+    state = {"a": torch.ones(3, device="meta"), "generator": torch.zeros(8, dtype=torch.uint8)}
+    copy.take(state | {"b": torch.ones(5, device="meta")})
+    assert calls == [(["meta", "meta"], True), (["cpu"], False)]
+    copy.wait()
+    assert event.waited == 1
+    calls.clear()
+    copy.take({"host": torch.ones(2)})
+    copy.wait()
+    assert (calls, event.waited) == ([(["cpu"], False)], 1)
 
 
 def test_without_memory_for_a_copy_the_state_itself_is_written_at_once(saver, gate, monkeypatch):

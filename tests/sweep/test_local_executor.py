@@ -145,6 +145,43 @@ def test_jobs_on_accelerator_are_fresh_processes_that_see_one_gpu_before_torch_i
     assert all("leads its session True\n" in text for text in logs)
 
 
+@pytest.mark.parametrize(
+    ("count", "procs", "gpus"),
+    [
+        (2, 2, ["0,1", "2,3"]),
+        (2, 1, ["0", "2"]),
+        (4, 1, ["0", "1", "2", "3"]),
+        (3, 2, ["0,1", "2,3", "0,1"]),
+        (2, 3, ["0,1,2", "3,0,1"]),
+        (1, 4, ["0,1,2,3"]),
+    ],
+)
+def test_a_job_sees_a_gpu_for_each_of_its_ranks(count, procs, gpus):
+    slots = Slots(count, gpus=("0", "1", "2", "3"))
+    assert [slots.environment(slot, procs)["CUDA_VISIBLE_DEVICES"] for slot in range(count)] == gpus
+
+
+def test_more_ranks_than_gpus_are_refused_before_the_first_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_executor, "_on_accelerator", lambda config: config.device != "cpu")
+    two, heard = Slots(1, gpus=("4", "5")), Heard()
+    specs = specs_of(tmp_path, jobs.DONE, words=("device=cuda", "distributed.procs=1"))
+    specs += specs_of(tmp_path, jobs.DONE, words=("device=cuda", "distributed.procs=3"))
+    with pytest.raises(EnvironmentRefused, match=r"distributed\.procs=3 needs 3 GPUs for a job, and this sweep has 2"):
+        LocalExecutor(COMPOSER, jobs.program(), two).run(specs, heard)
+    assert heard.order == []
+
+
+def test_ranks_on_the_cpu_need_no_gpu_and_those_on_gpus_see_as_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_executor, "_on_accelerator", lambda config: config.device != "cpu")
+    two, program = Slots(1, gpus=("4", "5")), jobs.program(jobs.describe)
+    for name in ("cpu", "gpu"):
+        (tmp_path / name).mkdir()
+    heard, _ = run(tmp_path / "cpu", jobs.DONE, slots=two, words=("device=cpu", "distributed.procs=3"))
+    assert heard.endings[0].status == "done"
+    run(tmp_path / "gpu", jobs.DONE, slots=two, program=program, words=("device=cuda", "distributed.procs=2"))
+    assert "gpus 4,5\n" in log(tmp_path / "gpu")
+
+
 def test_cores_are_divided_among_jobs_unless_threads_says_otherwise(tmp_path):
     assert Slots.of_this_machine(1).threads is None
     assert Slots.of_this_machine(2).threads == max(1, len(os.sched_getaffinity(0)) // 2)
