@@ -146,7 +146,7 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
         *words, "dataset=birds", "model=cnn", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path)
     )
     assert done.returncode == 0, done.stderr
-    assert "birds, 160 train, 20 val, 20 test, 3x16x16 float32, 10 classes" in " ".join(done.stdout.split())
+    assert "birds, 160 train, 20 val, 20 test, 3x16x16 float32, 4 classes" in " ".join(done.stdout.split())
 
 
 def anchors(page):

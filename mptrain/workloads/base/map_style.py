@@ -100,7 +100,8 @@ class MapSplit(IndependentSamples):
         """Return the samples with these indices as one batch; see `mptrain.workloads.base.dataset.Split.fetch`."""
         if isinstance(self.inner, TensorDataset) and len(self.inner.tensors) == 2:
             rows = self._rows[torch.as_tensor(indices)]
-            return Batch(*(values[rows] for values in self.inner.tensors))
+            inputs, targets = self.inner.tensors
+            return Batch(inputs[rows], targets[rows])
         numpy_state = np.random.get_state()
         with other_random_numbers(torch.device("cpu")):
             pairs = [self._sample(index, mix(seed, epoch, index)) for index in indices]
