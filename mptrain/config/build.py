@@ -82,7 +82,13 @@ from mptrain.workloads.base.task import Objective
 
 
 def build(
-    config: Config, *, weights: bool = True, comm: Communicator = SINGLE_PROCESS, micro_batches: int = 1
+    config: Config,
+    *,
+    weights: bool = True,
+    comm: Communicator = SINGLE_PROCESS,
+    micro_batches: int = 1,
+    trains: bool = True,
+    labels: tuple[str, ...] | None = None,
 ) -> tuple[Parts, Options]:
     """Build all parts of a training run: model, data loaders, learners (a model with its optimizer each) and so on.
 
@@ -95,6 +101,8 @@ def build(
         weights: Whether to load ``model.weights``; False for a resumed run, which loads its checkpoint.
         comm: Communicator of the ranks; all ranks build at the same time.
         micro_batches: Smallest number of micro-batches in an update, summed over all ranks.
+        trains: Whether the run is to train; False to evaluate it, which needs no validation data and no training data.
+        labels: Labels of a run that is evaluated on other data than its own (`build_dataset`).
 
     Returns:
         The parts of the run, and its options for training, checkpoints and logs.
@@ -109,7 +117,7 @@ def build(
     memory_before = memory_in_use(device)
     check_parallelism(config, comm.world_size)
     with comm.main_process_first():
-        dataset = build_dataset(config)
+        dataset = build_dataset(config, labels)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
     notes, doubts = _initial_weights(model, config.weights) if weights else ((), ())
@@ -183,8 +191,9 @@ def build(
         infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
     _refuse_hooks_in_compiled(config, parts)
-    _refuse_single_samples(config, parts)
-    require_monitored(parts, config.train)
+    _refuse_single_samples(config, parts, trains=trains)
+    if trains:
+        require_monitored(parts, config.train)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
 
@@ -437,7 +446,7 @@ def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
         raise ConfigError(problems)
 
 
-def _refuse_single_samples(config: Config, parts: Parts) -> None:
+def _refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> None:
     """Refuse batch sizes that leave a micro-batch of one sample if a BatchNorm then has one value per channel.
 
     Without this check, torch raises only at the end of the first epoch.
@@ -447,6 +456,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
     single = [
         (name, loader.split)
         for name, loader in parts.loaders.items()
+        if trains or name != "train"
         for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
         if rest // min(rest, accumulate if name == "train" else world_size) == 1
     ]

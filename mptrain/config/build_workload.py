@@ -26,6 +26,7 @@ from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.map_style import MapDataset, torch_parts
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.classification.small_classifier import train_classifier
@@ -44,19 +45,29 @@ _DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "pre
 _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 
 
-def build_dataset(config: Config) -> Dataset:
+def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Dataset:
     """Build the data set of a run.
 
+    Args:
+        config: Configuration of the run.
+        labels: Labels of a run that is evaluated on other data than its own, for a data set that takes them.
+
     Raises:
-        ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`).
+        ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`),
+            and is no map-style dataset of torch either (`mptrain.workloads.base.map_style`).
         DataError: The data is missing or unusable.
     """
     try:
-        dataset: Dataset = config.dataset.build(**config.for_dataset())
+        dataset: Dataset = config.dataset.build(
+            **config.for_dataset(), **({} if labels is None else {"labels": labels})
+        )
     except UnusableSample as error:
         name_doctor(error, config)
         raise
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
+    if missing and (parts := torch_parts(dataset)):
+        name = config.chosen.get("dataset") or config.dataset.path.rpartition(".")[2]
+        return MapDataset(name, parts, config.dataset.arguments.get("workers", 4))
     _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/dataset.py")
     return dataset
 

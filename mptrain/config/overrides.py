@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from mptrain.config.catalogue import SHARED, Catalogue
+from mptrain.config.catalogue import SHARED, Catalogue, Option
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import model_named, near_options, new_key, optimizer_named, translate
 from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
@@ -318,6 +318,14 @@ def _instead(group: str, catalogue: Catalogue) -> str:
     return f"write {group}={name}" + (f" ({summary})" if summary else "")
 
 
+def _unlikely(option: Option, usual: str | None, tree: dict[str, Any], catalogue: Catalogue) -> tuple[bool, bool, bool]:
+    """Return why an option is not the one meant, weightiest first: no default, not for own files, for other tasks."""
+    chosen = f"_target_: {lookup(tree, 'task._target_')}"
+    tasks = {name for name, task in catalogue.groups["task"].items() if chosen in map(str.strip, task.lines)}
+    own = option.facts.get("needs", "").startswith("your own")
+    return option.name != usual, not own, tasks.isdisjoint(option.tasks)
+
+
 def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
     """Return the problem of an unknown configuration key, with a guess at the intended key as the hint.
 
@@ -337,11 +345,15 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
     ours = str(lookup(tree, f"{group}._target_", "mptrain.")).startswith("mptrain.")
     if ours and (elsewhere := catalogue.options_with(key)):
         usual = catalogue.defaults.get(group)
-        names = [f"{group}={option.name}" for option in sorted(elsewhere, key=lambda option: option.name != usual)]
+        rank = {option.name: _unlikely(option, usual, tree, catalogue) for option in elsewhere}
+        ranked = sorted(rank, key=rank.__getitem__)
+        names = [f"{group}={name}" for name in ranked]
         chosen = " or ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} or one of {len(names) - 3} more"
         what += f" in the chosen {group}: it belongs to {chosen}"
         counterpart = COUNTERPARTS.get(key, "")
-        ways = [f"{names[0]} {key}={show(value)}"] if names[0] == f"{group}={usual}" or len(names) < 4 else []
+        meant = not any(rank[ranked[0]][1:]) and not has_key(tree, counterpart)  # own files, for the chosen task
+        likely = meant or ranked[0] == usual or len(names) < 4
+        ways = [f"{names[0]} {key}={show(value)}"] if likely else []
         ways += [f"{counterpart}={show(value)} for the chosen {group}"] if has_key(tree, counterpart) else []
         return Problem(what, f"write {', or '.join(ways)}" if ways else f"choose {chosen}")
     if words := translate(key, show(value)):

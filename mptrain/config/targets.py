@@ -69,7 +69,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "model": DATA_FACTS,
     "optimizer": ("params",),
     "schedule": ("optimizer", "max_lr", "steps_per_epoch", "T_max", "total_iters", "total_steps", "t_initial"),
-    "dataset": ("seed", "batch_size"),
+    "dataset": ("seed", "batch_size", "labels"),
     "task": DATA_FACTS,
 }
 

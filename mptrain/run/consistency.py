@@ -19,6 +19,7 @@ from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.records import EvalRecord
 from mptrain.runlog import RunDirectory, RunState, read_run
 from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
+from mptrain.workloads.base.loader import Loader
 
 _RESTORE = "restore the file from a copy"
 
@@ -188,3 +189,24 @@ def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: 
         for record in records
         if record.split in before and before[record.split]["data"] != record.data
     )
+
+
+def trained_on(known: frozenset[bytes], parts: Parts) -> tuple[str, ...]:
+    """Return a sentence for each split whose samples are among those that the weights were trained on.
+
+    Args:
+        known: Digests of these samples (see `mptrain.workloads.base.dataset.Split.digests`).
+        parts: The built run, with the splits to evaluate.
+    """
+    held = {name: digests_of(loader) for name, loader in parts.loaders.items() if name != "train"}
+    if not known and any(held.values()):
+        return ("it is not on record which samples the weights were trained on",)
+    counts = {name: sum(digest in known for digest in digests) for name, digests in held.items()}
+    return tuple(
+        f"{count:,} of {len(held[name]):,} {name} samples were trained on" for name, count in counts.items() if count
+    )
+
+
+def digests_of(loader: Loader) -> list[bytes]:
+    """Return a digest of each sample of a split; none if it does not offer any."""
+    return loader.split.digests() if hasattr(loader.split, "digests") else []

@@ -19,10 +19,15 @@ from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, wei
 from mptrain.errors import DataError
 from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.records import EvalRecord
-from mptrain.run.consistency import changed_evaluation_data
+from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
+from mptrain.runlog.strict_json import read_object
+from mptrain.runlog.trained_samples import beside, read_trained, write_trained
+
+#: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.
+_SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,10 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     config = reload(text, overrides)
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))
-    parts, _ = build(config, weights=False)
+    keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
+    elsewhere = "dataset.root" in keys and keys.isdisjoint(_SHARES)
+    labels = tuple(read_object(directory.paths.data).get("labels", ())) if elsewhere else None
+    parts, _ = build(config, weights=False, trains=False, labels=labels)
     require_same_schema(loaded.state)
     require_same_labels(parts, loaded.state)
     load_weights(parts, loaded.state)
@@ -77,6 +85,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     records = tuple(outcome.record for outcome in measured if outcome is not None)
     changes = diff(text, config.yaml)
     notes = [describe_change(*change) for change in changes]
+    notes += trained_on(read_trained(directory.root), parts)
     notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         directory.root, step, average and bool(parts.averages()) and has_averages(loaded.state), records, tuple(notes)
@@ -152,6 +161,8 @@ def export_run(
             output.parent.mkdir(exist_ok=True)
     content = weights_file(weights, output)
     write_atomically(output, content)
+    if directory.root.absolute() not in output.absolute().parents:
+        write_trained(beside(output), read_trained(directory.root))
     return Export(
         directory.paths.data,
         output,

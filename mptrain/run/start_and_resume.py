@@ -44,9 +44,11 @@ from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
 from mptrain.run.consistency import (
     changed_training_data,
+    digests_of,
     reload_config,
     require_unchanged_config,
     require_undamaged_config,
+    trained_on,
     written_config,
 )
 from mptrain.run.describe import describe, group_members
@@ -69,6 +71,7 @@ from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.trained_samples import read_trained, write_trained
 
 
 @dataclass(frozen=True)
@@ -421,6 +424,12 @@ def _attempt(
     from_step = loaded.manifest.step if loaded else 0
     if loaded and (other := changed_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
+    known = read_trained(directory.root)
+    if loaded is None:
+        known = read_trained(config.weights.expanduser()) if config.weights else frozenset()
+    known |= frozenset(digests_of(parts.loaders["train"]))
+    write_trained(directory.paths.trained_samples, known)
+    warnings += trained_on(known, parts)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
     state = describe(directory, config, parts, before)
     state = state.begin(from_step, changed if loaded else ())
@@ -440,7 +449,7 @@ def _attempt(
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
             for sentence in notes:
                 writer.take(EventRecord("note", 0, {"message": sentence}))
-            for sentence in parts.warnings:
+            for sentence in warnings:
                 writer.take(EventRecord("warning", 0, {"message": sentence}))
         else:
             storage.store.drop_after(from_step)

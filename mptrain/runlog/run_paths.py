@@ -69,6 +69,8 @@ class RunPaths:
     histograms = PathInside(HISTOGRAMS)
     #: Description of the data: labels, preparation, files; JSON.
     data = PathInside("data.json")
+    #: Digests of the samples that the weights were trained on (see `mptrain.runlog.trained_samples`), 8 bytes each.
+    trained_samples = PathInside("trained_samples.bin")
     #: The final numbers, JSON with a schema number.
     summary = PathInside("summary.json")
     #: Folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`).

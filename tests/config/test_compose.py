@@ -222,6 +222,15 @@ def test_a_key_of_the_other_scaler_is_answered_with_that_scaler_and_with_its_cou
     assert hint == "write scaler=dynamic scaler.init_scale=8, or scaler.scale=8 for the chosen scaler"
 
 
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_a_folder_is_answered_with_the_data_set_of_own_files_for_the_chosen_task(model):
+    [(what, hint)] = problems(f"model={model}", "dataset.root=pictures").items()
+    assert "it belongs to dataset=image_folder, dataset=" in what
+    assert hint == "write dataset=image_folder dataset.root=pictures"
+    [hint] = problems("task=enhance", "dataset=digits", "dataset.root=photos").values()
+    assert hint == "write dataset=photo_folder dataset.root=photos"
+
+
 def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
     [(what, hint)] = problems("optimizer.betas=[0.9,0.99]").items()
     assert "it belongs to optimizer=adam or optimizer=adamw" in what

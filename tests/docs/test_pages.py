@@ -142,6 +142,11 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     done = run_command(*words, "model=mine", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1
+    done = run_command(
+        *words, "dataset=birds", "model=cnn", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "birds, 160 train, 20 val, 20 test, 3x16x16 float32, 4 classes" in " ".join(done.stdout.split())
 
 
 def anchors(page):

@@ -69,6 +69,14 @@ class Split(Protocol):
         """Return counts and lengths of the samples for ``mptrain doctor``; the default knows none."""
         return Survey()
 
+    def digests(self) -> list[bytes]:
+        """Return a digest of each stored sample by its content (`mptrain.workloads.base.sample_digests`), in order.
+
+        A run records those of its training samples, and says how many of the samples that it evaluates are among them.
+        The default has none.
+        """
+        return []
+
 
 class Dataset(Protocol):
     """Protocol of a data set: its splits, the facts that models depend on, and the preparation of its batches.

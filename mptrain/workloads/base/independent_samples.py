@@ -68,3 +68,7 @@ class IndependentSamples(ABC):
     def survey(self) -> Survey:
         """Return counts and lengths of the samples; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey()
+
+    def digests(self) -> list[bytes]:
+        """Return a digest of each stored sample, here none; see `mptrain.workloads.base.dataset.Split.digests`."""
+        return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ class Preparation:
         channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image is reduced to its
             luminance.
         full_range: Stored value that represents 1: 255 for uint8.
+        fit: Way in which evaluation makes squares of ``image_size`` of picture files, with Pillow, before `apply`:
+            ``crop`` the centre, ``stretch``, or ``letterbox``. None if the stored images come from no file.
+        centre: Side of the centre crop as a share of the picture's shorter side.
     """
 
     mean: tuple[float, ...]
@@ -36,6 +39,8 @@ class Preparation:
     image_size: int
     channels: int
     full_range: float = 255.0
+    fit: Literal["crop", "stretch", "letterbox"] | None = None
+    centre: float = 1.0
     _tables: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
@@ -65,12 +70,20 @@ class Preparation:
     def card(self) -> dict[str, Any]:
         """Return the constants of the conversion by operation, as JSON values, to use the trained weights elsewhere.
 
-        The keys are ``resize``, ``divide_by``, ``mean``, ``std`` and ``channels``, in the order in which the operations
-        are applied.
+        The keys are ``resize``, ``divide_by``, ``luminance`` (weights, if colour becomes grey), ``mean``, ``std`` and
+        ``channels``, in the order in which the operations are applied. Picture files are resized by Pillow, which
+        antialiases, stored images by `torch.nn.functional.interpolate`.
         """
+        resize: dict[str, Any] = {"side": self.image_size, "mode": "bilinear", "antialias": self.fit is not None}
+        if self.fit is None:
+            resize["align_corners"] = False
+        else:
+            resize |= {"library": "Pillow", "fit": self.fit} | ({"centre": self.centre} if self.fit == "crop" else {})
+        grey = {"luminance": list(LUMINANCE)} if len(self.mean) == 3 and self.channels == 1 else {}
         return {
-            "resize": {"side": self.image_size, "mode": "bilinear", "align_corners": False, "antialias": False},
+            "resize": resize,
             "divide_by": self.full_range,
+            **grey,
             "mean": list(self.mean),
             "std": list(self.std),
             "channels": self.channels,

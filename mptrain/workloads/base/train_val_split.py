@@ -1,6 +1,10 @@
-"""Assignment of samples to splits. It depends on the labels and a seed of its own, never on the seed of the run."""
+"""Assignment of samples to splits. It depends on names or labels and a seed of its own, not on the seed of the run."""
 
 from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -64,9 +68,40 @@ def hold_out(
     return first_samples(order[:train], train_samples), order[train : train + val_samples], order[train + val_samples :]
 
 
-def share_of(count: int, share: float | None) -> int:
-    """Return the number of samples in a share of ``count``: rounded, but at least 1 unless the share is 0 or None."""
-    return max(1, round(share * count)) if share else 0
+def hold_out_by_name(
+    names: Sequence[str], targets: Tensor, val: float, test: float, seed: int = 0
+) -> tuple[Tensor, ...]:
+    """Divide samples so that the split of each one depends on its own name and the seed, not on the other samples.
+
+    A hash places each name in [0, 1). The first ``val`` of this range is held out for validation, the last ``test`` for
+    testing. So a class of n samples has its shares on average, with a standard deviation of
+    ``sqrt(n * share * (1 - share))`` samples. There are two exceptions, in which the other samples count: a part gets
+    at least one sample, and each class keeps the sample that is the last to be held out.
+
+    Args:
+        names: N distinct names, such as paths relative to a folder.
+        targets: Class indices, int64 ``[N]``.
+        val: Share to hold out for validation, below 1; or a number of samples, those that come first.
+        test: Share to hold out for testing, below 1.
+        seed: Salt of the hash.
+
+    Returns:
+        Ascending indices of the samples for training, validation and testing, int64.
+    """
+    if not val and not test:
+        return torch.arange(len(names)), torch.arange(0), torch.arange(0)
+    salt = seed.to_bytes(16, "big")
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8, salt=salt).digest() for name in names]
+    places = torch.tensor([(int.from_bytes(one, "big") >> 11) * 2.0**-53 for one in hashes], dtype=torch.float64)
+    ascending = [*places.sort().values.tolist(), 1.0]
+    below = ascending[min(int(val), len(names))] if val >= 1 else max(val, ascending[1]) if val else 0.0
+    above = min(1.0 - test, ascending[-2]) if test else 1.0
+    beyond = torch.maximum(below - places, places - above)  # how far outside of the range that is trained on
+    least = torch.full((int(targets.max()) + 1,), 2.0, dtype=torch.float64)
+    kept = beyond == least.scatter_reduce(0, targets, beyond, "amin")[targets]
+    held_val, held_test = (places < below) & ~kept, (places >= above) & ~kept
+    held_test &= ~held_val
+    return tuple(part.nonzero().flatten() for part in (~(held_val | held_test), held_val, held_test))
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:

@@ -339,4 +339,6 @@ class PictureDataset(DetectionDataset):
             splits[part] = PictureSplit(listing, indices, own, faults)
             self.cut_boxes += listing.cut_boxes
         self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
-        self.preparation = Preparation(*photo_statistics(options.channels), options.image_size, options.channels)
+        self.preparation = Preparation(
+            *photo_statistics(options.channels), options.image_size, options.channels, fit=options.fit
+        )

@@ -26,7 +26,8 @@ CROP_DRAWS = 4 * _TRIES
 
 _AREA = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
-_CENTRE = 224 / 256
+#: Side of the centre crop for evaluation, as a share of the shorter side of the picture.
+CENTRE = 224 / 256
 _ERASED_AREA = (0.02, 0.33)
 _ERASED_RATIO = (0.3, 3.3)
 
@@ -72,19 +73,21 @@ def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
     return _tried(width, height, draws, _ERASED_AREA, _ERASED_RATIO)
 
 
-def centre_box(width: int, height: int) -> Box:
-    """Return the crop box for evaluation on ImageNet: the centre square with 224/256 of the picture's shorter side.
+def centre_box(width: int, height: int, centre: float) -> Box:
+    """Return the crop box for evaluation: the centre square with a share of the picture's shorter side.
 
-    Resizing this box to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the centre 224.
+    Resizing the box of 224/256 to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the centre
+    224, as usual for ImageNet.
 
     Args:
         width: Width of the picture in pixels.
         height: Height of the picture in pixels.
+        centre: Side of the square as a share of the shorter side.
 
     Returns:
         Left, upper, right, lower in pixels, which may be fractions.
     """
-    side = min(width, height) * _CENTRE
+    side = min(width, height) * centre
     left, upper = (width - side) / 2, (height - side) / 2
     return (left, upper, left + side, upper + side)
 

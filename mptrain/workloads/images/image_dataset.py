@@ -17,6 +17,7 @@ from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation, luminance_of
+from mptrain.workloads.base.sample_digests import tensor_digests
 from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import hold_out
 from mptrain.workloads.images.augmentation import Shifting
@@ -240,6 +241,10 @@ class MemorySplit(IndependentSamples):
     def survey(self) -> Survey:
         """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey(self.targets)
+
+    def digests(self) -> list[bytes]:
+        """Return a digest of each stored image; see `mptrain.workloads.base.dataset.Split.digests`."""
+        return tensor_digests(self.images)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return the images and labels with these indices as one batch on the host, augmented if ``shifting`` is set.

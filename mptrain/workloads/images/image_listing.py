@@ -69,7 +69,7 @@ class Listing:
         return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
 
 
-def find_splits(root: Path, name: str, unlisted: Unlisted) -> dict[str, Path]:
+def find_splits(root: Path, name: str, unlisted: Unlisted, *, trains: bool = True) -> dict[str, Path]:
     """Return the folder of each split: ``train``, and ``val`` and ``test`` where there are folders for them.
 
     A folder with the name of a split in `SPLITS` is that split. Without such folders, the root itself is the training
@@ -79,6 +79,7 @@ def find_splits(root: Path, name: str, unlisted: Unlisted) -> dict[str, Path]:
         root: Folder of the data set.
         name: Name of the data set, for messages.
         unlisted: Receives the folders with images that are no split.
+        trains: Whether a training folder is needed; False for an evaluation of ``val`` or ``test``.
 
     Raises:
         DataError: There is no training folder, or the layout can be read in two ways.
@@ -109,6 +110,8 @@ def find_splits(root: Path, name: str, unlisted: Unlisted) -> dict[str, Path]:
                 "put the training images into ROOT/train, with or without class folders",
             )
         return {"train": root}
+    if splits and not trains:
+        return splits
     if splits:
         there = ", ".join(folder.name for folder in splits.values())
         raise DataError(

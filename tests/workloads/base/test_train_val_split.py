@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.errors import ConfigError
-from mptrain.workloads.base.train_val_split import hold_out, stratified_order
+from mptrain.workloads.base.train_val_split import hold_out, hold_out_by_name, stratified_order
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
@@ -48,3 +48,32 @@ def test_asking_for_more_samples_than_there_are_is_refused(val, train, says):
     with pytest.raises(ConfigError) as caught:
         hold_out(torch.arange(100) % 4, val, train)
     assert says in f"{caught.value} {caught.value.hint}"
+
+
+def by_name(targets, val, test, seed=0):
+    names = [f"{target}/{number}" for number, target in enumerate(targets.tolist())]
+    return hold_out_by_name(names, targets, val, test, seed)
+
+
+def test_held_out_by_name_shares_hold_on_average_in_every_class():
+    targets = torch.arange(8000) % 4
+    train, val, test = by_name(targets, 0.1, 0.2)
+    assert torch.cat([train, val, test]).sort().values.tolist() == list(range(8000))
+    for part, share in ((val, 0.1), (test, 0.2)):
+        spread = (2000 * share * (1 - share)) ** 0.5
+        assert ((targets[part].bincount() - 2000 * share).abs() < 4 * spread).all()
+    assert set(by_name(targets, 0.2, 0.2)[2].tolist()) == set(test.tolist())  # a larger val takes none from test
+    assert set(by_name(targets, 0.2, 0.2)[1].tolist()) > set(val.tolist())
+    assert set(by_name(targets, 0.1, 0.2, seed=1)[1].tolist()) != set(val.tolist())
+    assert len(by_name(targets, 321, 0.2)[1]) == 321
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_class_keeps_a_sample_to_train_on_and_a_share_is_at_least_one_sample(seed):
+    targets = torch.arange(600) // 3  # classes of three
+    train, val, _ = by_name(targets, 0.4, 0.4, seed)
+    assert targets[train].bincount(minlength=200).min() == 1
+    assert len(val) > 100
+    few = by_name(torch.arange(12) // 6, 0.001, 0.001, seed)
+    assert [len(part) for part in few] == [10, 1, 1]
+    assert [len(part) for part in by_name(targets, 0, 0)] == [600, 0, 0]

@@ -38,10 +38,12 @@ def test_class_folders_need_no_train_above_them(classes):
     put(classes / "cat" / "below", 2, start=10)
     data = load(classes)
     assert data.class_names == ("ant", "bee", "cat")
-    assert data.train.listing.targets.bincount().tolist() == [40, 20, 12]
-    assert (data.val, data.test) == (None, None)
-    assert data.warnings[0].startswith("there are no images for validation and testing: dataset.val_share=0.1 ")
-    assert load(classes, val_share=0.0).warnings == ()
+    assert (len(data.train) + len(data.val), data.test, data.warnings) == (72, None, ())
+    assert data.describe().endswith(f"; {len(data.val)} images held out for val by default (dataset.val_share)")
+    assert names(data.val) == names(load(classes, val_share=0.1).val) != []
+    everything = load(classes, val_share=0.0)
+    assert everything.train.listing.targets.bincount().tolist() == [40, 20, 12]
+    assert (everything.val, everything.describe()) == (None, "3x8x8, 3 classes")
 
 
 @pytest.mark.parametrize("word", ["val", "valid", "Validation"])
@@ -60,10 +62,8 @@ def test_split_folders_are_known_by_several_names(classes, tmp_path, word):
             load(classes)
 
 
-def test_shares_are_held_out_of_every_class(classes):
+def test_each_image_is_in_one_part_and_those_held_out_are_not_augmented(classes):
     data = load(classes, val_share=0.1, test_share=0.2)
-    counts = [part.listing.targets.bincount().tolist() for part in (data.train, data.val, data.test)]
-    assert counts == [[28, 14, 7], [4, 2, 1], [8, 4, 2]]
     parts = [set(names(part)) for part in (data.train, data.val, data.test)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 70
     assert (data.val.varied, data.test.varied) == (None, None)
@@ -85,6 +85,9 @@ def test_the_images_held_out_depend_on_names_and_split_seed_alone(classes, tmp_p
     for part in ("train", "val", "test"):
         held = [path.rpartition("data2/")[2] for path in getattr(again, part).listing.paths]
         assert held == [path.rpartition("data/")[2] for path in getattr(first, part).listing.paths], part
+    (tmp_path / "data2" / "ant" / "004.png").rename(tmp_path / "data2" / "ant" / "004.jpg")  # converted
+    kept = load(tmp_path / "data2", **shares)
+    assert [len(part) for part in (kept.val, kept.test)] == [len(part) for part in (first.val, first.test)]
     other = load(tmp_path / "data2", **shares, split_seed=1)
     assert other.val.listing.targets.tolist() != [] != again.val.listing.targets.tolist()
     assert set(other.val.listing.paths) != set(again.val.listing.paths)
@@ -102,7 +105,8 @@ def test_a_share_of_training_images_makes_the_folder_val_the_test_split(classes,
     classes.rename(root / "train")
     put(root / "val" / "ant", 3)
     data = load(root, val_share=0.1)
-    assert [len(part) for part in (data.train, data.val, data.test)] == [63, 7, 3]
+    assert len(data.train) + len(data.val) == 70
+    assert (len(data.val), len(data.test)) == (len(load(root / "train", val_share=0.1).val), 3)
     with pytest.raises(ConfigError, match=r"dataset.test_share=0.1, but the test images are those in .*val$"):
         load(root, val_share=0.1, test_share=0.1)
     put(root / "test" / "ant", 2)
@@ -124,14 +128,19 @@ def test_contradictions_are_listed_at_once(classes):
 
 def test_shares_of_too_few_images_are_refused(tmp_path):
     put(tmp_path, 2)
-    with pytest.raises(ConfigError, match="the shares to hold out leave none of 2 images"):
+    with pytest.raises(
+        ConfigError, match=r"dataset.(val|test)_share=0.1 holds out none of 2 images, because each class"
+    ):
         load(tmp_path, val_share=0.1, test_share=0.1)
+    with pytest.raises(ConfigError, match=r"dataset.val_samples=2 would hold out all 2 training samples"):
+        load(tmp_path, val_samples=2)
 
 
 def test_images_without_classes_have_shares_as_well(tmp_path):
     put(tmp_path, 10)
     data = load(tmp_path, val_share=0.2)
-    assert (len(data.train), len(data.val), data.class_names) == (8, 2, ())
+    assert (len(data.train) + len(data.val), len(data.val) > 0, data.class_names) == (10, True, ())
+    assert load(tmp_path).val is None
 
 
 def test_a_class_with_the_name_of_a_split_is_not_guessed_at(classes):
@@ -148,7 +157,7 @@ def test_folders_beside_the_splits_are_named_and_left_out(tmp_path):
     put(tmp_path / "train" / "ant", 2)
     put(tmp_path / "raw", 1)
     (tmp_path / "notes").mkdir()
-    data = load(tmp_path, val_share=0.5)
+    data = load(tmp_path, val_share=0.0)
     assert data.class_names == ("ant",)
     assert data.warnings == (f"{tmp_path}/raw is not used: beside train, only folders named val and test count",)
 
@@ -173,3 +182,35 @@ def test_files_that_are_no_pictures_are_counted_by_extension(classes):
     assert data.card()["other_files"] == {".txt": 2, ".csv": 1, "": 1}
     (classes / "labels.csv").unlink()
     assert "other_files" not in load(classes / "bee").card()
+
+
+def test_another_folder_is_evaluated_whole_with_the_classes_of_the_run(classes, tmp_path):
+    labels = ("ant", "bee", "cat", "dog")
+    data = load(classes, labels=labels, val_share=0.1)
+    assert (data.val, len(data.test), data.test.varied, data.class_names) == (None, 70, None, labels)
+    put(tmp_path / "other" / "test" / "cat", 3)
+    other = load(tmp_path / "other", labels=labels)
+    assert (other.val, other.test.listing.targets.tolist()) == (None, [2, 2, 2])
+    put(tmp_path / "other" / "test" / "eel", 1)
+    with pytest.raises(DataError, match="its folder 'eel' is not one of the 4 classes"):
+        load(tmp_path / "other", labels=labels)
+    with pytest.raises(DataError, match="has a folder named test, but no folder train"):
+        load(tmp_path / "other")
+
+
+def test_removed_and_added_images_move_no_other(tmp_path):
+    for number in range(304):
+        put(tmp_path / "data" / "abcd"[number % 4], 1, start=number)
+    for shares in ({}, {"val_share": 0.2, "test_share": 0.15}):
+        before, chosen = load(tmp_path / "data", **shares), random.Random(2)
+        for path in chosen.sample(sorted((tmp_path / "data").rglob("*.png")), 10):
+            path.unlink()
+        put(tmp_path / "data" / "c", 5, start=400 + 10 * len(shares))
+        after = load(tmp_path / "data", **shares)
+        parts = [
+            {path: name for name in ("train", "val", "test") if (part := getattr(data, name)) for path in names(part)}
+            for data in (before, after)
+        ]
+        stayed = parts[0].keys() & parts[1].keys()
+        assert len(stayed) == len(before.train) + len(before.val) + len(before.test or ()) - 10
+        assert {path: parts[0][path] for path in stayed} == {path: parts[1][path] for path in stayed}

@@ -180,7 +180,7 @@ def test_what_was_converted_is_counted_once_a_file_whoever_decodes_it(tmp_path, 
         path.parent.mkdir(parents=True, exist_ok=True)
         colours("RGBA" if number < 2 else "RGB").save(path)
     (tmp_path / "train" / "a" / "bad.png").write_bytes(b"")
-    data = load_image_folder(root=tmp_path, image_size=8, on_error="skip")
+    data = load_image_folder(root=tmp_path, image_size=8, on_error="skip", val_share=0.0)
     loader = Loader(data.train, 3, 0, shuffle=True, workers=workers)
     for epoch in range(2):
         assert sum(batch.terms for batch in loader.batches(epoch)) == 12

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -24,9 +24,18 @@ from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.base.sample_digests import file_digests
 from mptrain.workloads.base.survey import FileFacts, Survey
-from mptrain.workloads.base.train_val_split import hold_out, share_of
-from mptrain.workloads.images.augmentation import CROP_DRAWS, Augment, Variation, centre_box, random_box, variation
+from mptrain.workloads.base.train_val_split import first_samples, hold_out_by_name, stratified_order
+from mptrain.workloads.images.augmentation import (
+    CENTRE,
+    CROP_DRAWS,
+    Augment,
+    Variation,
+    centre_box,
+    random_box,
+    variation,
+)
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
 from mptrain.workloads.images.image_listing import Listing, Unlisted, find_classes, find_splits, list_images
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part, read_picture
@@ -35,6 +44,9 @@ from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read
 Decoding = Literal["full", "draft"]
 
 _DRAWS = 1 + CROP_DRAWS  # the first is for the horizontal flip
+
+#: Share of images with classes that is held out for validation if there is no folder for it and no share is set.
+HELD_OUT = 0.1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,10 +65,12 @@ class ClassFolders(ImageDataset):
             ``trivial_augment`` then also apply the policy of that name. False takes the centre crop.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
         val_samples: Number of training images to hold out for validation; ``root/val`` is then the test split unless
-            there is a ``root/test``. None validates on ``root/val``; without it, there is no validation split.
-        val_share: The same as a share of the training images, at least one image.
+            there is a ``root/test``. None validates on ``root/val``.
+        val_share: The same as a share of the training images, at least one image. If all three are None, and there is
+            no folder for validation or testing, `HELD_OUT` of the images with classes are held out.
         test_share: Share of the training images to hold out for testing if there is no folder for it.
-        split_seed: Seed that chooses the images held out; they do not depend on the seed of the run.
+        split_seed: Salt of the hash by which each image is held out or not, of its path below the training folder
+            without the extension (`hold_out_by_name`); the seed of the run does not matter.
         train_samples: Number of images to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
         on_error: Handling of files that cannot be decoded or are in a folder that is not a class: ``stop`` or ``skip``.
@@ -65,8 +79,10 @@ class ClassFolders(ImageDataset):
         decode: Size at which files are decoded. ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop
             keeps at least ``image_size`` pixels per side: faster, with slightly different pixels. Other formats, and
             small pictures, are decoded as with ``full``.
+        labels: Classes of a run that is evaluated on another folder than its own, which may lack a training folder: a
+            folder without splits is then all test images. None takes the class folders.
 
-        warnings: Sentences on missing splits, and on files and folders that are left out because no rule takes them.
+        warnings: Sentences on files and folders that are left out because no rule takes them.
 
     Raises:
         DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
@@ -88,25 +104,26 @@ class ClassFolders(ImageDataset):
     on_error: OnError = "stop"
     normalise: Normalise = "standard"
     decode: Decoding = "full"
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if problems := self._contradictions():
             raise ConfigError(problems)
         side, channels = self.image_size or 224, self.channels or 3
         mean, std = photo_statistics(channels)
-        self.preparation = Preparation(*statistics(mean, std, self.normalise), side, channels)
-        unlisted = Unlisted()
+        self.preparation = Preparation(
+            *statistics(mean, std, self.normalise), side, channels, fit="crop", centre=CENTRE
+        )
+        self._by_default, unlisted = False, Unlisted()
         self.class_names, parts = self._find(self.root.expanduser(), unlisted)
         self.warnings, self._other_files = unlisted.sentences(), dict(unlisted.extensions)
-        if self.class_names and [*parts] == ["train"] and self.val_samples is self.val_share is self.test_share is None:
-            hint = "dataset.val_share=0.1 dataset.test_share=0.1 hold out a tenth each"
-            self.warnings += (f"there are no images for validation and testing: {hint}",)
         varied = variation(self.augment, self.random_erasing, tuple(round(255 * value) for value in mean))
         self._splits = {
-            part: FolderSplit(listing, side, channels, varied if part == "train" else None, faults, self.decode)
+            part: FolderSplit(listing, self.preparation, varied if part == "train" else None, faults, self.decode)
             for part, (listing, faults) in parts.items()
         }
-        self.train, self.val, self.test = self._splits["train"], self._splits.get("val"), self._splits.get("test")
+        self.val, self.test = self._splits.get("val"), self._splits.get("test")
+        self.train = self._splits.get("train") or next(iter(self._splits.values()))  # to build an evaluation
 
     def card(self) -> dict[str, Any]:
         """Return the data description of a run as JSON values.
@@ -132,6 +149,8 @@ class ClassFolders(ImageDataset):
         for part in ("train", "val", "test"):
             if part in self._splits and (lacking := count - len(self._splits[part].listing.targets.unique())):
                 said += f", {lacking:,} without images in {part}"
+        if self._by_default:
+            said += f"; {len(self.val or ()):,} images held out for val by default (dataset.val_share)"
         return said
 
     def _contradictions(self) -> list[Problem]:
@@ -150,9 +169,14 @@ class ClassFolders(ImageDataset):
 
     def _find(self, root: Path, unlisted: Unlisted) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
         """Return the classes, and the images of each part."""
-        folders = find_splits(root, self.name, unlisted)
-        train = folders.pop("train")
+        folders = find_splits(root, self.name, unlisted, trains=self.labels is None)
+        train = folders.pop("train", root)
+        if self.labels is not None:
+            folders = folders or {"test": train}
+            return self.labels, {part: self._listed(folder, self.labels, unlisted) for part, folder in folders.items()}
         classes = find_classes(train)
+        unset = self.val_samples is self.val_share is self.test_share is None
+        self._by_default = bool(classes) and not folders and unset
         if (self.val_samples is not None or self.val_share is not None) and "val" in folders:
             # The validation split comes from the training images, so the folder ``val`` becomes the test split.
             held = folders.pop("val")
@@ -163,12 +187,8 @@ class ClassFolders(ImageDataset):
                 f"dataset.test_share={self.test_share}, but the test images are those in {folders['test']}",
                 "remove dataset.test_share, or move the folder away",
             )
-        parts: dict[str, tuple[Listing, Faults]] = {}
-        for part, folder in folders.items():
-            faults = Faults(self.on_error)
-            parts[part] = (list_images(folder, classes, faults, unlisted), faults)
-        faults = Faults(self.on_error)
-        everything = list_images(train, classes, faults, unlisted)
+        parts = {part: self._listed(folder, classes, unlisted) for part, folder in folders.items()}
+        everything, faults = self._listed(train, classes, unlisted)
         counts = everything.targets.bincount(minlength=len(classes)).tolist()
         empty = [str(train / name) for name, count in zip(classes, counts, strict=False) if not count]
         faults.report(
@@ -176,20 +196,38 @@ class ClassFolders(ImageDataset):
             f"put images there, or remove the folder; known extensions: {' '.join(sorted(EXTENSIONS))}",
             skippable=False,
         )
-        for part, listing in self._divided(everything).items():
+        for part, listing in self._divided(everything, train).items():
             if len(listing):
                 parts[part] = (listing, faults if part == "train" else Faults(self.on_error))
         return classes, parts
 
-    def _divided(self, listing: Listing) -> dict[str, Listing]:
+    def _listed(self, folder: Path, classes: tuple[str, ...], unlisted: Unlisted) -> tuple[Listing, Faults]:
+        """Return the images of a folder, and the record of those that cannot be used."""
+        faults = Faults(self.on_error)
+        return list_images(folder, classes, faults, unlisted), faults
+
+    def _divided(self, listing: Listing, folder: Path) -> dict[str, Listing]:
         """Return the images for training, and those held out for validation and testing; these may be none."""
-        val = share_of(len(listing), self.val_share) if self.val_samples is None else self.val_samples
-        test = share_of(len(listing), self.test_share)
-        if self.val_samples is None and val + test >= len(listing):
-            what = f"the shares to hold out leave none of {len(listing)} images to train on"
-            raise ConfigError(what, "choose smaller dataset.val_share and dataset.test_share, or add images")
-        chosen = hold_out(listing.targets, val, self.train_samples, test, self.split_seed)
-        return {part: listing.select(indices) for part, indices in zip(("train", "val", "test"), chosen, strict=True)}
+        val = HELD_OUT if self._by_default else self.val_samples or self.val_share or 0
+        test = self.test_share or 0.0
+        if val >= len(listing) * (1 - test):
+            raise ConfigError(
+                f"dataset.val_samples={val} would hold out all {len(listing)} training samples",
+                f"set dataset.val_samples to at most {max(0, int(len(listing) * (1 - test)) - 1)}",
+            )
+        start = len(str(folder / "x")) - 1
+        names = [path[start:].rpartition(".")[0] for path in listing.paths]
+        train, *held = hold_out_by_name(names, listing.targets, val, test, self.split_seed)
+        wanted = {"dataset.val_share": (self.val_share, held[0]), "dataset.test_share": (self.test_share, held[1])}
+        for key, (share, indices) in wanted.items():
+            if share and not len(indices):
+                what = (
+                    f"{key}={share} holds out none of {len(listing)} images, because each class keeps one to train on"
+                )
+                raise ConfigError(what, f"add images, or leave {key} out")
+        train = train[first_samples(stratified_order(listing.targets[train], self.split_seed), self.train_samples)]
+        chosen = {"train": train, "val": held[0], "test": held[1]}
+        return {part: listing.select(indices) for part, indices in chosen.items()}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -228,24 +266,31 @@ class FolderSplit(IndependentSamples):
 
     Args:
         listing: Files and class indices.
-        image_size: Side of the squares in pixels.
-        channels: 3 for RGB, 1 for grey.
+        preparation: Description of the squares: side, channels, and the centre crop for evaluation.
         varied: Augmentation after a random crop and flip; None takes the centre crop without augmentation.
         faults: Record of files that cannot be decoded, with the setting that either stops at them or skips them.
         decoding: Size at which files are decoded; ``draft`` decodes large JPEGs at reduced size.
     """
 
     listing: Listing
-    image_size: int
-    channels: Channels
+    preparation: Preparation
     varied: Variation | None
     faults: Faults
     decoding: Decoding = "full"
 
     in_memory = False
 
+    @property
+    def channels(self) -> Channels:
+        """Channels of the squares: 3 for RGB, 1 for grey."""
+        return cast("Channels", self.preparation.channels)
+
     def __len__(self) -> int:
         return len(self.listing)
+
+    def digests(self) -> list[bytes]:
+        """Return a digest of each file's content; see `mptrain.workloads.base.dataset.Split.digests`."""
+        return file_digests(self.listing.paths)
 
     def survey(self) -> Survey:
         """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
@@ -279,7 +324,15 @@ class FolderSplit(IndependentSamples):
             path = self.listing.paths[index]
             try:
                 crop = numbers[:_DRAWS] or None
-                image = decode(path, self.image_size, self.channels, crop, self.faults, self.decoding)
+                image = decode(
+                    path,
+                    self.preparation.image_size,
+                    self.channels,
+                    crop,
+                    self.faults,
+                    self.decoding,
+                    self.preparation.centre,
+                )
             except UNDECODABLE as error:
                 self.faults.report({path: f"cannot be decoded: {error}"})
             else:
@@ -297,6 +350,7 @@ def decode(
     draws: Sequence[float] | None,
     faults: Faults,
     decoding: Decoding = "full",
+    centre: float = CENTRE,
 ) -> Tensor:
     """Read an image file, crop it, and resize the crop to a square, with antialiasing.
 
@@ -309,6 +363,7 @@ def decode(
         faults: Record to which a remark is added if the file had to be converted.
         decoding: Size at which the file is decoded. ``draft`` decodes a JPEG at the smallest size at which the crop has
             at least as many pixels as the square.
+        centre: Side of the centre crop as a share of the picture's shorter side.
 
     Returns:
         uint8 ``[channels, image_size, image_size]``.
@@ -318,7 +373,7 @@ def decode(
     """
     from PIL import Image
 
-    crop = centre_box if draws is None else partial(random_box, draws=draws[1:])
+    crop = partial(centre_box, centre=centre) if draws is None else partial(random_box, draws=draws[1:])
     picture, box = read_part(path, channels, faults, crop, image_size if decoding == "draft" else None)
     # PIL antialiases: it averages over the area that becomes one pixel.
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)

@@ -1,0 +1,222 @@
+"""Map-style datasets of torch (``__len__`` and ``__getitem__``), whose samples are pairs (input, target), as they are.
+
+What other data sets state, such as the number of classes, is found by a look at the samples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset as TorchDataset
+
+from mptrain.errors import DataError, Problem, instance
+from mptrain.random_state import other_random_numbers
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.random_streams import mix
+from mptrain.workloads.base.sample_digests import tensor_digests
+from mptrain.workloads.base.survey import Survey
+
+_PARTS = ("train", "val", "test")
+
+#: Largest number of samples that are all read to learn the number of classes.
+READ_ALL = 20_000
+
+
+def torch_parts(made: Any) -> dict[str, Any]:
+    """Return the training, validation and test data in what a user's class or function has returned.
+
+    Args:
+        made: One dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them
+            in this order. A part is a map-style dataset, or a tuple of two tensors.
+
+    Returns:
+        The parts by name; empty if it is none of these.
+
+    Raises:
+        DataError: A part cannot be taken, such as an `IterableDataset`.
+    """
+    if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
+        found = {"train": made}
+    elif isinstance(made, Mapping):
+        found = {name: made[name] for name in _PARTS if name in made}
+    elif isinstance(made, Sequence):
+        found = dict(zip(_PARTS, made, strict=False))
+    else:
+        found = {name: getattr(made, name) for name in _PARTS if hasattr(made, name)}
+    found = {name: TensorDataset(*part) if _is_pair(part) else part for name, part in found.items() if part is not None}
+    for name, part in found.items():
+        if isinstance(part, IterableDataset | DataLoader):
+            why = "a run makes its own batches, and resumes by the index of a sample"
+            raise DataError(f"{name} is {instance(part)}: {why}", "give a map-style torch.utils.data.Dataset")
+    known = all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in found.values())
+    return found if "train" in found and known else {}
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2 and all(isinstance(one, Tensor) for one in part)
+
+
+class MapSplit(IndependentSamples):
+    """Split of a map-style dataset. Random transforms draw from generators seeded by (seed, epoch, index).
+
+    Args:
+        name: Name of the part, for messages.
+        samples: The dataset of pairs (input, target).
+
+    Raises:
+        DataError: There is no sample, or a sample is no pair of tensors or of what torch's ``default_collate`` makes
+            tensors of.
+    """
+
+    def __init__(self, name: str, samples: Any) -> None:
+        super().__init__(Faults())
+        self.name, self.samples, inner = name, samples, samples
+        rows = torch.arange(len(samples))
+        while isinstance(inner, Subset):
+            rows, inner = torch.as_tensor(inner.indices)[rows], inner.dataset
+        self.inner, self._rows = inner, rows
+        self.in_memory = isinstance(inner, TensorDataset)
+        if not len(samples):
+            raise DataError(f"{name} has no samples", "give it some, or leave the part out")
+        self.first = self.fetch([0], 0, 0)
+        if self.first.inputs.dtype == torch.uint8:
+            hint = "scale them in a transform, as torchvision's ToTensor does"
+            raise DataError(f"the inputs of {name} are uint8, and a network computes with floats", hint)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """Return the samples with these indices as one batch; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        if isinstance(self.inner, TensorDataset) and len(self.inner.tensors) == 2:
+            rows = self._rows[torch.as_tensor(indices)]
+            inputs, targets = self.inner.tensors
+            return Batch(inputs[rows], targets[rows])
+        numpy_state = np.random.get_state()
+        with other_random_numbers(torch.device("cpu")):
+            pairs = [self._sample(index, mix(seed, epoch, index)) for index in indices]
+        np.random.set_state(numpy_state)
+        try:
+            inputs, targets = default_collate(pairs)
+        except (TypeError, RuntimeError) as error:
+            said = str(error).partition("\n")[0]
+            raise DataError(f"{self.name} samples make no batch: {said}", "return tensors of one shape") from error
+        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+            kinds = " and ".join(map(instance, pairs[0]))
+            raise DataError(f"{self.name} samples are pairs of {kinds}", _PAIR)
+        return Batch(inputs, targets)
+
+    def _sample(self, index: int, word: int) -> tuple[Any, Any]:
+        random.seed(word)
+        np.random.seed(word % 2**32)
+        torch.default_generator.manual_seed(word >> 1)
+        try:
+            sample = self.samples[index]
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DataError(f"{self.name} sample {index} cannot be read: {said}", "fix or remove it") from error
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise DataError(f"{self.name} sample {index} is {instance(sample)}", _PAIR)
+        return sample[0], sample[1]
+
+    def survey(self) -> Survey:
+        """Return the class of each sample, if a look at the data shows it."""
+        return Survey(self.targets())
+
+    def digests(self) -> list[bytes]:
+        """Return a digest of each sample in memory; see `mptrain.workloads.base.dataset.Split.digests`."""
+        return tensor_digests(self.inner.tensors[0][self._rows]) if self.in_memory else []
+
+    def targets(self) -> Tensor | None:
+        """Return the class of each sample, int64 ``[N]``, from an attribute or by reading up to `READ_ALL` samples."""
+        first = self.first.targets
+        if first.is_floating_point() or first.dim() != 1:
+            return None
+        known = self.inner.tensors[1] if self.in_memory else getattr(self.inner, "targets", None)
+        if known is not None and len(known) == len(self.inner):
+            classes = torch.as_tensor(known)[self._rows]
+            if classes.dim() == 1 and classes[0] == first[0]:  # no target_transform
+                return classes.long()
+        if len(self) > READ_ALL:
+            return None
+        return torch.cat([self.fetch([index], 0, 0).targets.long() for index in range(len(self))])
+
+
+_PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
+
+
+class MapDataset(Dataset):
+    """Data set of map-style datasets of torch; floating-point inputs and targets are prepared as float32.
+
+    Args:
+        name: Name of the data set in records.
+        parts: Datasets by name of the part, ``train`` among them.
+        workers: Number of worker processes for data that is not in memory.
+
+    Raises:
+        DataError: A sample cannot be used (see `MapSplit`).
+    """
+
+    def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
+        splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
+        self.name, self.workers = name, workers
+        self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
+        self.warnings = () if self.val or self.test else ("there is no validation data: return train, val and test",)
+        self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
+        if not self.class_names:
+            known = [split.targets() for split in splits.values()]
+            if all(classes is not None for classes in known):
+                most = max(int(classes.max()) for classes in known if classes is not None)
+                self.class_names = tuple(map(str, range(most + 1)))
+
+    @property
+    def lacks(self) -> dict[str, Problem]:
+        """Reasons, with hints, why the data lacks some facts, by name of the fact."""
+        shape, first = list(self.train.first.inputs.shape[1:]), self.train.first.targets
+        classes = f"a look at {READ_ALL:,} targets of type {str(first.dtype).removeprefix('torch.')} shows no classes"
+        return {
+            "num_classes": Problem(classes, "give the dataset an attribute classes, the names in order"),
+            "in_channels": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),
+            "image_size": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return ``num_classes``, ``class_names``, ``in_channels`` and ``image_size``, those that the samples show."""
+        facts: dict[str, Any] = {}
+        if self.class_names:
+            facts = {"num_classes": len(self.class_names), "class_names": self.class_names}
+        if len(shape := self.train.first.inputs.shape[1:]) == 3:
+            facts["in_channels"] = shape[0]
+            facts |= {"image_size": shape[1]} if shape[1] == shape[2] else {}
+        return facts
+
+    def describe(self) -> str:
+        """Return shape and dtype of an input and the number of classes, such as ``3x32x32 float32, 10 classes``."""
+        first = self.train.first.inputs
+        shape = "x".join(map(str, first.shape[1:])) or "scalar"
+        classes = f", {len(self.class_names):,} classes" if self.class_names else ""
+        return f"{shape} {str(first.dtype).removeprefix('torch.')}{classes}"
+
+    def card(self) -> dict[str, Any]:
+        """Return the names of the classes as ``labels``."""
+        return {"labels": list(self.class_names)}
+
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        """Move a batch to the device, with floating-point tensors in float32 and integer targets in int64."""
+        batch = batch.to(device)
+        inputs, targets = batch.inputs, batch.targets
+        inputs = inputs.float() if inputs.is_floating_point() else inputs
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=memory_format)
+        return replace(batch, inputs=inputs, targets=targets)

@@ -1,0 +1,230 @@
+"""Map-style datasets of torch are taken as they are, and what cannot be taken is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import small_runs
+import torch
+from torch.utils.data import ChainDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
+
+from mptrain.cli.main import main
+from mptrain.errors import DataError
+from mptrain.workloads.base.loader import Loader
+from mptrain.workloads.base.map_style import MapDataset, torch_parts
+
+OWN = """
+import random
+import types
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
+
+
+class Squares(Dataset):
+    def __init__(self, count=120, moving=True, double=False):
+        chance = torch.Generator().manual_seed(0)
+        self.images = torch.rand(count, 3, 8, 8, generator=chance) * (torch.arange(count) % 3 + 1).view(-1, 1, 1, 1)
+        self.moving, self.double = moving, double
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        if self.moving:
+            image = image + 0.1 * (torch.rand(()) + random.random() + np.random.rand())
+        return image.double() if self.double else image, index % 3
+
+
+def parts(double: bool = False):
+    return {"train": Subset(Squares(double=double), range(80)), "val": Subset(Squares(moving=False, double=double), range(80, 120))}
+
+
+class Holder:
+    def __init__(self, workers: int = 0):
+        self.train, self.val, self.test = random_split(Squares(), [80, 20, 20], torch.Generator().manual_seed(1))
+
+
+def tensors():
+    whole = Squares()
+    return (whole.images[:80], torch.arange(80) % 3), TensorDataset(whole.images[80:], torch.arange(80, 120) % 3)
+
+
+def endless():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            yield torch.zeros(3), 1
+    return {"train": Endless()}
+
+
+def alone():
+    return Squares()
+"""
+WORDS = (
+    "model=mlp",
+    "model.hidden=[16]",
+    "precision=fp32",
+    "device=cpu",
+    "threads=1",
+    "train.batch_size=16",
+    "train.epochs=3",
+    "extensions.allow=[own_squares.*]",
+)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_squares.py").write_text(OWN)
+    (tmp_path / "my/dataset").mkdir(parents=True)
+    for name in ("parts", "Holder", "tensors", "endless", "alone", "leaky"):
+        more = {"parts": "double: false\n", "Holder": "workers: 0\n"}.get(name, "")
+        (tmp_path / f"my/dataset/{name}.yaml").write_text(f"_target_: own_squares.{name}\n{more}")
+    sys.modules.pop("own_squares", None)
+    yield tmp_path
+    sys.modules.pop("own_squares", None)
+
+
+def train(target, *words):
+    return main(["--config-dir", "my", *WORDS, f"dataset={target}", *words])
+
+
+@pytest.mark.parametrize(
+    "words", [("parts",), ("parts", "dataset.double=true"), ("Holder", "dataset.workers=2"), ("tensors",)], ids=" ".join
+)
+def test_they_train_and_evaluate_with_facts_from_a_look_at_the_samples(own, words, capsys):
+    assert train(*words, "run.name=run", "train.epochs=15") == 0
+    said = capsys.readouterr().out
+    assert f"3x8x8 float{64 if 'dataset.double=true' in words else 32}, 3 classes" in " ".join(said.split())
+    card = json.loads((own / "outputs/run/data.json").read_text())
+    assert (card["num_classes"], card["in_channels"], card["image_size"], card["labels"]) == (3, 3, 8, ["0", "1", "2"])
+    assert json.loads((own / "outputs/run/summary.json").read_text())["val"]["top1"] > 0.5
+    assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
+    assert "split=val samples=" in capsys.readouterr().out
+
+
+def test_random_transforms_depend_on_seed_epoch_and_index_alone(own):
+    import own_squares
+
+    data = MapDataset("squares", torch_parts(own_squares.parts()), 2)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
+    whole = data.train.fetch(list(range(6)), 1, 5).inputs
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[::2]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert torch.equal(torch.cat([data.train.fetch([index], 1, 5).inputs for index in range(6)]), whole)
+    assert not torch.equal(data.train.fetch(list(range(6)), 2, 5).inputs, whole)
+    loader = Loader(data.train, 32, 5, shuffle=False, workers=2)
+    assert torch.equal(next(iter(loader.batches(1))).inputs[:6], whole)
+    loader.close()
+
+
+def test_a_resumed_run_has_the_same_samples(own, monkeypatch):
+    monkeypatch.setattr(small_runs, "compose", partial(small_runs.compose, config_dirs=[own / "my"]))
+    whole, resumed = small_runs.whole_and_resumed(own, *WORDS, "dataset=parts", after=7)
+    losses = [[step["loss"] for step in small_runs.steps_of(loop)] for loop in (whole, resumed)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 15
+
+
+def test_doctor_reads_the_samples_and_tells_the_classes(own, capsys):
+    assert main(["doctor", "--config-dir", "my", "dataset=parts", "extensions.allow=[own_squares.*]"]) == 0
+    said = capsys.readouterr().out
+    assert "samples" in said
+    assert "80" in said
+    assert "27" in said  # of class 0
+
+
+def test_what_cannot_be_taken_is_one_sentence(own, capsys):
+    assert train("endless") == 6
+    said = capsys.readouterr().err
+    assert "train is an Endless: a run makes its own batches, and resumes by the index of a sample" in said
+    assert "give a map-style torch.utils.data.Dataset" in said
+    assert train("alone", "train.max_steps=2") == 0
+    assert "there is no validation data: return train, val and test" in capsys.readouterr().err
+
+
+class Pairs(Dataset):
+    def __init__(self, *samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+ONE = torch.zeros(3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        ((), "train has no samples"),
+        (({"image": ONE},), "train sample 0 is a dict"),
+        (((ONE, 1, 2),), "train sample 0 is a tuple"),
+        (((object(), 1),), "train samples make no batch: default_collate: batch must contain tensors"),
+        (((ONE.byte(), 1),), "the inputs of train are uint8"),
+        ((({"x": ONE}, 1),), "train samples are pairs of a dict and an int"),
+    ],
+)
+def test_samples_that_are_no_pairs_of_tensors_are_named(samples, why):
+    with pytest.raises(DataError) as caught:
+        MapDataset("own", torch_parts({"train": Pairs(*samples)}), 0)
+    assert str(caught.value).startswith(why)
+    assert caught.value.hint
+
+
+def test_a_sample_that_cannot_be_read_or_has_another_shape_is_named():
+    class Broken(Pairs):
+        def __getitem__(self, index):
+            if index == 2:
+                raise KeyError("gone")
+            return super().__getitem__(index)
+
+    with pytest.raises(DataError, match="train sample 2 cannot be read: KeyError: 'gone'"):
+        MapDataset("own", torch_parts(Broken(*[(ONE, 0.5)] * 3)), 0).train.fetch([1, 2], 0, 0)
+    odd = MapDataset("own", torch_parts(Pairs((ONE, 0), (ONE[:, :3], 1))), 0)
+    with pytest.raises(DataError, match="train samples make no batch: stack expects each tensor to be equal size"):
+        odd.train.fetch([0, 1], 0, 0)
+
+
+def test_classes_come_from_names_targets_or_the_samples():
+    names = Pairs((ONE, 0), (ONE, 1))
+    names.classes = ["cat", "dog", "eel"]
+    data = MapDataset("own", torch_parts((Subset(names, [1]), names)), 0)
+    assert (data.facts()["class_names"], data.card()["labels"]) == (("cat", "dog", "eel"), ["cat", "dog", "eel"])
+    shifted = Pairs((ONE, 4), (ONE, 7))
+    shifted.targets = [0, 1]  # before a target_transform
+    assert MapDataset("own", torch_parts(shifted), 0).facts()["num_classes"] == 8
+    numbers = MapDataset("own", torch_parts((torch.zeros(6, 5), torch.zeros(6, 1))), 0)
+    assert (numbers.facts(), numbers.describe(), numbers.train.in_memory) == ({}, "5 float32", True)
+    assert "shows no classes" in numbers.lacks["num_classes"].what
+    tokens = MapDataset("own", torch_parts(TensorDataset(torch.ones(4, 7, dtype=torch.int64), torch.arange(4))), 0)
+    batch = tokens.prepare(tokens.train.fetch([2, 3], 0, 0), torch.device("cpu"), torch.contiguous_format)
+    assert (batch.inputs.dtype, batch.targets.tolist()) == (torch.int64, [2, 3])
+
+
+def test_what_is_no_dataset_is_left_to_the_other_protocol():
+    class Own:
+        train = 3
+
+    assert torch_parts(Own()) == torch_parts({}) == torch_parts(5) == {}
+    for part in (DataLoader(TensorDataset(ONE)), ChainDataset([])):
+        with pytest.raises(DataError, match=r"^train is a .*Data.*: a run makes its own batches"):
+            torch_parts((part, None))
+    assert list(torch_parts(random_split(Pairs((ONE, 1), (ONE, 2)), [1, 1]))) == ["train", "val"]
+
+
+def test_held_out_tensors_that_were_trained_on_are_said(own, capsys):
+    (own / "own_squares.py").write_text(OWN + "\n\ndef leaky():\n    part, _ = tensors()\n    return part, part\n")
+    assert train("leaky", "train.max_steps=1") == 0
+    assert "80 of 80 val samples were trained on" in capsys.readouterr().err
