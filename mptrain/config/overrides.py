@@ -105,7 +105,9 @@ def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
             elif key == "hydra.searchpath":
                 problems.append(Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR"))
             elif not key.startswith(_HYDRA_PARTS):
-                problems.append(Problem(f"'{key}' has no effect", "leave it out: of Hydra's own keys only those of a sweeper count"))
+                problems.append(
+                    Problem(f"'{key}' has no effect", "leave it out: of Hydra's own keys only those of a sweeper count")
+                )
             else:
                 hydra.append(word)
         elif override.is_sweep_override():

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mptrain.inspection.module_tensors import HANDED, owner
 from mptrain.inspection.scale_check_ranges import ModuleScaling
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
@@ -37,6 +38,7 @@ class Finding:
         keep: Modules to keep in FP32 to fix the problem; empty if that does not fix it.
         operator: Name of the operator in which the problem arises; empty if unknown.
         phase: Pass in which the problem arises, ``forward`` or ``backward``; empty if it arises in none.
+        minor: Whether it does not keep the network from training as it does in FP32, so that it is only a note.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Finding:
     keep: tuple[str, ...] = ()
     operator: str = ""
     phase: str = ""
+    minor: bool = False
 
     @property
     def module(self) -> str | None:
@@ -122,15 +125,24 @@ def compare_with_fp32(
     others = [one for one in causes if one.phase != "forward"]
     wrong = accuracy.wrong_output
     if wrong is not None:
-        off = _off(seen, wrong, accuracy)
+        off, module = _off(seen, wrong, accuracy), owner(wrong)
         order = {name: at for at, name in enumerate(seen.calls)}
-        last = max((at for name, at in order.items() if f"{name}.".startswith(f"{wrong}.")), default=0)
+        until = wrong.rpartition(HANDED)[2]  # the module, or the one to which it hands the wrong values
+        last = max((at for name, at in order.items() if f"{name}.".startswith(f"{until}.")), default=0)
         before = [one for one in forward if order.get(one.module or "", 0) <= last]
         if before:
             at = forward.index(before[0])
             forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
         else:
-            forward.insert(0, Finding("forward", (wrong,), f"{off}; all its values are finite", phase="forward"))
+            inexact = accuracy.operator
+            first = (
+                f"; {inexact.operator} is the first operator that is off, by {percent(inexact.error)}"
+                if inexact
+                else ""
+            )
+            what, operator = f"{off}{first}; all its values are finite", inexact.operator if inexact else ""
+            kind = "loss" if module == LOSS else "forward"
+            forward.insert(0, Finding(kind, (module,), what, operator=operator, phase="forward"))
         return (*forward, *others)
     if not seen.finite and not others:  # non-finite gradients are a consequence of the forward pass
         return tuple(forward)
@@ -303,12 +315,16 @@ def _broken(
     return Finding(kind, modules, f"{before}{what}{more}{behind}", operator=first.operator, phase=first.phase)
 
 
-def _off(seen: Observation, module: str, accuracy: StepAccuracy) -> str:
-    errors, allowed = accuracy.outputs[module], accuracy.allowed(module)
+def _off(seen: Observation, boundary: str, accuracy: StepAccuracy) -> str:
+    errors, allowed = accuracy.outputs[boundary], accuracy.allowed(boundary)
+    module, handed, child = boundary.partition(HANDED)
+    subject = f"the output of {describe_module(seen, module)}"
+    if handed:
+        subject = f"what {describe_module(seen, module)} computes and hands to {describe_module(seen, child)}"
     if not math.isfinite(errors.half):
-        return f"the output of {describe_module(seen, module)} is not finite, although it is in FP32"
+        return f"{subject} is not finite, although it is in FP32"
     explained = f", rounding explains {percent(allowed)}" if errors.half > allowed else ""
-    return f"the output of {describe_module(seen, module)} is off by {percent(errors.half)} against FP32{explained}"
+    return f"{subject} is off by {percent(errors.half)} against FP32{explained}"
 
 
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:

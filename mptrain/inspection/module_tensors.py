@@ -1,4 +1,7 @@
-"""Recording, comparison and replacement of module outputs in a pass, and recording of gradients at module boundaries.
+"""Recording, comparison and replacement of what crosses the boundaries of modules in a pass, and of gradients there.
+
+What crosses a boundary is a module's output, or an input that its caller has computed. The caller's arithmetic between
+two submodules is so separated from that of the submodules.
 
 All hooks are removed from the model afterwards.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +23,24 @@ from mptrain.device import beside_fp64
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
 from mptrain.torch_private import tree_leaves, tree_map
 
-#: Floating-point outputs of each module by name, in the order of the calls.
+#: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
+#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed.
 Outputs = dict[str, list[Tensor]]
 
-#: Function from the name of a module and one of its outputs to the replacement of the output.
+#: Function from the key of a boundary and a tensor there to the replacement of the tensor.
 Change = Callable[[str, Tensor], Tensor]
+
+#: Separator of caller and module in the key of a boundary; names of modules have no blanks.
+HANDED = " to "
+
+
+def owner(boundary: str) -> str:
+    """Return the name of the module whose own arithmetic computes the tensors at a boundary.
+
+    Args:
+        boundary: A key of `Outputs`.
+    """
+    return boundary.partition(HANDED)[0]
 
 
 def record_outputs(found: Outputs) -> Change:
@@ -41,14 +58,14 @@ def record_outputs(found: Outputs) -> Change:
 
 
 class OutputReplacement:
-    """Function for `hook_outputs` that replaces module outputs by recorded ones of another precision.
+    """Function for `hook_outputs` that replaces tensors at module boundaries by recorded ones of another precision.
 
-    The gradient of a replaced output flows to the original output. Each module thus gets the recorded inputs, its
-    output differs from the recorded one only by its own error, and the backward pass belongs to the recorded forward
+    The gradient of a replaced tensor flows to the original one. Each module thus gets the recorded inputs, what it
+    computes differs from what was recorded only by its own error, and the backward pass belongs to the recorded forward
     pass.
 
     Args:
-        said: Recorded outputs of each module, call by call. An output without a recorded one of the same shape is not
+        said: Recorded tensors of each boundary, call by call. A tensor without a recorded one of the same shape is not
             replaced.
     """
 
@@ -57,11 +74,11 @@ class OutputReplacement:
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """Return the replacement of a module output.
+        """Return the replacement of a tensor at a boundary.
 
         Args:
-            name: Qualified name of the module; its recorded outputs are used in the order of the calls.
-            value: Output of the module.
+            name: Key of the boundary; its recorded tensors are used in the order of the calls.
+            value: The tensor.
 
         Returns:
             Tensor with the recorded values, and the dtype, shape and gradient of ``value``.
@@ -70,6 +87,9 @@ class OutputReplacement:
         if other.shape != value.shape:
             return value
         other, finite = other.detach().to(value.dtype), value.isfinite()
+        if torch.equal(other, value):
+            self._own.setdefault(name, (0.0, 0.0))
+            return value
         off, size = self._own.get(name, (0.0, 0.0))
         right = torch.where(finite, value, 0.0).detach()  # non-finite values come from an earlier module
         wrong = distance(torch.where(finite, other, 0.0), right)
@@ -77,10 +97,10 @@ class OutputReplacement:
         return torch.where(finite, value + (other - value).detach(), other)
 
     def own_error(self, name: str) -> float:
-        """Return the relative L2 error that a module itself adds to its recorded outputs, over all calls.
+        """Return the relative L2 error that a module itself adds to what was recorded at a boundary, over all calls.
 
         Args:
-            name: Qualified name of the module.
+            name: Key of the boundary.
 
         Returns:
             Norm of the difference between recorded and original outputs, divided by the norm of the original ones; inf
@@ -92,32 +112,43 @@ class OutputReplacement:
 
 
 def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies a function to every floating-point module output of a model.
+    """Return a context manager that applies a function to every floating-point tensor at the boundaries of modules.
 
-    An output that a module returns unchanged from a submodule is changed only once, as the output of the submodule.
+    These are outputs of modules, and inputs that their callers have computed. A tensor that crosses several boundaries
+    unchanged is changed only once, at the first. Inputs of the model itself are left alone.
 
     Args:
         model: The model. Its hooks are removed on exit.
-        change: Function from the qualified name of a module and an output tensor to the tensor that replaces it.
+        change: Function from the key of a boundary and a tensor to the tensor that replaces it.
     """
-    latest: list[tuple[Tensor, int]] = []  # outputs of the module that ended last, with their versions
+    known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that crossed a boundary, with their versions
+    running: list[str] = []
+
+    def crossing(boundary: str | None, values: Any) -> Any:
+        def changed(value: Any) -> Any:
+            if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+                return value
+            crossed, version = known.get(id(value), (None, 0))
+            if boundary is not None and (crossed is None or crossed() is not value or value._version != version):
+                value = change(boundary, value)
+            known[id(value)] = (weakref.ref(value), value._version)
+            return value
+
+        return tree_map(changed, values)
 
     def hooked(name: str, module: nn.Module) -> Iterator[Any]:
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            before = latest[:]
-            latest.clear()
+        def entering(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            caller = running[-1] if running else LOSS
+            running.append(name)
+            return crossing(f"{caller}{HANDED}{name}" if name else None, (args, kwargs))
 
-            def changed(value: Any) -> Any:
-                if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
-                    return value
-                if not any(value is one and value._version == version for one, version in before):
-                    value = change(name, value)
-                latest.append((value, value._version))
-                return value
+        def leaving(module: nn.Module, args: Any, output: Any) -> Any:
+            if running:
+                running.pop()
+            return crossing(name, output)
 
-            return tree_map(changed, output)
-
-        yield module.register_forward_hook(hook)
+        yield module.register_forward_pre_hook(entering, with_kwargs=True)
+        yield module.register_forward_hook(leaving, always_call=True)
 
     return module_hooks(model, hooked)
 

@@ -12,8 +12,8 @@ from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, DataError
 from mptrain.inspection import scale_check_gradients as passes
-from mptrain.inspection.findings import Finding
-from mptrain.inspection.module_tensors import Outputs
+from mptrain.inspection.findings import Finding, label, listed
+from mptrain.inspection.module_tensors import HANDED, Outputs
 from mptrain.inspection.observations import CLOSE
 from mptrain.inspection.scale_check_findings import findings, wrong_gradients, wrong_outputs
 from mptrain.inspection.scale_check_observation import StepInspection, half_weights, inspect_step
@@ -40,7 +40,7 @@ class ScalingReport:
 
     Attributes:
         evidence: Measurements and observations from which the findings are derived.
-        findings: Problems found, causes first; empty if there is none.
+        findings: Problems found, causes first, without minor ones, which are among the notes; empty if there is none.
         modules: Gradient errors by module in call order; empty if the passes failed.
         reference: Dtype of the reference gradients: ``float64`` or ``float32``; empty if the passes failed.
         samples: Number of samples in the batch.
@@ -103,9 +103,11 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
     evidence = replace(evidence, modules=modules, outputs=reference.outputs)
-    if wrong_outputs(evidence):
+    if wrong := wrong_outputs(evidence):
         breaking = passes.breaking_operators(parts, prepared)
-        evidence = replace(evidence, breaks_half=[one for one in breaking if one.phase == "forward"])
+        inexact = passes.operator_errors(parts, prepared, wrong, form)
+        breaks_half = [one for one in breaking if one.phase == "forward"]
+        evidence = replace(evidence, breaks_half=breaks_half, operators=inexact)
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
         name: exact
         for name, value in inspection.values.items()
@@ -128,7 +130,10 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
     notes = (*fewer, *notes, *_near_the_top(reference, inspection.outputs, form))
-    return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
+    found = findings(evidence)
+    notes = (*notes, *(f"{listed([label(name) for name in one.where])}: {one.what}" for one in found if one.minor))
+    found = [one for one in found if not one.minor]
+    return ScalingReport(evidence, found, modules, reference.dtype, batch.samples, notes)
 
 
 def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
@@ -136,7 +141,9 @@ def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> t
     inside = [
         (errors.largest, name)
         for name, errors in reference.outputs.items()
-        if any(dtype_name(one) == form.name for one in said.get(name, ())) and errors.largest <= form.max
+        if HANDED not in name
+        and any(dtype_name(one) == form.name for one in said.get(name, ()))
+        and errors.largest <= form.max
     ]
     largest, name = max(inside, default=(0.0, ""))
     if largest < CLOSE * form.max:

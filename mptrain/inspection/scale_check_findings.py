@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from mptrain.inspection.findings import Finding, label, operator_name
+from mptrain.inspection.module_tensors import HANDED, owner
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
@@ -81,22 +82,25 @@ def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
     return ""
 
 
-def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
-    """Return the names of the modules whose own arithmetic makes their output wrong by more than rounding explains.
+def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
+    """Return the modules whose own arithmetic is wrong by more than rounding explains, in an output or between calls.
 
-    Modules whose output is already wrong in FP32, or wrong only because of their inputs, are left out.
+    Modules that are already wrong in FP32, or wrong only because of their inputs, are left out.
 
     Args:
         evidence: Measurements and observations of the network's first training step.
+
+    Returns:
+        The boundary at which each module is most wrong (a key of ``outputs``), by name.
     """
-    tolerance = EPSILONS * evidence.form.epsilon
-    return [
-        name
-        for name, errors in evidence.outputs.items()
-        if errors.fp32 <= ILL_CONDITIONED_OUTPUT
-        and not errors.half <= errors.allowed(tolerance)
-        and errors.own > tolerance
-    ]
+    tolerance, worst = EPSILONS * evidence.form.epsilon, dict[str, str]()
+    for boundary, errors in evidence.outputs.items():
+        wrong = not errors.half <= errors.allowed(tolerance) and errors.own > tolerance
+        if wrong and errors.fp32 <= ILL_CONDITIONED_OUTPUT:
+            before = evidence.outputs.get(worst.get(owner(boundary), ""))
+            if before is None or errors.own > before.own:
+                worst[owner(boundary)] = boundary
+    return worst
 
 
 def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] | None:
@@ -150,7 +154,7 @@ def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
 
 def _largest(evidence: ScalingEvidence, name: str) -> float:
     """Return the largest magnitude of a module's output; if it returns that of its last submodule, of the latter."""
-    within = (one for one in reversed(list(evidence.outputs)) if is_inside(one, name))
+    within = (one for one in reversed(list(evidence.outputs)) if HANDED not in one and is_inside(one, name))
     said = evidence.outputs.get(name) or evidence.outputs.get(next(within, ""))
     return said.largest if said else 0.0
 
@@ -209,16 +213,18 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     for module, operators in groups.items():
         consequence, first = "", _first_break(evidence, module)
         # These operators make the output wrong unless another one overflows before them.
-        if module in wrong_outputs(evidence) and (first is None or _plain(operator_name(first)) in operators):
-            own = evidence.outputs[module].own
+        wrong, inexact = wrong_outputs(evidence).get(module), evidence.operators.get(module)
+        guilty = _plain(operator_name(first)) if first is not None else _plain(inexact.operator) if inexact else ""
+        if wrong is not None and (not guilty or guilty in operators):
+            own = evidence.outputs[wrong].own
             consequence = f"off by {_percent(own)} against FP64" if math.isfinite(own) else "not finite"
             consequence = f"; the output is {consequence}"
         alike.setdefault((", ".join(sorted(set(operators))), consequence, module == LOSS), []).append(module)
     for (named, consequence, in_loss), modules in alike.items():
         form = f"{_NAMES[evidence.compute]}, where torch's autocast on CUDA uses FP32"
         hint = "compute the loss in FP32, from logits.float()" if in_loss else "call .float() on the inputs"
-        what = f"{named} in {form}{consequence}"
-        yield Finding("narrow", tuple(modules), what, hint, _keep(evidence, modules))
+        what, minor = f"{named} in {form}{consequence}", not consequence and not in_loss
+        yield Finding("narrow", tuple(modules), what, hint, () if minor else _keep(evidence, modules), minor=minor)
 
 
 def _first_break(evidence: ScalingEvidence, module: str) -> Operation | None:
@@ -245,7 +251,7 @@ def _no_gradient(evidence: ScalingEvidence) -> Iterator[Finding]:
     if names := tuple(evidence.no_gradient):
         what = f"{_count(names, 'parameter')} get{'s' if len(names) == 1 else ''} no gradient"
         hint = "check for detach(), no_grad() or .data on the way to the loss, or freeze them explicitly"
-        yield Finding("no_gradient", names, what, hint)
+        yield Finding("no_gradient", names, what, hint, minor=True)
 
 
 def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -258,8 +264,9 @@ def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
     no_matter = f"against FP64: {_NAMES[evidence.compute]} is not the cause"
-    for name, errors in evidence.outputs.items():
+    for boundary, errors in evidence.outputs.items():
         if errors.fp32 > ILL_CONDITIONED_OUTPUT:  # later modules use this output
+            name = owner(boundary)
             what = f"the output is off by {_percent(errors.fp32)} in FP32 already, {no_matter}"
             yield Finding("fp32", (name,), what, _CONDITION)
             return
@@ -271,7 +278,7 @@ def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _overflows(evidence: ScalingEvidence) -> Iterator[Finding]:
     never = [module for module in evidence.modules[::-1] if module.judged and not module.finite]
     # Infinities of the forward pass make the gradients infinite.
-    if never and not any(math.isinf(evidence.outputs[name].own) for name in wrong_outputs(evidence)):
+    if never and not any(math.isinf(evidence.outputs[one].own) for one in wrong_outputs(evidence).values()):
         leaves = f"the backward pass itself exceeds the range of {_NAMES[evidence.compute]}"
         what = f"gradients of {_count(never, 'module')} ({_first(never)}) are not finite at any scale: {leaves}"
         where, hint = tuple(evidence.breaks) or _names(never), "reduce the factors that multiply gradients there"
@@ -281,20 +288,21 @@ def _overflows(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings on modules that make their output wrong themselves, unless another finding explains it."""
     form = _NAMES[evidence.compute]
-    alike: dict[tuple[bool, str], list[tuple[str, OutputErrors, Operation | None]]] = {}
+    alike: dict[tuple[bool, str], list[tuple[str, str, OutputErrors, Operation | None]]] = {}
     known = _modules(causes)
-    for name in wrong_outputs(evidence):
-        errors, module, first = evidence.outputs[name], name, _first_break(evidence, name)
+    for name, boundary in wrong_outputs(evidence).items():
+        errors, module, first = evidence.outputs[boundary], name, _first_break(evidence, name)
         if first is None:  # a parent may compute the input of this module
             around = [one for one in evidence.breaks_half if is_inside(name, one.module)]
             first = max(around, key=lambda one: len(one.module), default=None)
             module = first.module if first is not None else name
         if module not in known or not _is_known(evidence, module, first):
-            key = math.isfinite(errors.half), operator_name(first) if first is not None else ""
-            alike.setdefault(key, []).append((module, errors, first))
+            inexact = evidence.operators.get(module)
+            operator = operator_name(first) if first is not None else inexact.operator if inexact else ""
+            alike.setdefault((math.isfinite(errors.half), operator), []).append((module, boundary, errors, first))
     for members in alike.values():
-        where = tuple(dict.fromkeys(module for module, _, _ in members))
-        _, errors, first = max(members, key=lambda one: one[1].half)
+        where = tuple(dict.fromkeys(module for module, _, _, _ in members))
+        worst, boundary, errors, first = max(members, key=lambda one: one[2].half)
         explained = errors.explained if math.isfinite(errors.explained) else EPSILONS * evidence.form.epsilon
         off = f"off by {_percent(errors.half)} against FP64, rounding explains {_percent(explained)}"
         beyond = ""
@@ -303,7 +311,11 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
             beyond = f": {operator_name(first)} returns {first.kind} {finite}"
         elif not math.isfinite(errors.own) and errors.largest > evidence.form.max:
             beyond = f": it reaches {errors.largest:.3g} in FP64"
-        what = f"the output in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}"
+        elif inexact := evidence.operators.get(worst):
+            beyond = f": {inexact.operator} is the first operator that is off, by {_percent(inexact.error)}"
+        child = boundary.partition(HANDED)[2]
+        subject = f"what it hands to {child}" if child else "the output"
+        what = f"{subject} in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}"
         hint = "check for half-precision arithmetic that should be FP32"
         yield Finding("output", where, what, hint, _keep(evidence, where))
 
@@ -323,9 +335,12 @@ def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -
     """
     if module in evidence.half_norms or any(one == module and to == "zero" for one, _, _, to in evidence.constants):
         return True
+    inexact = evidence.operators.get(module)
     operators = {operator for one, operator in evidence.narrow if one == module}
     operators |= {_plain(operator) for one, operator, _, _ in evidence.constants if one == module}
     operators |= {"a cast" for one, _ in evidence.casts if one == module}
+    if first is None and inexact is not None:
+        return _plain(inexact.operator) in operators
     return first is None or _plain(operator_name(first)) in operators
 
 
@@ -337,7 +352,9 @@ def _errors(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Fi
         off = f"off by {_percent(last.best)} at the best scale, rounding explains {_percent(last.tolerance)}"
         what = f"the gradients of {label(last.name)} are {off}{_before(wrong)}"
         hint = "check its backward pass for half-precision arithmetic that should be FP32"
-        yield Finding("error", where or (last.name,), what, hint, tuple(evidence.keep_backward))
+        minor = all(module.best <= module.allowed_loss for module in wrong)
+        keep = () if minor else tuple(evidence.keep_backward)
+        yield Finding("error", where or (last.name,), what, hint, keep, minor=minor)
 
 
 def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:

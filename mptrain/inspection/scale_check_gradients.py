@@ -35,6 +35,8 @@ from mptrain.inspection.module_tensors import (
     record_outputs,
     relative_error,
 )
+from mptrain.inspection.operator_errors import OperatorError, OperatorErrors
+from mptrain.inspection.random_draws import SameDraws
 from mptrain.inspection.scale_check_observation import disable_dropout, largest_values
 from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.numerics.formats import Format
@@ -194,7 +196,7 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
     guard.snapshot()
     try:
-        with other_random_numbers(parts.device):
+        with other_random_numbers(parts.device), SameDraws():
             for learner in parts.learners:
                 learner.scaler = StaticScaler(scale=scale)
                 learner.scale_state = learner.scaler.initial(parts.device)
@@ -241,6 +243,29 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
     with trail.followed(parts.model):
         gradients(replace(parts, plan=plan), batch, 1.0)
     return tuple(operation for operation in observer.operations if operation.breaks)
+
+
+def operator_errors(
+    parts: Parts, batch: Batch, modules: Collection[str], form: Format, scale: float = 1.0
+) -> dict[str, OperatorError]:
+    """Return the first operator of each of some modules that is wrong in the forward pass although it is finite.
+
+    Args:
+        parts: The run in half precision.
+        batch: The prepared batch.
+        modules: Qualified names of the modules whose own arithmetic is wrong.
+        form: The half-precision format, for the tolerance.
+        scale: The loss scale.
+    """
+    if not capabilities(parts.device).fp64:
+        return {}
+    parts.model.train()
+    trail = ModuleTrail()
+    errors = OperatorErrors(trail, set(modules), EPSILONS * form.epsilon)
+    plan = replace(parts.plan, products=errors.inside(parts.plan.products))
+    with trail.followed(parts.model):
+        gradients(replace(parts, plan=plan), batch, scale)
+    return errors.found
 
 
 def find_breaks(

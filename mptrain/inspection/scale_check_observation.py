@@ -20,6 +20,7 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.inspection.module_tensors import Outputs, hook_outputs, record_outputs
+from mptrain.inspection.random_draws import SameDraws
 from mptrain.inspection.scale_check_ranges import ScalingEvidence
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
@@ -182,7 +183,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     half = HalfArithmetic(trail)
     observed = replace(parts, plan=replace(parts.plan, products=half.inside(parts.plan.products)))
     try:
-        with trail.followed(parts.model), hook_outputs(parts.model, record_outputs(said)):
+        with SameDraws(), trail.followed(parts.model), hook_outputs(parts.model, record_outputs(said)):
             untrained = rehearse(observed, batch).untrained
     except (FirstBatchError, EnvironmentRefused) as error:
         if not any(constant.becomes == "infinite" for constant in half.constants):

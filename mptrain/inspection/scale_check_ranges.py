@@ -34,6 +34,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mptrain.inspection.operator_errors import OperatorError
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.probe.observer import Operation
 
@@ -322,7 +323,9 @@ class ScalingEvidence:
         half_norms: Norm layers whose parameters, statistics and arithmetic are half precision.
         lost_values: Largest value of each parameter or buffer that exceeds the largest half-precision number.
         no_gradient: Parameters without a gradient.
-        outputs: Errors of module outputs by name, in the order in which the first calls end.
+        outputs: Errors at each boundary of modules, by the keys of `mptrain.inspection.module_tensors.Outputs`, in the
+            order of the forward pass.
+        operators: First operator of modules with wrong outputs whose result is wrong but finite.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
         keep_backward: Modules to keep in FP32 to correct the gradients that the modules of ``breaks`` pass on.
         scales: Configured loss scale of each learner (a model with its optimizer), and whether it is constant.
@@ -344,6 +347,7 @@ class ScalingEvidence:
     lost_values: Mapping[str, float] = field(default_factory=dict)
     no_gradient: Sequence[str] = ()
     outputs: Mapping[str, OutputErrors] = field(default_factory=dict)
+    operators: Mapping[str, OperatorError] = field(default_factory=dict)
     breaks: Sequence[str] = ()
     keep_backward: Sequence[str] = ()
     scales: Mapping[str, tuple[float, bool]] = field(default_factory=dict)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.module_tensors import Outputs, distance, hook_outputs, record_outputs
-from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients
+from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_outputs, owner, record_outputs
+from mptrain.inspection.operator_errors import OperatorError
+from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients, operator_errors
 from mptrain.inspection.scale_check_observation import disable_dropout
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
@@ -40,15 +41,18 @@ class StepAccuracy:
 
     Attributes:
         form: The half-precision format.
-        outputs: Relative output errors of each module, in the order in which the first calls end.
+        outputs: Relative errors at each boundary of modules (`mptrain.inspection.module_tensors.Outputs`), in the order
+            of the forward pass.
         modules: Gradient errors by module at one loss scale, in the same order; modules without own outputs come last.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
+        operator: First operator whose result is wrong but finite in the module that `wrong_output` blames.
     """
 
     form: Format
     outputs: Mapping[str, OutputErrors]
     modules: Sequence[ModuleScaling]
     breaks: tuple[str, ...] = ()
+    operator: OperatorError | None = None
 
     @property
     def ill_conditioned(self) -> str | None:
@@ -56,7 +60,7 @@ class StepAccuracy:
 
         Half precision is not the cause of such errors.
         """
-        outputs = (name for name, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
+        outputs = (owner(one) for one, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
@@ -70,18 +74,21 @@ class StepAccuracy:
 
     @property
     def wrong_output(self) -> str | None:
-        """Name of the first module whose output error is larger than rounding explains; later modules use that output.
+        """First boundary whose error is larger than rounding explains, a key of ``outputs``; later modules use it.
 
-        None if there is none, or if an earlier module is already wrong in FP32.
+        It is one to which the module's own arithmetic adds the error, if there is one. None if there is no such
+        boundary, or if an earlier module is already wrong in FP32.
         """
-        for name, errors in self.outputs.items():
+        wrong = []
+        for boundary, errors in self.outputs.items():
             if math.isnan(errors.fp32):  # infinite in FP64 as well
                 continue
             if errors.fp32 > ILL_CONDITIONED_OUTPUT:
-                return None
-            if not errors.half <= self.allowed(name):
-                return name
-        return None
+                break
+            if not errors.half <= self.allowed(boundary):
+                wrong.append(boundary)
+        own = (one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon)
+        return next(own, next(iter(wrong), None))
 
     def allowed(self, name: str) -> float:
         """Return the largest acceptable relative error of a module's output in half precision.
@@ -102,7 +109,7 @@ class StepAccuracy:
         Returns:
             The module's qualified name; None if there is none.
         """
-        names = list(self.outputs)
+        names = [name for name in self.outputs if HANDED not in name]
         first = min((names.index(name) for name in modules if name in names), default=0)
         return next((name for name in names[first:] if self.outputs[name].half > MUCH), None) if modules else None
 
@@ -156,6 +163,10 @@ def measure_accuracy(
     ]
     modules = by_module(distances, form, list(reference.outputs))
     accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
+    if (wrong_output := accuracy.wrong_output) is not None:
+        module = owner(wrong_output)
+        set_matmul_precision(parts.policy)
+        accuracy = replace(accuracy, operator=operator_errors(parts, batch, [module], form, scale).get(module))
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
     set_matmul_precision(parts.policy)

@@ -81,7 +81,7 @@ def test_a_module_that_only_hands_on_what_another_says_is_left_out():
     model, kept = nn.Sequential(Doubles(), nn.Sequential(nn.Linear(2, 2))), {}
     with hook_outputs(model, record_outputs(kept)):
         model(torch.randn(5, 3))
-    assert list(kept) == ["0.inner", "0.last.0", "0.last.1", "1.0"]
+    assert list(kept) == ["0.inner", "0 to 0.last", "0.last.0", "0.last.1", "1.0"]
 
 
 def test_arithmetic_between_modules_is_the_work_of_the_module_around_them():
@@ -92,7 +92,7 @@ def test_arithmetic_between_modules_is_the_work_of_the_module_around_them():
     model, kept = Around(), {}
     with hook_outputs(model, record_outputs(kept)):
         output = model(torch.randn(5, 3))
-    assert list(kept) == ["inner", "last.0", "last.1", ""]
+    assert list(kept) == ["inner", " to last", "last.0", "last.1", ""]
     assert torch.equal(kept[""][0], output)
 
 
