@@ -5,6 +5,7 @@ It prints the seconds of training, without evaluation.
 
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ images, labels = ((table[:, :64] / 16 - MEAN) / STD).view(-1, 1, 8, 8), table[:,
 TRAIN, VAL, TEST = torch.arange(1200), torch.arange(1200, 1400), torch.arange(1400, len(labels))
 
 layers: list[nn.Module] = []
-for inputs, outputs, pool in ((1, 32, False), (32, 32, True), (32, 64, True), (64, 128, False)):
-    layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+for width, outputs, pool in ((1, 32, False), (32, 32, True), (32, 64, True), (64, 128, False)):
+    layers += [nn.Conv2d(width, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
     layers += [nn.MaxPool2d(2)] if pool else []
 model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 model.to(memory_format=torch.channels_last)
 decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
 others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
-groups = [{"params": decayed, "weight_decay": 1e-4}, {"params": others}]
+groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 1e-4}, {"params": others}]
 optimizer = torch.optim.SGD(groups, lr=RATE, momentum=0.9)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * -(-len(TRAIN) // BATCH))
 scaler = torch.amp.GradScaler("cpu", enabled=HALF)
