@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as mptrain does; torch reads it when it is imported
 
 if TYPE_CHECKING:
     from benchmarks.cases.case import Case

@@ -1,22 +1,25 @@
-"""Whole commands: their peak memory, those that read long records, and a short sweep (C14 to C16)."""
+"""Whole commands: their peak memory, those that read long records, a short sweep, the default command (C14 to C17)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import subprocess
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.cases.case import Case, Setting
-from benchmarks.cases.startup import PYTHON, ROOT, process
-from benchmarks.results import Measurement, measured
+from benchmarks.cases.startup import ENVIRONMENT, PYTHON, ROOT, process
+from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Times, estimate
 from mptrain.config.compose import compose
 from mptrain.records import StepRecord
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
+from mptrain.torch_private import has_native_half
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +94,54 @@ def short_sweep(setting: Setting) -> list[Measurement]:
     ]
 
 
+_NO_FP16 = "this CPU has no FP16 arithmetic, and stock torch's FP16 kernels are scalar"
+
+
+class _Run(NamedTuple):
+    wall: float
+    training: float
+
+
+def default_command(setting: Setting) -> list[Measurement]:
+    """C17: on all cores, alone and beside a process that fills one; threads and their waiting as users get them."""
+    rows = []
+    for busy in (False, True):
+        with contextlib.ExitStack() as stack:
+            if busy:
+                hog = stack.enter_context(subprocess.Popen((PYTHON, "-c", "while True: pass")))
+                stack.callback(hog.kill)
+            for mode in ("fp32", "amp_dynamic"):
+                if mode != "fp32" and not has_native_half("float16"):
+                    rows += [] if busy else [unavailable("C17", f"{mode}: {part}", _NO_FP16) for part in _Run._fields]
+                    continue
+                pairs = [(_ours(mode), _bare(mode)) for _ in range(1 if setting.rehearsal else _ROUNDS)]
+                name = f"{mode}, beside a busy process" if busy else mode
+                for part in _Run._fields:
+                    ratio = estimate([getattr(ours, part) / getattr(bare, part) for ours, bare in pairs])
+                    rows.append(measured("C17", f"{name}: {part}", ratio, judged=not busy))
+    return rows
+
+
+def _ours(mode: str) -> _Run:
+    with tempfile.TemporaryDirectory() as folder:
+        words = (f"precision={mode}", "device=cpu", f"run.root={folder}", "run.name=run")
+        wall, _ = _on_all_cores("mptrain", *words)
+        return _Run(wall, json.loads((Path(folder) / "run" / "summary.json").read_text())["train_seconds"])
+
+
+def _bare(mode: str) -> _Run:
+    wall, printed = _on_all_cores("benchmarks.programs.bare_training", mode)
+    return _Run(wall, float(printed))
+
+
+def _on_all_cores(*words: str) -> tuple[float, str]:
+    """Seconds of a program, and what it printed."""
+    free = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    started = time.perf_counter()
+    done = subprocess.run((PYTHON, "-m", *words), cwd=ROOT, env=free, check=True, capture_output=True, text=True)
+    return time.perf_counter() - started, done.stdout
+
+
 def _in_turns(commands: Mapping[str, tuple[str, ...]], folder: str, setting: Setting) -> Times:
     blocks = {name: process(words, folder) for name, words in commands.items()}
     found: dict[str, list[float]] = {name: [] for name in commands}
@@ -127,5 +178,6 @@ def write_run(root: Path, steps: int) -> None:
 CASES = (
     Case("peak memory", ("C14",), peak_memory, 3),
     Case("long records", ("C15",), long_records, 3),
+    Case("default command", ("C17",), default_command, 4),
     Case("short sweep", ("C16",), short_sweep, 2),
 )

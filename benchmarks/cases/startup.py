@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 IMPORT_TORCH = (PYTHON, "-c", "import torch")
 FIRST_STEP = (PYTHON, "-m", "benchmarks.programs.first_step", "device=cpu", "precision=fp32")
@@ -35,13 +36,12 @@ HELP = (PYTHON, "-m", "mptrain", "--help")
 
 def process(command: tuple[str, ...], folder: str) -> Block:
     """Runs of a command, one after the other."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
 
     def block(runs: int) -> float:
         started = time.perf_counter()
         for _ in range(runs):
             subprocess.run(
-                command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
         return time.perf_counter() - started
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mptrain.cli.help import USAGE
 from mptrain.config import location
@@ -323,6 +324,22 @@ def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
     if problems:
         raise ConfigError(problems)
     return words[0], words[1:]
+
+
+def place_of(run: str, overrides: Sequence[str]) -> str:
+    """Return the directory of an existing run that the user named, without importing torch.
+
+    Args:
+        run: Path of the run directory, the run's name below ``run.root``, or ``last`` for the newest run there.
+        overrides: Overrides of the command, of which ``run.root`` counts here.
+
+    Raises:
+        StorageError: There is no such run (see `mptrain.runlog.directory.find_run`).
+    """
+    from mptrain.runlog.directory import find_run
+
+    root = next((word.partition("=")[2] for word in reversed(overrides) if word.startswith("run.root=")), "outputs")
+    return str(find_run(run, Path(root.strip("'\"")).expanduser()).root)
 
 
 def _is_key(word: str, commands: Collection[str]) -> bool:

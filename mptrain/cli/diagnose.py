@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.text import Text
 
-from mptrain.cli.command_line import take_options
+from mptrain.cli.command_line import place_of, take_options
 from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.tables import BREAK, Column, capture, columns_of, render_table
 from mptrain.errors import EXIT_OK, UsageError
@@ -56,7 +56,6 @@ def diagnose(words: Sequence[str]) -> int:
     step = _number(found["--step"][-1]) if "--step" in found else None
     learner = found.get("--learner", [None])[-1]
     from mptrain.config.trust import allow_argument, allowed_packages, is_allow_override
-    from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 
     if rest and _is_run(rest[0]):
         for word in rest[1:]:
@@ -65,9 +64,13 @@ def diagnose(words: Sequence[str]) -> int:
                     f"'{word}' is not of the form KEY=VALUE",
                     "mptrain diagnose RUN [KEY=VALUE ...] [--step N] [--learner NAME]",
                 )
-        done = diagnose_run(rest[0], rest[1:], step, learner)
+        place = place_of(rest[0], rest[1:])
+        from mptrain.inspection.diagnosis import diagnose_run
+
+        done = diagnose_run(place, rest[1:], step, learner)
     else:
         from mptrain.config.compose import compose
+        from mptrain.inspection.diagnosis import diagnose_config
 
         done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
     _print(done.found, everything="--all" in found)

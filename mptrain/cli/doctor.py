@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import platform
 import sys
@@ -70,6 +71,9 @@ def try_import(name: str) -> Problem | None:
         name: Name of the module, such as ``torch``.
     """
     try:
+        if name == "sklearn":  # slow to import, and training only reads the digits that come with it
+            there = importlib.util.find_spec(name)
+            return None if there else Problem("sklearn: not installed", "pip install scikit-learn")
         importlib.import_module(name)
     except ImportError as error:
         return Problem(f"{name}: {error}", f"pip install {_DISTRIBUTIONS.get(name, name)}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.cli import command_line
-from mptrain.cli.command_line import read_flags, run_and_overrides, take_options
+from mptrain.cli.command_line import place_of, read_flags, run_and_overrides, take_options
 from mptrain.cli.help import print_help
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, warn, writing
 from mptrain.errors import (
@@ -42,8 +42,6 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
     Returns:
         The exit code (see `mptrain.errors`).
     """
-    # Threads that spin while waiting make a step 20 times slower as soon as another process uses the core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
     # torch's C++ warnings, such as retries of the rendezvous, are meant for developers of torch.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for name in ("stdout", "stderr"):
@@ -209,6 +207,7 @@ def _resume(words: list[str]) -> int:
     if sweep is not None:
         _refuse_torchrun("a sweep")
         return resume_sweep(sweep, flags.jobs, allowed_packages(trusted), flags.launcher)
+    run = place_of(run, overrides)
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
 
     with ending_at_once():
@@ -226,6 +225,7 @@ def _eval(words: list[str]) -> int:
     """
     rest, found = take_options(words, {}, ("--best", "--raw"))
     run, overrides = run_and_overrides("eval", rest)
+    run = place_of(run, overrides)
     from mptrain.engine.interrupt import exiting_at_once
 
     with exiting_at_once():

@@ -261,18 +261,19 @@ def _meant(path: Path) -> str:
     return f"did you mean {runs[guess]}?" if guess else "give a folder that contains a run.json, or last"
 
 
-def find_run(run: str) -> RunDirectory:
+def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:
     """Find a run that the user named on the command line.
 
     Args:
-        run: Path of the run directory, the run's name below ``outputs``, or ``last`` for the newest run there.
+        run: Path of the run directory, the run's name below the root, or ``last`` for the newest run there.
+        root: Root folder of all runs (``run.root``).
 
     Raises:
         StorageError: The run does not exist, or has no ``config.yaml`` (yet).
     """
-    named = Path("outputs") / run  # the run.name of the run
+    named = root / run  # the run.name of the run
     place = named if named.is_dir() and not Path(run).exists() else Path(run)
-    directory = last_run(Path("outputs")) if run == "last" else open_run(place)
+    directory = last_run(root) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
         raise StorageError(

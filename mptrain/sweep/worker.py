@@ -141,7 +141,6 @@ def run_submitted_job(submission: SubmittedJob) -> None:
     Raises:
         SystemExit: The job was queued again; submitit must not record it as finished.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
     for number in (TIME_IS_UP, signal.SIGTERM):  # until the run installs its own handlers, instead of submitit's
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (TIME_IS_UP, signal.SIGTERM))

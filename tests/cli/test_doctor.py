@@ -57,6 +57,8 @@ def test_something_missing_or_broken_ends_with_3_and_how_to_mend_it(terminal, mo
         return real(asked, *rest)
 
     monkeypatch.setattr(module.importlib, "import_module", broken)
+    if name == "sklearn":
+        monkeypatch.setattr(module.importlib.util, "find_spec", lambda asked: None)
     assert terminal("doctor") == 3
     assert f"broken: {name}: " in terminal.out
     assert mend in terminal.out

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from loops import each
+from small_runs import environment
 
 from mptrain import __version__, errors
+from mptrain.runlog.directory import create_run
+from mptrain.runlog.run_state import RunState
 
 
 def test_words_with_an_equals_sign_train(terminal):
@@ -27,13 +30,62 @@ def test_a_mistyped_command_is_answered_with_the_nearest(terminal):
     assert not terminal.trained
 
 
-def test_resume_and_eval_pass_the_run_and_the_overrides(terminal):
+def test_resume_and_eval_pass_the_run_and_the_overrides(terminal, monkeypatch):
+    monkeypatch.setattr("mptrain.cli.main.place_of", lambda run, overrides: run)
     assert terminal("resume", "last") == 0
     assert terminal("resume", "outputs/x", "train.epochs=3") == 0
     assert terminal("eval", "outputs/x", "--best", "device=cpu") == 0
     assert terminal.resumed == [("last", []), ("outputs/x", ["train.epochs=3"])]
     assert terminal("eval", "outputs/x", "--raw") == 0
     assert terminal.evaluated == [("outputs/x", ["device=cpu"], "best", True), ("outputs/x", [], "last", False)]
+
+
+@pytest.mark.parametrize("command", ["eval", "resume"])
+def test_a_run_is_looked_for_below_run_root(terminal, command):
+    for root in ("outputs", "mine"):
+        directory = create_run(Path(root), "net", "one")
+        directory.paths.config.write_text("")
+        directory.write_state(RunState(id="one", argv=(), command="mptrain").begin())
+    for words, place in (
+        (("last",), "outputs/one"),
+        (("last", "run.root=mine"), "mine/one"),
+        (("one", "device=cpu", "run.root='mine'"), "mine/one"),
+    ):
+        assert terminal(command, *words) == 0
+        assert [run[0] for run in (*terminal.evaluated, *terminal.resumed)][-1] == place
+    assert terminal(command, "last", "run.root=none") == 6
+    assert "there is no run in none" in terminal.err
+
+
+@pytest.mark.process
+def test_a_run_that_is_missing_is_said_before_torch_is_imported(tmp_path):
+    code = """
+import sys
+from mptrain.cli.main import main
+for line in ("eval last", "eval last run.root=elsewhere", "resume last run.root=elsewhere", "diagnose last run.root=elsewhere"):
+    assert main(line.split()) == 6
+print("torch" in sys.modules)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment()
+    )
+    assert found.stdout == "False\n"
+    assert found.stderr.count("there is no run in elsewhere") == 3
+
+
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_torch_chooses_how_its_threads_wait_unless_the_user_does(terminal, monkeypatch, policy):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert terminal("train.max_steps=1") == 0
+    assert terminal.trained
+    assert [os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")] == [
+        policy,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("words", [("resume",), ("eval",), ("resume", "train.epochs=3"), ("eval", "--all")])
@@ -163,9 +215,8 @@ def test_closed_output_is_no_error(words, tmp_path):
 
 
 def run_in_shell(command, folder):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder, env=environment
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder, env=environment()
     )
 
 

@@ -77,7 +77,7 @@ class Loader:
         self.pin = pin
         self.one_batch = one_batch
         self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
-        self._planned: list[_Key] = []  # torch's loader iterates over this list in each epoch
+        self._planned = _Plan()
         self._processes: DataLoader[_Fetched] | None = None
 
     def first_batch(self) -> Loader:
@@ -107,21 +107,25 @@ class Loader:
         Raises:
             DataError: A sample is unusable (see `Split.fetch`).
         """
-        chunks = torch.split(self.order(epoch), self.batch_size)
-        parts = [self._part(chunk) for chunk in chunks[start : self.steps_per_epoch]]
+        parts = self._parts(self.order(epoch), start)
         epoch = 0 if self.one_batch else epoch
         if self.workers == 0:
             for indices, others in parts:
                 fetched = fetch_part(self.split, indices, others, epoch, self.seed)
                 yield fetched.pin_memory() if self.pin else fetched
             return
-        self._planned[:] = [(epoch, *part) for part in parts]
+        self._planned.keys = ((epoch, *part) for part in parts)
         for batch, news, error in self._fetched():
             self.split.faults.add(news)
             if error is not None:
                 raise error
             assert batch is not None
             yield batch
+
+    def _parts(self, order: Tensor, start: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield `_part` of each batch of an epoch on demand; Python lists of a whole epoch would be large."""
+        for first in range(start * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
+            yield self._part(order[first : first + self.batch_size])
 
     def _part(self, chunk: Tensor) -> tuple[list[int], list[int]]:
         """Return the indices of this rank's samples of a batch, possibly none, and those of the other ranks."""
@@ -175,6 +179,15 @@ class Loader:
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # by default the loader draws from the process's generator
         )
+
+
+class _Plan:
+    """Sampler of torch's loader, which iterates over it once an epoch: the keys of that epoch's batches."""
+
+    keys: Iterator[_Key] = iter(())
+
+    def __iter__(self) -> Iterator[_Key]:
+        return self.keys
 
 
 class _Fetcher:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,24 @@ def test_a_resumed_epoch_is_the_tail_and_does_not_fetch_what_it_skips(start):
     split = Numbers(50)
     assert order(Loader(split, 8, 9, shuffle=True), 2, start) == whole[start:]
     assert sorted(split.fetched) == sorted(flat(whole[start:]))
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_epoch_begins_without_lists_of_all_its_samples(in_memory):
+    class Many(Numbers):
+        def __len__(self):
+            return 3_000_000
+
+        def order(self, seed, epoch, *, shuffle):
+            return torch.arange(len(self))
+
+    loader = Loader(Many(8, in_memory=in_memory), 8, 0, shuffle=True, workers=1)
+    tracemalloc.start()
+    next(loader.batches(0, start=5))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    loader.close()
+    assert peak < 2**23
 
 
 def test_worker_processes_change_nothing_also_after_an_abandoned_epoch():
