@@ -22,6 +22,9 @@ _FUSED = ("attention", "rnn")
 class SameDraws(EagerMode):
     """Dispatch mode in which random numbers are drawn in FP32 and cast to the dtype that the model asks for."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
