@@ -22,12 +22,14 @@ def lost_columns(batch: Batch, dtype: torch.dtype) -> str:
         The indices for display, such as ``columns 0, 3``.
     """
     inputs = batch.inputs
-    if not inputs.is_floating_point() or inputs.dtype == dtype or len(inputs) < 2:
+    if not inputs.is_floating_point() or inputs.dtype == dtype:
         return ""
     rows = in_widest(inputs if inputs.ndim == 2 else inputs.flatten().unsqueeze(1))
     spread = (rows - rows.mean(0)).square().mean(0).sqrt()
-    off = (in_widest(rows.to(dtype)) - rows).square().mean(0).sqrt()
-    lost = ((spread > 0) & ~(off <= LOST * spread)).nonzero().flatten().tolist()
+    cast = in_widest(rows.to(dtype))
+    off = (cast - rows).square().mean(0).sqrt()
+    infinite = rows.isfinite().all(0) & ~cast.isfinite().all(0)
+    lost = ((spread > 0) & ~(off <= LOST * spread) | infinite).nonzero().flatten().tolist()
     if not lost or inputs.ndim != 2:
         return "the inputs" if lost else ""
     more = f" and {len(lost) - 5} more" if lost[5:] else ""

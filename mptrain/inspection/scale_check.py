@@ -126,11 +126,11 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
-    exact = wide.prepare(batch)
-    half_inputs = exact.cast(DTYPES[policy.parameters]).inputs
-    if columns := lost_columns(exact, DTYPES[policy.parameters]):
+    unrounded = wide.prepare(batch)
+    half_inputs = unrounded.cast(DTYPES[policy.parameters]).inputs
+    if columns := lost_columns(unrounded, DTYPES[policy.parameters]):
         evidence = replace(evidence, lost_columns=columns)
-    if not half_inputs.isfinite().all() and exact.inputs.isfinite().all():
+    if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     if not passes.is_finite(wide, wide.prepare(batch)):
         breaking = passes.breaking_operators(wide, wide.prepare(batch))

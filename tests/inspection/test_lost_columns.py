@@ -26,4 +26,5 @@ def test_images_and_one_sample_have_no_columns():
     assert lost_columns(
         Batch(torch.full((4, 1, 2, 2), 1e6) + torch.rand(4, 1, 2, 2), torch.zeros(4)), torch.float16
     ) == ("the inputs")
-    assert lost_columns(Batch(torch.full((1, 4), 1e6), torch.zeros(1)), torch.float16) == ""
+    assert lost_columns(Batch(torch.full((1, 4), 1000.3), torch.zeros(1)), torch.float16) == ""
+    assert lost_columns(Batch(torch.tensor([[1.0, 1e6]]), torch.zeros(1)), torch.float16) == "column 1"

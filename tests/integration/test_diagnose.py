@@ -298,3 +298,15 @@ def test_a_step_behind_the_end_is_refused():
     config = compose(TINY)
     with pytest.raises(ConfigError, match="training ends at step 18"):
         diagnose_config(config, 19)
+
+
+def test_a_run_without_steps_left_gets_no_command_that_trains_none(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loud = ("model=cnn", "dataset.train_samples=32", "train.batch_size=16", "train.epochs=1", "run.name=loud")
+    words = (*loud, "precision=fp16_static", "scaler.scale=16777216", "checkpoint.every_epochs=1")
+    assert main([*words]) == 4
+    capsys.readouterr()
+    assert main(["diagnose", "outputs/loud"]) == 0
+    said = capsys.readouterr().out
+    assert "the run has no steps left to train" in said
+    assert "mptrain resume" not in said
