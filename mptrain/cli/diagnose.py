@@ -78,8 +78,11 @@ def diagnose(words: Sequence[str]) -> int:
     if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
         keys = [word for word in rest[1:] if of_run and not is_allow_override(word)]
         fix = shlex.join([*keys, *fix_words]) + allow_argument(allowed_packages(rest[1:]))
-        say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
-        if of_run and fix_words[0].startswith("scaler.scale="):
+        if of_run and not done.steps_left:
+            say(f"\nthe run has no steps left to train; to train with the fix, start another run and add {fix}")
+        else:
+            say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
+        if done.steps_left and fix_words[0].startswith("scaler.scale="):
             say(f"to let the scale follow later gradients: {of_run} scaler=dynamic")
     if done.page is not None:
         say(f"\n{done.page}")

@@ -223,14 +223,16 @@ def require_success(
             if (name == metric or name.endswith("loss")) and not math.isfinite(value):
                 trained = all(log.last is not None and math.isfinite(log.last.loss) for log in learner_logs)
                 what = f"the last {name.replace('_', ' ')} on {split} is {value}"
-                if half and trained:
+                if trained and (half or math.isnan(value)):  # an infinity in FP32 is large weights
                     raise NumericsError(
                         f"{what}, although the last training loss is finite",
-                        "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr",
+                        "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr"
+                        if half
+                        else f"check what the model and the task compute in evaluation only, and the data of {split}",
                     )
+                compare = ", or compare with precision=fp32" if half else ""
                 raise NumericsError(
-                    f"the run diverged: {what}",
-                    "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
+                    f"the run diverged: {what}", f"lower optimizer.lr, or clip with train.clip_norm{compare}"
                 )
     return warnings
 

@@ -18,6 +18,7 @@ from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out
 from mptrain.optimizer import multi_tensor
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
+from mptrain.probe.module_trail import ModuleTrail
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
 
@@ -106,16 +107,17 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
             has no kernel in that dtype for an operator of the model.
         ConfigError: A loss is not a float32 scalar, or the first batch fails for another reason.
     """
-    census, guard = OperatorCensus(), parts.plan.guard
+    trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
+    census = OperatorCensus(trail.module)
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
     guard.snapshot()
     try:
-        with other_random_numbers(parts.device):
+        with other_random_numbers(parts.device), trail.followed(parts.model):
             for learner in parts.learners:
                 learner.weights.gradients.zero_grad()
-                with _explained(parts):
+                with _explained(parts, trail):
                     accumulate_gradients(learner, parts.model, batch, plan)
                 missing += learner.weights.gradients.missing()
                 learner.weights.gradients.zero_grad()
@@ -178,7 +180,7 @@ _NO_KERNEL = (
 
 
 @contextlib.contextmanager
-def _explained(parts: Parts) -> Iterator[None]:
+def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
     """Context manager that converts exceptions of the passes into errors with a hint for the user."""
     try:
         yield
@@ -203,13 +205,14 @@ def _explained(parts: Parts) -> Iterator[None]:
                 "--traceback shows where it failed"
                 + ("; if precision=fp32 works, mptrain diagnose names the operator" if parts.policy.half else ""),
             ) from error
+        module = trail.raised_in[0] if trail.raised_in else ""
         native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"
         raise EnvironmentRefused(
             f"precision={parts.policy.name}: on {parts.device.type} torch cannot compute a part of the model in "
             f"{parts.policy.compute}: {first_line}",
             "set precision.cpu_kernels=auto, which computes in FP32 and rounds once"
             if native
-            else "name the module in precision.keep_fp32, or choose another precision",
+            else f"add {module or 'the module'} to precision.keep_fp32, or choose another precision",
         ) from error
 
 

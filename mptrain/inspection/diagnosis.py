@@ -50,10 +50,12 @@ class DiagnosisResult:
     Attributes:
         found: The diagnosis: causes of failure, statistics of modules, and remedies tried.
         page: Path of the written HTML page; None without a run.
+        steps_left: Number of steps that the run would train if it is resumed; 0 without a run.
     """
 
     found: Examination
     page: Path | None
+    steps_left: int = 0
 
 
 def diagnose_run(
@@ -89,7 +91,10 @@ def diagnose_run(
         if not place.trained:
             place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
-    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides))
+    saved = manifests_in(CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).folder)
+    planned = config.train.planned(place.parts.loaders["train"].steps_per_epoch)
+    left = planned - (step_of(saved[0]) if saved else 0)
+    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides), max(left, 0))
 
 
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:

@@ -14,13 +14,14 @@ from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
+from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, no_fault
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
-from mptrain.precision.apply import set_matmul_precision
+from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
 
 
@@ -98,6 +99,14 @@ class DiagnosisCase:
         parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
         restore_step(parts, self.saved_step)
         return parts
+
+    def refusal(self) -> str:
+        """Return the reason why a run with this configuration would end before its first step; empty if it starts."""
+        try:
+            rehearse(self.parts, self.saved_step.batch.cast(input_dtype(self.parts.policy)))
+        except (EnvironmentRefused, ConfigError) as error:
+            return f"training refuses it: {error}"
+        return ""
 
     @property
     def learner(self) -> Learner:

@@ -75,7 +75,8 @@ def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding
     if (module := accuracy.ill_conditioned) is not None:
         far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}: not a problem of half precision"
         return Finding("none", (module,), f"{finite}; but {far}")
-    return Finding("none", (), f"{finite}, and its outputs and gradients agree with those of FP32")
+    agree = f"its outputs and gradients agree with those of FP32 ({describe_errors(accuracy)})"
+    return Finding("none", (), f"{finite}, and {agree}")
 
 
 def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
@@ -212,6 +213,12 @@ def operator_name(operation: Operation) -> str:
 def percent(share: float) -> str:
     """Format a share in [0, 1] as a percentage with three digits, such as ``12.5 %``."""
     return f"{100 * share:.3g} %"
+
+
+def describe_errors(accuracy: StepAccuracy) -> str:
+    """Return the largest errors of a step that rounding explains, as part of a sentence."""
+    outputs, gradients = accuracy.largest_errors
+    return f"rounding changes outputs by up to {percent(outputs)}, gradients by {percent(gradients)}"
 
 
 def _input(seen: Observation) -> str:

@@ -26,12 +26,15 @@ from torch import nn
 
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of
-from mptrain.inspection.findings import describe_module, first_break, first_cause, operator_name
+from mptrain.inspection.findings import describe_errors, describe_module, first_break, first_cause, operator_name
+from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
+from mptrain.inspection.step_accuracy import why_worse
 from mptrain.inspection.step_replay import observe_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
+from mptrain.precision.apply import input_dtype
 from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
@@ -157,6 +160,12 @@ def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -
         yield remedy
 
 
+def _wide_inputs(case: DiagnosisCase) -> Iterator[Remedy]:
+    """Try the modes whose inputs stay FP32, for a batch that is finite before its cast to half precision."""
+    for name, text in (("amp_dynamic", "autocast with FP16"), ("amp_bf16", "autocast with bfloat16"), ("fp32", "FP32")):
+        yield _try_remedy(case, (f"precision={name}",), f"{text}, whose inputs stay FP32", False)[0]
+
+
 def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
     policy = case.config.precision
     if policy.half and policy.compute == "float16":
@@ -200,8 +209,9 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     bad = {place for one in case.seen.inputs for place in one.samples}
     good = [place for place in range(case.seen.samples) if place not in bad]
     text = "clean data, or dataset.on_error=skip if the data set detects such samples"
-    if any(one.widely_finite for one in case.seen.inputs):
-        yield from _until_it_helps(_other_precisions(case))
+    if all(one.widely_finite for one in case.seen.inputs):
+        yield Remedy((), "inputs of mean 0 and deviation 1 (standardise them in the data set)", None, "not tried")
+        yield from _until_it_helps(_wide_inputs(case))
         return
     if not good:
         yield Remedy((), text, None, "no sample of the batch is finite")
@@ -233,13 +243,25 @@ def _try_remedy(
         return Remedy(words, text, None, f"not tried: {error}"), None
     offender = _offender(changed, underflow)
     if offender is None:
-        agrees = "finite on this batch" + (", and agrees with FP32" if changed.accuracy is not None else "")
+        if why := changed.refusal() or _why_worse(case, changed):
+            return Remedy(words, text, False, why), changed
+        agrees = "finite on this batch"
+        if changed.accuracy is not None:
+            agrees += f", and agrees with FP32 ({describe_errors(changed.accuracy)})"
         return Remedy(words, text, True, "no values are lost on this batch" if underflow else agrees), changed
     if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
         text = f"{text}, and {another.text}"
         return Remedy((*words, *another.words), text, True, another.outcome), changed
     what = f"{offender} still loses values to underflow" if changed.is_sound else changed.cause.what
     return Remedy(words, text, False, "the step fails as before" if what == case.cause.what else what), changed
+
+
+def _why_worse(case: DiagnosisCase, changed: DiagnosisCase) -> str:
+    """Return why a changed step that is sound is no remedy: its input or results are rounded away; or nothing."""
+    if columns := lost_columns(case.saved_step.batch, input_dtype(changed.parts.policy)):
+        return f"the cast of the inputs rounds away most of {columns}"
+    before = case.accuracy.largest_errors if case.accuracy is not None and case.seen.finite else None
+    return why_worse(before, changed.accuracy.largest_errors) if changed.accuracy is not None else ""
 
 
 def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:

@@ -10,18 +10,29 @@ from dataclasses import dataclass, replace
 from mptrain.config.build import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
-from mptrain.errors import ConfigError, DataError
+from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection import scale_check_gradients as passes
+from mptrain.inspection.diagnosis_case import with_overrides
 from mptrain.inspection.findings import Finding, label, listed
+from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.module_tensors import HANDED, Outputs
 from mptrain.inspection.observations import CLOSE
-from mptrain.inspection.scale_check_findings import findings, wrong_gradients, wrong_outputs
+from mptrain.inspection.scale_check_findings import (
+    findings,
+    proposals,
+    with_words,
+    wrong_gradients,
+    wrong_outputs,
+)
 from mptrain.inspection.scale_check_observation import StepInspection, half_weights, inspect_step
 from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
+from mptrain.inspection.step_accuracy import largest_errors, why_worse
 from mptrain.numerics.formats import FORMATS, Format
+from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
+from mptrain.probe.module_trail import LOSS
 from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.
@@ -58,7 +69,9 @@ class ScalingReport:
 def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
 
-    The scales are the powers of two from 2^0 to 2^24. No weight is updated.
+    The scales are the powers of two from 2^0 to 2^24, or from 2^-24 if the gradient of the loss
+    overflows at 2^0. No weight is updated.
+    An override is part of a hint only if the same check finds no such problem with it.
 
     Args:
         config: A checked configuration whose precision computes in FP16 or BF16.
@@ -81,7 +94,30 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
             "remove the inject options, or examine the step with the fault with mptrain diagnose",
         )
     require_support(policy, resolve_device(config.device))
-    form = FORMATS[policy.compute]
+    report = _check(config, tell)
+    words = next(
+        (one for one in proposals(report.findings, report.evidence) if _helps(config, one, report, tell)), None
+    )
+    return replace(report, findings=with_words(report.findings, words))
+
+
+def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[str], None]) -> bool:
+    """Return whether an override removes all findings that it is proposed for, without large errors of its own."""
+    try:
+        changed = with_overrides(config, words)
+        require_support(changed.precision, resolve_device(changed.device))
+        after = _check(changed, lambda sentence: tell(f"with {words}: {sentence}"))
+    except (ConfigError, EnvironmentRefused):
+        return False
+    before = largest_errors(report.evidence.outputs, report.modules) if report.modules else None
+    stay = {(one.kind, one.where) for one in report.findings if not one.keep}
+    return {(one.kind, one.where) for one in after.findings} <= stay and not why_worse(
+        before, largest_errors(after.evidence.outputs, after.modules)
+    )
+
+
+def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
+    policy, form = config.precision, FORMATS[config.precision.compute]
     tell(f"one step in {policy.name}")
     batch, inspection, seconds, fewer = _inspect_first_step(config, form)
     step = 2 if seconds > SLOW else 1
@@ -90,6 +126,12 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
+    unrounded = wide.prepare(batch)
+    half_inputs = unrounded.cast(DTYPES[policy.parameters]).inputs
+    if columns := lost_columns(unrounded, DTYPES[policy.parameters]):
+        evidence = replace(evidence, lost_columns=columns)
+    if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
+        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     if not passes.is_finite(wide, wide.prepare(batch)):
         breaking = passes.breaking_operators(wide, wide.prepare(batch))
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
@@ -99,7 +141,9 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    measured = passes.compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
+    broken = next((one for one in passes.breaking_operators(parts, prepared) if one.breaks), None)
+    lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
+    measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
     evidence = replace(evidence, modules=modules, outputs=reference.outputs)

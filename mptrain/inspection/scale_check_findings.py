@@ -49,16 +49,16 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
     Args:
         evidence: Measurements and observations of the network's first step.
     """
-    causes = [*_constants(evidence), *_stored(evidence), *_narrow(evidence), *_casts(evidence)]
+    causes = [*_inputs(evidence), *_constants(evidence), *_stored(evidence), *_narrow(evidence), *_casts(evidence)]
     if not evidence.fp32_finite:
-        return _with_words([*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)], evidence)
+        return [*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)]
     causes += _outputs(evidence, causes)
     found = [*causes, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
     if evidence.modules:
         found += [*_overflows(evidence), *_errors(evidence, causes), *_drifts(evidence)]
     if evidence.modules and not why_no_range(evidence, found):
         found += _range(evidence) or _configured(evidence)
-    return _with_words(found, evidence)
+    return found
 
 
 def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
@@ -122,19 +122,27 @@ def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] |
     return highest, [module.name for module in judged if highest not in module.good]
 
 
-def _with_words(found: Sequence[Finding], evidence: ScalingEvidence) -> list[Finding]:
-    """Return findings whose hints name the override that keeps the affected modules in FP32.
+def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[str]:
+    """Yield the overrides to try for findings that keep modules in FP32, the least intrusive first.
 
-    If that is no remedy, they name another precision.
+    Args:
+        found: The findings.
+        evidence: The evidence that they are derived from.
     """
     kept = dict.fromkeys(name for finding in found for name in finding.keep)
-    outermost = [name for name in kept if not any(is_inside(name, outer) for outer in kept)]
-    words = f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
-    if "" in kept or LOSS in kept:
-        words = f"precision={'amp_bf16' if evidence.autocast else 'bf16'}"
+    outermost = [name for name in kept if name != LOSS and not any(is_inside(name, outer) for outer in kept)]
+    if outermost and "" not in kept:
+        yield f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
+    if evidence.lost_columns:
+        yield f"precision={'amp_dynamic' if evidence.compute == 'float16' else 'amp_bf16'}"
+    if kept and evidence.compute == "float16":
+        yield f"precision={'amp_bf16' if evidence.autocast else 'bf16'}"
+
+
+def with_words(found: Sequence[Finding], words: str | None) -> list[Finding]:
+    """Return findings whose hints name an override that was tried; None if none helped."""
     return [
-        replace(one, hint=f"{one.hint}{'' if one.hint.endswith(':') else ', or set'} {words}") if one.keep else one
-        for one in found
+        replace(one, hint=f"{one.hint}, or set {words}") if one.keep and words is not None else one for one in found
     ]
 
 
@@ -173,6 +181,12 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
     yield Finding("fp32", (first.module,), what, _OPERATOR)
 
 
+def _inputs(evidence: ScalingEvidence) -> Iterator[Finding]:
+    if evidence.lost_columns:
+        what = f"the cast to {_NAMES[evidence.compute]} rounds away most of {evidence.lost_columns}"
+        yield Finding("input", ("inputs",), what, "standardise the inputs in the data set", ("",))
+
+
 def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
     form, name = evidence.form, _NAMES[evidence.compute]
     groups: dict[tuple[float, str, str], list[str]] = {}
@@ -202,7 +216,7 @@ def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding("value", (tensor,), what, hint, _keep(evidence, [tensor.rpartition(".")[0]]))
     if norms:
         what = f"parameters and statistics of {_count(norms, 'norm layer')} are {name}"
-        yield Finding("norm", tuple(norms), what, "keep them in FP32:", ("norms",))
+        yield Finding("norm", tuple(norms), what, "keep them in FP32", ("norms",))
 
 
 def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -394,6 +408,14 @@ def _range(evidence: ScalingEvidence) -> list[Finding]:
 def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
     scales, judged = scales_of(evidence.modules), [module for module in evidence.modules if module.judged]
     for learner, (scale, constant) in evidence.scales.items():
+        where = "scaler" if learner == "main" else f"learners.{learner}.scaler"
+        floor = evidence.floors.get(learner, 0.0)
+        if not constant and scales.good and floor > 2.0 ** scales.good[-1]:
+            top = f"gradients overflow above 2^{scales.good[-1]}"
+            what = f"{top}, and {where}.min_scale={scale_in_words(floor)} keeps the loss scale higher"
+            low = 2.0 ** max(scales.good[0], scales.good[-1] - 2)
+            yield Finding("scale", (where,), what, f"set {where}.init_scale={low!r} {where}.min_scale={low!r}")
+            continue
         if not constant or not scales.good or scales.suits(scale) is not False:
             continue
         low, high, best = scales.good[0], scales.good[-1], 2 ** (scales.best or 0)
@@ -404,7 +426,6 @@ def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
             at = min(scales.tried, key=lambda one: abs(one - math.log2(scale)))
             why = f"gradients underflow, first in {label(worst.name)}, by {_percent(worst.shifts[at])}"
         what = f"the loss scale {scale_in_words(scale)} is outside the usable range 2^{low} to 2^{high}: {why}"
-        where = "scaler" if learner == "main" else f"learners.{learner}.scaler"
         hint = f"set {where} to a scale of {best}, or use a dynamic scaler"
         if learner == "main":
             more = "mptrain recommend evaluates more steps than the first"

@@ -197,6 +197,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         half_norms=_half_norms(parts),
         no_gradient=(*untrained.get("no_gradient", ()), *untrained.get("no_learner", ())),
         scales=scales,
+        floors={one.name: one.scaler.floor for one in parts.learners if getattr(one.scaler, "min_scale", None)},
         epsilons=_small_epsilons(parts.model, form),
         refused=refused,
         keep_fp32=policy.keep_fp32,

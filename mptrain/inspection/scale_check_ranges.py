@@ -336,6 +336,8 @@ class ScalingEvidence:
         breaks_half: Operator calls of the half-precision forward pass that do so, recorded if an output is wrong.
         keep_fp32: Entries of the option ``precision.keep_fp32``.
         autocast: Whether the precision mode uses autocast.
+        lost_columns: Columns of the inputs that the cast to half precision rounds away, for display; empty for none.
+        floors: Lowest loss scale of each learner's scaler.
     """
 
     compute: str
@@ -358,6 +360,8 @@ class ScalingEvidence:
     breaks_half: Sequence[Operation] = ()
     keep_fp32: Sequence[str] = ()
     autocast: bool = False
+    lost_columns: str = ""
+    floors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def form(self) -> Format:

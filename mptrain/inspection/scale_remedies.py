@@ -22,6 +22,7 @@ from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import Remedy
+from mptrain.scaler import StaticScaler
 
 #: Share of gradients rounded to zero above which a scale is no remedy.
 LOSES = 0.1
@@ -43,17 +44,45 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
     edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
+    if isinstance(case.learner.scaler, StaticScaler) and (remedy := _dynamic(case, gradients)) is not None:
+        return remedy
     if (landing := _by_itself(case, 2.0**edge)) is not None:
         text = f"no change is needed: the scaler falls to {scale_in_words(landing)} by itself"
         if (remedy := _lowered(case, (), text, landing, gradients)).helped:
             return remedy
-    rooms = (room for room in range(MARGIN, 0, -1) if edge >= room and lost_share(gradients, edge - room) <= LOSES)
+    lowest = 0 if edge >= 0 else math.ceil(math.log2(FLOAT32.smallest_normal))
+    rooms = (
+        room for room in range(MARGIN, 0, -1) if edge - room >= lowest and lost_share(gradients, edge - room) <= LOSES
+    )
     room = next(rooms, 0)
     scale = 2.0 ** (edge - room)
     words = scale_words(case, scale)
     if case.learner.scaler.on_overflow == "apply":
         words = (*words, f"{_prefix(case)}.on_overflow=skip")
     return _lowered(case, words, f"a loss scale of {scale_in_words(scale)}", scale, gradients, room)
+
+
+def _dynamic(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
+    """Return the dynamic scaler, tried on the step, in place of a constant scale that overflows; None if it fails."""
+    words = ("scaler=dynamic",) if _prefix(case) == "scaler" else ()
+    if not words:
+        return None
+    try:
+        changed = case.with_overrides(*words)
+    except (ConfigError, EnvironmentRefused):
+        return None
+    scale = float(changed.learner.scaler.initial(changed.parts.device)["scale"])
+    begun = changed.at_scale(scale)
+    if begun.seen.finite:
+        where = f"a dynamic loss scale, first {scale_in_words(scale)}, which follows later gradients"
+        return Remedy(words, where, True, "correct on this batch") if begun.is_sound else None
+    begun = replace(begun, ended=False)  # another scaler begins
+    goal = 2.0 ** _highest_finite(begun, gradients)
+    if (landing := _by_itself(begun, goal)) is None:
+        return None
+    text = f"a dynamic loss scale, which falls to {scale_in_words(landing)} by itself and follows later gradients"
+    remedy = _lowered(begun, (), text, landing, gradients)
+    return replace(remedy, words=words) if remedy.helped else None
 
 
 def _edge(gradients: ExponentCounts) -> int:
@@ -103,8 +132,6 @@ def _lowered(
     refusal, helped = None, False
     if not candidate.seen.finite:
         outcome = f"at loss scale {shown} the step still overflows"
-    elif scale < 1:
-        outcome = f"{finite}, but gradients that need a scale below 1 are too large for FP16"
     elif lost > LOSES:
         outcome = f"{finite}, but {cost} there"
     elif not candidate.is_sound:

@@ -35,6 +35,36 @@ from mptrain.precision.apply import input_dtype, set_matmul_precision
 MUCH = 0.5
 
 
+def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScaling]) -> tuple[float, float]:
+    """Return the largest relative error of a module output and of a module's gradients in half precision.
+
+    Rounding that a format explains counts too. Left out is what FP32 computes wrongly as well.
+
+    Args:
+        outputs: Errors of module outputs by name.
+        modules: Errors of gradients; the best loss scale counts.
+    """
+    gradients = [math.hypot(one.expected, one.best) for one in modules if one.judged]
+    right = [one.half for one in outputs.values() if one.fp32 <= ILL_CONDITIONED_OUTPUT]
+    return max(right, default=0.0), max(gradients, default=0.0)
+
+
+def why_worse(before: tuple[float, float] | None, after: tuple[float, float]) -> str:
+    """Return the reason, as part of a sentence, why a changed step is no remedy of another; empty if it may be one.
+
+    Args:
+        before: Largest errors of the step's outputs and gradients; None if the step is not finite.
+        after: The same with the change.
+    """
+    for what, at in (("an output", 0), ("the gradients of a module", 1)):
+        if after[at] > MUCH:
+            return f"{what} would be off by {100 * after[at]:.3g} % against FP32"
+    if before is not None and math.isfinite(before[1]) and before[1] < after[1] and before[0] < after[0]:
+        instead = f"{100 * after[1]:.3g} % instead of {100 * before[1]:.3g} %"
+        return f"rounding errors grow: gradients are off by up to {instead}"
+    return ""
+
+
 @dataclass(frozen=True)
 class StepAccuracy:
     """Errors of one training step of a learner (a model with its optimizer) in half precision against FP64.
@@ -53,6 +83,11 @@ class StepAccuracy:
     modules: Sequence[ModuleScaling]
     breaks: tuple[str, ...] = ()
     operator: OperatorError | None = None
+
+    @property
+    def largest_errors(self) -> tuple[float, float]:
+        """Largest relative error of a module output and of a module's gradients; see `largest_errors`."""
+        return largest_errors(self.outputs, self.modules)
 
     @property
     def ill_conditioned(self) -> str | None:

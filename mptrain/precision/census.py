@@ -7,12 +7,16 @@ does not change results.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
 from mptrain.torch_private import current_autograd_node
@@ -65,33 +69,63 @@ class Cast(NamedTuple):
     to_dtype: str
 
 
+class Product(NamedTuple):
+    """Kind of product (matrix product, convolution, attention, LSTM layer) in a step, as counted by `OperatorCensus`.
+
+    Attributes:
+        name: Name of the ATen operator, without overload.
+        dtype: Dtype of its first operand.
+        module: Name of the module that called it, in the forward pass or before its backward pass.
+        line: Line of the code that called it, as ``FILE:LINE``; empty in the backward pass.
+    """
+
+    name: str
+    dtype: torch.dtype
+    module: str
+    line: str
+
+
 class OperatorCensus(EagerMode):
     """Dispatch mode that counts a step's operators on floating-point tensors by dtype and pass, and casts separately.
+
+    Args:
+        current_module: Function that returns the name of the module that runs; without it, products have none.
 
     Attributes:
         operators: Number of calls of each operator that computes values, without views, allocations and casts.
         casts: Number of copies to another dtype.
-        products: Number of calls of products (matrix products, convolutions, attention, LSTM layers), by operator name
-            and operand dtype.
+        product_calls: Number of calls of products. Not counted are those by which autograd differentiates an operator
+            that is none, such as a Cholesky decomposition.
         in_half: Operator overloads (``torch.ops.aten`` objects) called with half-precision tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, current_module: Callable[[], str] = str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: Counter[Operator] = Counter()
         self.casts: Counter[Cast] = Counter()
         self.in_half: set[Any] = set()
-        self.products: dict[str, dict[torch.dtype, int]] = defaultdict(lambda: defaultdict(int))
+        self.product_calls: Counter[Product] = Counter()
+        self._current_module = current_module
+
+    @property
+    def products(self) -> dict[str, dict[torch.dtype, int]]:
+        """Number of calls of products by operator name and dtype of the first operand."""
+        found: dict[str, dict[torch.dtype, int]] = {}
+        for (name, dtype, *_), calls in self.product_calls.items():
+            by_dtype = found.setdefault(name, {})
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + calls
+        return found
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in PRODUCTS:
+        if func in PRODUCTS and _is_own(current_autograd_node()):
             # Only the first tensor: others may be statistics, e.g. of attention, which are FP32 in every mode.
             floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
             if (dtype := next(floating, None)) is not None:
-                self.products[func.overloadpacket.__name__][dtype] += 1
+                name = func.overloadpacket.__name__
+                self.product_calls[Product(name, dtype, self._current_module(), _calling_line())] += 1
         if (cast := cast_of(func, args, result)) is not None:
             self.casts[Cast(current_pass(), *cast)] += 1
         elif computes(func) and (inputs := dtype_names(floating_in((args, kwargs)))):
@@ -159,6 +193,30 @@ class _Nested(AbstractContextManager[Any]):
 
     def __exit__(self, *raised: Any) -> bool | None:
         return self._entered.pop().__exit__(*raised)
+
+
+#: Products by the names that autograd gives to their nodes.
+_NODES = frozenset(func.overloadpacket.__name__.replace("_", "") for func in PRODUCTS)
+
+
+def _is_own(node: Any) -> bool:
+    """Return whether a product that runs now is the code's own: forward, or the derivative of a product."""
+    if node is None or isinstance(node, BackwardCFunction):
+        return True
+    return node.name().rpartition("::")[2].partition("Backward")[0].lower() in _NODES
+
+
+def _calling_line() -> str:
+    """Return the innermost line of the model's or task's code on the stack as ``FILE:LINE``; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
+        if package == "mptrain" and rest.startswith("engine"):  # called by the training step, as a backward pass is
+            return ""
+        if package != "torch" and (package != "mptrain" or rest.startswith("workloads")):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def current_pass() -> Pass:

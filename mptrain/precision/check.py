@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.precision.apply import DTYPES
+from mptrain.torch_private import Convolution
 
 if TYPE_CHECKING:
     from mptrain.precision.census import OperatorCensus
@@ -19,23 +21,31 @@ if TYPE_CHECKING:
 #: Products that torch's autocast casts on CUDA but not on a CPU (used by spectral_norm, torch 2.14).
 _NOT_CAST_ON_CPU = frozenset({"mv", "addmv", "dot"})
 
+#: Layers whose forward pass runs at least one product.
+_MULTIPLIES = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, Convolution)
+
+#: Dtypes of products that code outside the policy's half precision may use: the task, and modules kept in FP32.
+_WIDE = (torch.float32, torch.float64)
+
 
 def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
     """Raise an error if parameters or products of a training step had other dtypes than its precision policy specifies.
 
-    Products are matrix products, convolutions, attention and LSTM layers. FP32 products are accepted if a module kept
-    in FP32 has weight matrices.
+    Products are matrix products, convolutions, attention and LSTM layers. FP32 and FP64 products are accepted in the
+    task (the loss) and in modules kept in FP32. In half precision, at least one product of the model must be half; a
+    model without products must compute something else in half precision.
 
     Args:
         policy: The precision policy.
         model: The model after `mptrain.precision.apply.cast_model` and one step.
         kept: The modules kept in FP32, by qualified name.
-        census: Census of the step, with the dtypes of its products.
+        census: Census of the step, with the dtypes of its products by the qualified name of the module.
 
     Raises:
-        EnvironmentRefused: A parameter or product has another dtype than the policy specifies.
+        EnvironmentRefused: A parameter or product has another dtype than the policy specifies, or nothing is computed
+            in half precision.
     """
-    promised = DTYPES[policy.parameters]
+    promised, compute = DTYPES[policy.parameters], DTYPES[policy.compute]
     in_kept = {id(p) for module in kept.values() for p in module.parameters()}
     wrong = [
         f"parameter {name} is {parameter.dtype}"
@@ -43,20 +53,60 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
         if parameter.is_floating_point()
         and parameter.dtype != (torch.float32 if id(parameter) in in_kept else promised)
     ]
-    allowed = {DTYPES[policy.compute]}
-    if any(True for module in kept.values() for p in module.parameters() if p.ndim > 1):
-        allowed.add(torch.float32)  # a kept module with weight matrices multiplies in FP32 as configured
+    inside = {id(part) for module in kept.values() for part in module.modules()}
+    modules = {name: id(module) not in inside for name, module in model.named_modules()}  # True: in half precision
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    wrong += [
-        f"{count} {name} products were {dtype}"
-        for name, by_dtype in census.products.items()
-        for dtype, count in by_dtype.items()
-        if dtype not in allowed
-        and not (policy.autocast and on_cpu and name in _NOT_CAST_ON_CPU and dtype == torch.float32)
-    ]
+    counts: Counter[tuple[str, torch.dtype, str]] = Counter()
+    lines: dict[tuple[str, torch.dtype, str], str] = {}
+    for (name, dtype, module, line), calls in census.product_calls.items():
+        if dtype == compute or (dtype in _WIDE and not modules.get(module, False)):
+            continue
+        if not (policy.autocast and on_cpu and name in _NOT_CAST_ON_CPU and dtype == torch.float32):
+            counts[name, dtype, module] += calls
+            lines[name, dtype, module] = lines.get((name, dtype, module)) or line
+    for (name, dtype, module), calls in counts.items():
+        where = (module or type(model).__name__) if module in modules else "the task"
+        line = lines[name, dtype, module]
+        wrong.append(f"{calls} {name} products were {dtype} in {where}{f' ({line})' if line else ''}")
     if wrong:
         listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise EnvironmentRefused(
             f"precision={policy.name} means parameters {policy.parameters} and compute {policy.compute}, but {listed}",
-            "add the module to precision.keep_fp32, or fix its forward: it casts tensors itself or disables autocast",
+            _hint(policy, [module for (_, dtype, module) in counts if dtype in _WIDE and module in modules]),
         )
+    if policy.half:
+        _require_half(policy, model, modules, census)
+
+
+def _hint(policy: Policy, modules: list[str]) -> str:
+    """Return advice for products of another dtype; ``modules`` are those that multiply in a wider one."""
+    casts = "fix the forward pass: it casts tensors itself or disables autocast"
+    if not (policy.half and modules):
+        return casts
+    if "" in modules:
+        return f"{casts}; or move these products into a module of their own, and add it to precision.keep_fp32"
+    return f"add {', '.join(dict.fromkeys(modules))} to precision.keep_fp32, or {casts}"
+
+
+def _require_half(policy: Policy, model: nn.Module, modules: Mapping[str, bool], census: OperatorCensus) -> None:
+    """Require that a step computed products, or a model without products something else, in half precision.
+
+    Raises:
+        EnvironmentRefused: It did not.
+    """
+    if any(dtype == DTYPES[policy.compute] for _, dtype, *_ in census.product_calls):
+        return
+    hint = "use precision=fp32, or keep fewer modules in FP32 (precision.keep_fp32)"
+    layers = (name for name, half in modules.items() if half and isinstance(model.get_submodule(name), _MULTIPLIES))
+    if any(module in modules for _, _, module, _ in census.product_calls):
+        why = "every product of the model is computed in FP32, in a module kept in FP32"
+    elif (layer := next(layers, None)) is not None and not policy.force:
+        why = f"no known product ran in the step, not even in {layer or type(model).__name__}"
+        hint = "use precision=fp32, or set precision.force=true if the model multiplies with kernels of its own"
+    elif not census.in_half:
+        casts = ", and autocast casts only products, of which it has none" if policy.autocast else ""
+        why = f"no operator of the model ran in {policy.compute}{casts}"
+        hint = "use precision=fp32"
+    else:
+        return
+    raise EnvironmentRefused(f"precision={policy.name} means compute {policy.compute}, but {why}", hint)

@@ -26,8 +26,10 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
                 The
             name of a torch.nn class may match nothing, because a default must suit every model; so may ``norms``.
 
+    A container without a forward pass, such as `nn.ModuleList`, stands for the modules in it.
+
     Raises:
-        ConfigError: Other entries match no module; all of them are reported together.
+        ConfigError: Other entries match no module, or one of TorchScript; all of them are reported together.
     """
     names = dict(model.named_modules())
     kept: dict[str, nn.Module] = {}
@@ -44,10 +46,24 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
             close = did_you_mean(entry, known)
             hint = f"did you mean {close}?" if close else "use a module's class name, its qualified name or a pattern"
             problems.append(Problem(f"precision.keep_fp32: {entry!r} matches no module of the model", hint))
-        kept.update(found)
+        if scripted := [name for name, module in found.items() if isinstance(module, torch.jit.ScriptModule)]:
+            what = f"precision.keep_fp32: {entry!r} keeps {scripted[0] or 'the model'}, which is TorchScript"
+            hint = "its forward pass cannot be changed; keep a module around it, or build the model without torch.jit"
+            problems.append(Problem(what, hint))
+            continue
+        for name, module in found.items():
+            kept.update(_called(name, module))
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def _called(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    """Return a module by name, or the modules in it if it has no forward pass to call."""
+    if type(module).forward is not nn.Module.forward:
+        return {name: module}
+    inside = (_called(f"{name}.{own}" if name else own, child) for own, child in module.named_children())
+    return {name: child for found in inside for name, child in found.items()}
 
 
 def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:

@@ -57,6 +57,22 @@ PRODUCTS = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_cudnn_attention_backward.default,
         aten._grouped_mm.default,  # experts of a mixture; autocast does not cast it
+        # Called whole only on accelerators with kernels of their own for them: MPS, XPU, ROCm.
+        aten.linear.default,
+        aten.linear_backward.default,
+        aten.addbmm.default,
+        aten.miopen_rnn.default,
+        aten.miopen_rnn_backward.default,
+        aten._lstm_mps.default,
+        aten.lstm_mps_backward.default,
+        aten._scaled_dot_product_attention_math_for_mps.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+        aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+        # Called by code that bypasses `scaled_dot_product_attention`.
+        aten._flash_attention_forward.default,
+        aten._flash_attention_backward.default,
+        aten._efficient_attention_forward.default,
+        aten._efficient_attention_backward.default,
     }
 )
 
@@ -87,6 +103,7 @@ _OF_ONE_DTYPE = frozenset(
         aten.addmm.default,
         aten.bmm.default,
         aten.baddbmm.default,
+        aten.addbmm.default,
         aten.mv.default,
         aten.addmv.default,
         aten.dot.default,

@@ -77,13 +77,17 @@ class ModuleTrail:
 
     The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`.
 
+    Args:
+        check_finite: Whether to record finished calls in ``ended``, for which the device is waited for.
+
     Attributes:
         calls: Number of calls in the forward pass by module name, in the order of the first calls.
         ended: Calls in the order in which they ended.
         raised_in: Name of the innermost module that raised an exception, and the exception; None if none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, check_finite: bool = True) -> None:
+        self._check_finite = check_finite
         self.calls: dict[str, int] = {}
         self.ended: list[ModuleCall] = []
         self.raised_in: tuple[str, BaseException] | None = None
@@ -148,9 +152,9 @@ class ModuleTrail:
         if threading.get_ident() == self._thread:
             self._spans.append((first, sequence_number(), name))
         error = sys.exc_info()[1]
-        if error is None:
+        if error is None and self._check_finite:
             self.ended.append(ModuleCall(name, _are_finite((args, kwargs)), _are_finite(output)))
-        elif self.raised_in is None or self.raised_in[1] is not error:
+        elif error is not None and (self.raised_in is None or self.raised_in[1] is not error):
             self.raised_in = (name, error)
 
 

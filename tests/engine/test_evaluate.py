@@ -137,3 +137,13 @@ def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, preci
         loop.require_success()
     assert str(stopped.value) == said
     assert ("precision.eval=fp32" in stopped.value.hint) == ("training loss" in said)
+    assert ("compare with precision=fp32" in stopped.value.hint) == (precision != "fp32" and "diverged" in said)
+
+
+def test_an_evaluation_that_alone_is_nan_in_fp32_is_not_to_be_compared_with_fp32(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.max_steps=1")
+    loop.run()
+    loop.progress.last["val"] = {"loss": math.nan}
+    with pytest.raises(NumericsError, match="the last loss on val is nan, although the last training loss") as stopped:
+        loop.require_success()
+    assert "in evaluation only" in stopped.value.hint

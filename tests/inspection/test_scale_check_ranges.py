@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.inspection.scale_check_findings import findings, why_no_range
+from mptrain.inspection.scale_check_findings import findings, proposals, why_no_range, with_words
 from mptrain.inspection.scale_check_ranges import (
     GradientErrors,
     OutputErrors,
@@ -163,9 +163,13 @@ def test_an_error_at_every_scale_names_the_module_nearest_to_the_loss():
     found = findings(evidence(wrong, *more))
     assert kinds(found) == [("error", ("later",))]
     assert "off by 10 % at the best scale, rounding explains 0.78 %; 1 more module affected" in found[0].what
-    found = findings(evidence(wrong, *more, breaks=("odd",), keep_backward=("odd",), keep_fp32=("norms",)))
+    odd = evidence(wrong, *more, breaks=("odd",), keep_backward=("odd",), keep_fp32=("norms",))
+    found = findings(odd)
     assert kinds(found) == [("error", ("odd",))]
-    assert found[0].hint.endswith("or set precision.keep_fp32=[norms,odd]")
+    words, other = proposals(found, odd)
+    assert (words, other) == ("precision.keep_fp32=[norms,odd]", "precision=bf16")
+    assert with_words(found, words)[0].hint.endswith("or set precision.keep_fp32=[norms,odd]")
+    assert with_words(found, None) == found
 
 
 def test_an_error_that_grows_with_a_scale_while_all_is_finite_is_one_of_scaling():
@@ -217,9 +221,9 @@ def test_what_is_known_of_one_module_hides_nothing_of_another():
 
 def test_a_module_whose_output_is_too_large_is_kept_together_with_what_makes_it_smaller():
     found = evidence(HEALTHY, outputs={"block.wide": BEYOND, "block.norm": FED}, keep_fp32=("norms",))
-    assert findings(found)[0].hint.endswith("precision.keep_fp32=[norms,block]")
+    assert next(proposals(findings(found), found)) == "precision.keep_fp32=[norms,block]"
     found = evidence(HEALTHY, outputs={"block.norm": FED, "block.wide": BEYOND}, autocast=True)
-    assert findings(found)[0].hint.endswith("precision=amp_bf16")
+    assert list(proposals(findings(found), found)) == ["precision=amp_bf16"]
 
 
 @pytest.mark.parametrize(("operator", "said"), [("bmm", ["narrow", "output"]), ("_softmax", ["narrow"])])
@@ -308,5 +312,6 @@ def test_a_cast_to_the_other_half_precision_is_named_with_what_it_loses():
 def test_a_module_that_is_kept_already_is_not_to_be_kept_again():
     wrong = OutputErrors(half=0.9, explained=0.0, fp32=0.0, own=0.9)
     for kept, words in (((), "[stem.wide]"), (("stem.wide",), "[stem.wide,stem]"), (("stem.wide", "stem"), None)):
-        [found] = findings(evidence(HEALTHY, outputs={"stem.wide": wrong}, keep_fp32=kept))
-        assert found.hint.endswith(f"precision.keep_fp32={words}") if words else "keep_fp32" not in found.hint
+        found = evidence(HEALTHY, outputs={"stem.wide": wrong}, keep_fp32=kept)
+        proposed = next(proposals(findings(found), found))
+        assert proposed == (f"precision.keep_fp32={words}" if words else "precision=bf16")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,7 @@ from mptrain.precision.apply import autocast, cast_model, input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.precision.upcast import products
+from mptrain.probe.module_trail import ModuleTrail
 from mptrain.workloads.language.models.lstm import lstm_language_model
 from mptrain.workloads.language.models.transformer import transformer_language_model
 
@@ -20,9 +24,10 @@ CPU = torch.device("cpu")
 
 def one_step(policy, model, given=None):
     """A forward and backward pass under a census, as the engine's first step is."""
-    kept, census = cast_model(model, policy), OperatorCensus()
+    trail = ModuleTrail(check_finite=False)
+    kept, census = cast_model(model, policy), OperatorCensus(trail.module)
     given = (images() if given is None else given).to(input_dtype(policy))
-    with census.inside(products(policy, CPU)).context:
+    with census.inside(products(policy, CPU)).context, trail.followed(model):
         with autocast(policy, CPU):
             loss = F.cross_entropy(model(given).float(), torch.tensor([0, 1, 2, 3]))
         loss.backward()
@@ -102,6 +107,11 @@ class CastsInside(nn.Module):
             return F.linear(hidden.float(), self.back.weight.float(), self.back.bias.float())
 
 
+def _line_of(function, words):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if words in line)
+
+
 @each("name", [name for name in NAMES if mode(name).half])
 @each("kernels", ["native", "upcast"])
 def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
@@ -110,7 +120,9 @@ def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(na
     with pytest.raises(EnvironmentRefused) as refusal:
         check_step(policy, model, kept, census)
     assert f"precision={name} means parameters" in str(refusal.value)
-    assert "1 addmm products were torch.float32" in str(refusal.value)
+    place = f"in CastsInside (test_check.py:{_line_of(CastsInside.forward, 'F.linear')})"
+    assert f"1 addmm products were torch.float32 {place}" in str(refusal.value)
+    assert "move these products into a module of their own" in refusal.value.hint
     assert "precision.keep_fp32" in refusal.value.hint
 
 
@@ -177,3 +189,89 @@ def test_products_that_autocast_leaves_alone_on_a_cpu_break_no_promise(name):
     kept, census = one_step(policy, model)
     assert census.products["mv"].keys() == {torch.float32}
     check_step(policy, model, kept, census)
+
+
+@each("name", [name for name in NAMES if mode(name).half])
+def test_the_module_that_casts_is_named_and_training_accepts_it_as_advised(name):
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), CastsInside())
+
+    policy = mode(name, keep_fp32=[])
+    with pytest.raises(EnvironmentRefused, match=r"1 addmm products were torch\.float32 in 2 \(") as refusal:
+        check_step(policy, (refused := model()), *one_step(policy, refused))
+    assert refusal.value.hint.startswith("add 2 to precision.keep_fp32")
+    policy = mode(name, keep_fp32=["2"])
+    check_step(policy, (kept := model()), *one_step(policy, kept))
+
+
+@each("name", [name for name in NAMES if mode(name).half])
+def test_an_unrelated_module_kept_in_fp32_excuses_no_product(name):
+    policy, model = mode(name, keep_fp32=["1"]), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), CastsInside())
+    with pytest.raises(EnvironmentRefused, match=r"products were torch\.float32 in 2 \("):
+        check_step(policy, model, *one_step(policy, model))
+
+
+@each("name", [name for name in NAMES if mode(name).half])
+def test_a_model_of_which_every_product_is_kept_in_fp32_is_refused(name):
+    policy, model = mode(name, keep_fp32=["Linear"]), nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    with pytest.raises(EnvironmentRefused, match="every product of the model is computed in FP32"):
+        check_step(policy, model, *one_step(policy, model))
+
+
+class Elementwise(nn.Module):
+    """No product at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(5, 192))
+
+    def forward(self, given):
+        return (given.flatten(1).unsqueeze(1) * self.scale).tanh().mean(2)
+
+
+@each("name", [name for name in NAMES if mode(name).half])
+def test_a_model_without_products_computes_something_else_in_half_precision_or_is_refused(name):
+    policy, model = mode(name), Elementwise()
+    kept, census = one_step(policy, model)
+    expected = pytest.raises(EnvironmentRefused, match=r"no operator of the model ran in .*, and autocast casts only")
+    with expected if policy.autocast else contextlib.nullcontext():
+        check_step(policy, model, kept, census)
+
+
+def test_products_that_the_census_does_not_know_are_not_taken_for_none(monkeypatch):
+    monkeypatch.setattr("mptrain.precision.census.PRODUCTS", frozenset())
+    policy, model = mode("fp16_dynamic"), Named()
+    kept, census = one_step(policy, model)
+    with pytest.raises(EnvironmentRefused, match="no known product ran in the step, not even in 0"):
+        check_step(policy, model, kept, census)
+    check_step(mode("fp16_dynamic", force=True), model, kept, census)
+
+
+class Whitens(nn.Module):
+    """Has no parameters, decomposes in FP32, and multiplies in the dtype of its input."""
+
+    def forward(self, given):
+        with torch.no_grad():
+            wide = given.float() - given.float().mean(0)
+        variance = torch.diag(wide.var(0) + 0.1) + 0 * given.float().mean()
+        return given @ torch.linalg.inv(torch.linalg.cholesky(variance)).to(given.dtype)
+
+
+@each("name", NAMES)
+def test_decompositions_whose_gradients_are_products_need_no_module_kept(name):
+    policy, model = mode(name), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), Whitens(), nn.Linear(8, 5))
+    check_step(policy, model, *one_step(policy, model))
+
+
+@each("name", NAMES)
+def test_distances_within_a_model_are_no_products(name):
+    class Prototypes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.points = nn.Parameter(torch.randn(30, 8))
+
+        def forward(self, given):
+            return -torch.cdist(given.float(), self.points.float())
+
+    policy, model = mode(name), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), Prototypes())
+    check_step(policy, model, *one_step(policy, model))

@@ -1,0 +1,36 @@
+"""Columns of a batch that a cast to half precision rounds away, such as a time in seconds or a pressure in pascals."""
+
+from __future__ import annotations
+
+import torch
+
+from mptrain.device import in_widest
+from mptrain.workloads.base.batch import Batch
+
+#: Share of a column's deviation that rounding may change; beyond it most of what the column tells is lost.
+LOST = 0.5
+
+
+def lost_columns(batch: Batch, dtype: torch.dtype) -> str:
+    """Return the input columns of a batch whose differences between samples a cast loses; empty if there are none.
+
+    Args:
+        batch: A batch before the cast. Inputs of another rank than ``[N, columns]`` are one column.
+        dtype: The dtype of the model's inputs.
+
+    Returns:
+        The indices for display, such as ``columns 0, 3``.
+    """
+    inputs = batch.inputs
+    if not inputs.is_floating_point() or inputs.dtype == dtype:
+        return ""
+    rows = in_widest(inputs if inputs.ndim == 2 else inputs.flatten().unsqueeze(1))
+    spread = (rows - rows.mean(0)).square().mean(0).sqrt()
+    cast = in_widest(rows.to(dtype))
+    off = (cast - rows).square().mean(0).sqrt()
+    infinite = rows.isfinite().all(0) & ~cast.isfinite().all(0)
+    lost = ((spread > 0) & ~(off <= LOST * spread) | infinite).nonzero().flatten().tolist()
+    if not lost or inputs.ndim != 2:
+        return "the inputs" if lost else ""
+    more = f" and {len(lost) - 5} more" if lost[5:] else ""
+    return f"column{'s' * (len(lost) > 1)} {', '.join(map(str, lost[:5]))}{more}"
