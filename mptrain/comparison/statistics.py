@@ -135,8 +135,8 @@ def unseen_share(n: int, level: float = 0.95) -> float:
     """Return the largest share of runs in which something may happen that none of n runs has shown.
 
     It is 1 - (1 - level)^(1/n), the exact one-sided bound of Clopper and Pearson (1934) for 0 of n. As the tolerance
-    limit of Wilks (1941) it also bounds the share of pairs whose difference is larger than the largest of n. It holds for
-    any distribution.
+    limit of Wilks (1941) it also bounds the share of pairs whose difference is larger than the largest of n. It
+    holds for any distribution.
 
     Args:
         n: Number of independent runs, 1 or more.
