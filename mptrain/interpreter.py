@@ -25,8 +25,9 @@ def forget_current_folder() -> None:
     """Remove the current directory from this process's module search path; ``python -m`` puts it first in ``sys.path``.
 
     The directory stays if mptrain itself is run from a checkout there, because its modules must not be mixed with those
-    of an installation.
+    of an installation. From Python 3.11 on, processes that libraries start (``torch.compile``) do not search it either.
     """
+    os.environ["PYTHONSAFEPATH"] = "1"
     chosen = not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated)  # Python has added the first entry
     if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != os.path.dirname(os.path.dirname(_ENTRY)):  # noqa: PTH120
         del sys.path[0]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Minimum number of pairs for which a ratio is shown with its interval. With two pairs the interval is useless: it
 #: extends from almost zero to hundreds.
-_LEAST_FOR_RATIO = 3
 
 _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse": "red", "undecided": "yellow"}
 
@@ -148,7 +147,7 @@ def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
     if interval is None:
         return "-"
     shown = f"{interval.mean:.2f}x"
-    return shown if interval.n < _LEAST_FOR_RATIO else f"{shown}{BREAK}[{interval.low:.2f}, {interval.high:.2f}]"
+    return shown if math.isnan(interval.low) else f"{shown}{BREAK}[{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _paragraphs(comparison: Comparison) -> list[str]:

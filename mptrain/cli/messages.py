@@ -41,7 +41,7 @@ def report(error: BaseException) -> int:
         The exit code for the exception.
     """
     if wants_traceback():
-        traceback.print_exception(error)
+        print(masked("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     kind, code = "error", EXIT_BUG
     if isinstance(error, MptrainError):
         code = error.exit_code

@@ -154,11 +154,11 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         verdict=Verdict("reference", "the other arms are compared with it"),
         failed=sum(metric.failed(run) for run in arm.runs),
         missing=sum(not metric.ended(run) for run in arm.runs),
-        throughput=_mean([run.terms_per_second for run in done]),
+        throughput=_positive(_mean([run.terms_per_second for run in done])),
         speed=None,
         time=None,
         memory=None,
-        peak=_mean([run.peak_memory or None for run in done]),
+        peak=_positive(_mean([run.peak_memory or None for run in done])),
         energy=None,
         skip_rate=sum(run.skip_rate for run in arm.runs) / len(arm.runs),
     )
@@ -229,7 +229,14 @@ def _mean(values: Sequence[float | None], rounding: float = 0.0) -> Interval | N
 def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> Interval | None:
     """Return the ratio of the arm to the reference over the pairs in which both have a positive value."""
     known = [(a, b) for run, other in some if (a := of(run) or 0.0) > 0 and (b := of(other) or 0.0) > 0]
-    return ratio_interval([a for a, _ in known], [b for _, b in known]) if known else None
+    return _positive(ratio_interval([a for a, _ in known], [b for _, b in known])) if known else None
+
+
+def _positive(found: Interval | None) -> Interval | None:
+    """Return an interval of a speed, size or ratio, not below zero; without ends if there are fewer than three values."""
+    if found is None or found.n < 3:
+        return found and replace(found, low=math.nan, high=math.nan)
+    return replace(found, low=max(found.low, 0.0))
 
 
 def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
@@ -251,9 +258,9 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
     others = len(arms) - 1
     if others > 1:
         found.append(
-            f"{others} arms are compared with the reference at 95 % each, without correction for multiple comparisons: "
-            "if no arm differs, the probability of at least one false difference is at most "
-            f"{min(5 * others, 100)} %"
+            f"verdicts are per arm: {others} arms are compared with the reference at 95 % each, without correction for "
+            "multiple comparisons, so the probability of at least one false difference, or of at least one false "
+            f"equivalence, is up to {min(5 * others, 100)} %"
         )
     if together > 1:
         found.append(

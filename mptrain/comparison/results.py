@@ -8,6 +8,7 @@ Nothing is computed here. Differences are *arm minus reference*, in the metric's
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,6 +59,10 @@ class Equivalence:
         pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000 or there is one
             pair.
         alpha: Level of each test, 0.05.
+        p_bootstrap: The p value of two one-sided bootstrap-t tests, which also has to be below ``alpha`` for
+            equivalence; None if the differences are not skewed.
+        unseen: Largest share of runs, 0 to 1, that may fail, or differ more than any pair did, although none of these
+            runs has: a 95 % confidence bound for any distribution; NaN if it is not recorded.
     """
 
     margin: float
@@ -67,6 +72,13 @@ class Equivalence:
     power: float
     pairs_for_80: int | None
     alpha: float = 0.05
+    p_bootstrap: float | None = None
+    unseen: float = math.nan
+
+    @property
+    def holds(self) -> bool:
+        """Whether every test finds the arms equivalent."""
+        return self.p < self.alpha and (self.p_bootstrap is None or self.p_bootstrap < self.alpha)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Computes no intervals: those come from `mptrain.comparison.statistics`. *Undecid
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scipy import stats
@@ -48,8 +49,9 @@ def decide(evidence: PairedEvidence) -> Verdict:
     Numerical failures come first: an exact sign test (McNemar 1947) of the pairs in which exactly one run failed
     decides whether the arm fails more often than by chance. If any run failed, the remaining runs are a biased
     selection, so the arm is never better or equivalent. Then, with at least two complete pairs, two one-sided tests
-    decide equivalence. Otherwise the arms differ if the 95 % CI of the difference excludes zero. In all other cases the
-    verdict is undecided. If some pairs are incomplete, the sentence says how many are complete.
+    decide equivalence: t tests and, where the differences are skewed, bootstrap-t tests too. Otherwise the arms differ
+    if the 95 % CI of the difference excludes zero. In all other cases the verdict is undecided. If some pairs are
+    incomplete, the sentence says how many are complete.
     """
     found = _decide(evidence)
     return Verdict(found.word, found.why + _incomplete(evidence))
@@ -68,7 +70,7 @@ def _decide(evidence: PairedEvidence) -> Verdict:
     if difference is None or equivalence is None or difference.n < 2:
         return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
     excludes_zero = difference.low > 0 or difference.high < 0
-    inside = equivalence.p < equivalence.alpha
+    inside = equivalence.holds
     worse = excludes_zero and not inside and (difference.mean > 0) != evidence.higher_is_better
     if worse:
         return Verdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
@@ -143,11 +145,16 @@ def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalen
     why = (
         f"the paired difference in {evidence.metric} is {signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
         f"{signed(found.low)} to {signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
-        f"{percent(found.alpha)} tests, {_p(found.p)}, {_pairs(difference.n)}){_no_spread(difference)}"
+        f"{percent(found.alpha)} tests, {_p(found.p)}, {_pairs(difference.n)}{_bootstrap(found)})"
+        f"{_no_spread(difference)}"
     )
     if excludes_zero and difference.low < difference.high:
         why += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
-    return why
+    return f"{why}; {unseen_in_words(found)}"
+
+
+def _bootstrap(found: Equivalence) -> str:
+    return "" if found.p_bootstrap is None else f"; skewed differences, bootstrap-t {_p(found.p_bootstrap)}"
 
 
 def _different(evidence: PairedEvidence, difference: Interval) -> str:
@@ -172,6 +179,12 @@ def _no_spread(difference: Interval) -> str:
 
 
 def _undecided(difference: Interval, found: Equivalence) -> str:
+    if found.p < found.alpha:
+        return (
+            f"the paired difference is {signed(difference.mean)}, and t tests put it within the margin of "
+            f"±{found.margin:.3g} ({_p(found.p)}), but the differences are skewed, and a test that follows their shape "
+            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {_pairs(difference.n)})"
+        )
     power = f"the power to find equal arms equivalent is {percent(found.power)}"
     if found.pairs_for_80 is None:
         more = "and even 1,000 pairs would not reach 80 %"
@@ -183,6 +196,14 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
         f"the paired difference is {signed(difference.mean)} (95 % CI {_from_to(difference)}): the true difference may "
         f"be zero or exceed the margin of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, "
         f"{more}"
+    )
+
+
+def unseen_in_words(found: Equivalence) -> str:
+    """Describe what an equivalence without failed runs cannot exclude, with 95 % confidence; see `Equivalence`."""
+    return (
+        f"no run failed; a failure, or a difference larger than any of these, in up to {percent(found.unseen)} of runs "
+        "cannot be excluded"
     )
 
 

@@ -5,25 +5,35 @@ Hydra stops at the first invalid file, often without naming it. This module then
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import OmegaConf
-from yaml import MarkedYAMLError, YAMLError, compose  # type: ignore[import-untyped]
-from yaml.nodes import MappingNode, Node, ScalarNode  # type: ignore[import-untyped]
+from yaml import MarkedYAMLError, YAMLError, compose, parse  # type: ignore[import-untyped]
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent  # type: ignore[import-untyped]
+from yaml.nodes import MappingNode  # type: ignore[import-untyped]
 
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.files import read_bytes
 
 #: Largest number of values in a file after its aliases are expanded.
-_MOST_VALUES: Final = 100_000
+_MOST_VALUES: Final = 20_000
 
-#: Number of brackets, or of leading blanks in a line, up to which a file cannot be nested too deeply to parse.
+#: Largest number of characters of a file; the parser takes seconds for more.
+_LONGEST: Final = 100_000
+
+#: Largest depth of nesting.
 _DEEPEST: Final = 100
 
-_NO_ALIASES: Final = "replace its aliases (*NAME) with their values"
+#: A number that Python converts slowly, or cannot convert to text.
+_LONG_NUMBER: Final = re.compile(r"(?:\d|0[xX])[\d_a-fA-F:]{1000}")
+
+_TOO_DEEP: Final = "it is nested too deeply"
+_SHORTEN: Final = "shorten it, nest its values less deeply, and replace its aliases (*NAME) with their values"
 
 
 def find_unreadable(paths: Iterable[Path]) -> Problem | None:
@@ -46,6 +56,8 @@ def _read(path: Path) -> Problem | None:
     except UnicodeDecodeError as error:
         return Problem(f"{path} is not UTF-8 text: byte {error.start} ({error.reason})", "save it as UTF-8")
     try:
+        if excess := _excess(text):
+            return Problem(f"{path}: {excess}", _SHORTEN)
         node = compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -63,11 +75,11 @@ def read_yaml(text: str) -> Any:
     """Parse YAML text with OmegaConf into plain dicts and lists; interpolations (``${...}``) are not resolved.
 
     Raises:
-        ConfigError: The text is not YAML, or its aliases expand to too many values.
+        ConfigError: The text is not YAML, or too large or too deeply nested to parse.
     """
     try:
-        if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
-            raise ConfigError(too_large, _NO_ALIASES)
+        if excess := _excess(text):
+            raise ConfigError(excess, _SHORTEN)
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except ConfigError:
         raise
@@ -79,7 +91,7 @@ def read_yaml(text: str) -> Any:
 
 
 def find_endless(folders: Iterable[Path]) -> Problem | None:
-    """Return the problem of the first YAML file whose aliases or nesting would exhaust memory or never end.
+    """Return the problem of the first YAML file whose size, nesting, aliases or numbers would take too long to parse.
 
     Args:
         folders: Folders whose ``*.yaml`` files are checked, with all subfolders.
@@ -89,36 +101,51 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
     """
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
-            text = read_bytes(path).decode("utf-8")
-            indents = (len(line) - len(line.lstrip(" -?")) for line in text.split("\n"))
-            if max(*map(text.count, "[{"), *indents) > _DEEPEST:
-                compose(text)
-            if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
-                return Problem(f"{path}: {too_large}", _NO_ALIASES)
-        except RecursionError:
-            return Problem(f"{path} is nested too deeply", "remove it from the folder, or nest its values less deeply")
+            if excess := _excess(read_bytes(path).decode("utf-8")):
+                return Problem(f"{path}: {excess}", _SHORTEN)
         except (OSError, UnicodeDecodeError, YAMLError, ValueError):  # reported when the file is chosen
             continue
     return None
 
 
-def _unfolded(root: Node | None) -> str:
-    """Return the reason not to expand the aliases of a document; empty if they are few and none contains itself."""
-    sizes: dict[int, int] = {}
+def _excess(text: str) -> str:
+    """Return the reason not to parse YAML text; empty if it is short, flat, and its aliases expand to few values."""
+    if len(text) > _LONGEST:
+        return f"it has more than {_LONGEST:,} characters"
+    if _LONG_NUMBER.search(text):
+        return "it has a number of more than 1,000 digits"
+    brackets = accumulate(1 if letter in "[{" else -1 for letter in re.findall(r"[][{}]", text))
+    if max(brackets, default=0) > _DEEPEST:  # the scanner's time grows with the square of this depth
+        return _TOO_DEEP
+    indents = max(len(line) - len(line.lstrip(" -?")) for line in text.split("\n"))
+    return _of_events(text) if indents > _DEEPEST or ("&" in text and "*" in text) else ""
 
-    def size(node: Any) -> int:
-        if isinstance(node, tuple):
-            return size(node[0]) + size(node[1])
-        if isinstance(node, ScalarNode):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_VALUES + 1  # until it is counted, so that a node inside itself counts as too large
-            sizes[id(node)] = 1 + sum(map(size, node.value))
-        return sizes[id(node)]
 
-    if root is None or size(root) <= _MOST_VALUES:
-        return ""
-    return f"its aliases expand to more than {_MOST_VALUES:,} values"
+def _of_events(text: str) -> str:
+    """Return the reason not to expand the values of YAML text, from its events, which are parsed without recursion."""
+    sizes: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each open mapping or sequence
+    for event in parse(text):
+        if isinstance(event, CollectionStartEvent):
+            opened.append((event.anchor, 1))
+            if len(opened) > _DEEPEST:
+                return _TOO_DEEP
+            continue
+        if isinstance(event, CollectionEndEvent):
+            anchor, size = opened.pop()
+        elif isinstance(event, ScalarEvent):
+            anchor, size = event.anchor, 1
+        elif isinstance(event, AliasEvent):  # inside itself, it has no end
+            inside = any(event.anchor == name for name, _ in opened)
+            anchor, size = None, _MOST_VALUES if inside else sizes.get(event.anchor, 1)
+        else:
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        opened[-1] = (opened[-1][0], opened[-1][1] + size)
+        if opened[-1][1] > _MOST_VALUES:
+            return f"its aliases expand to more than {_MOST_VALUES:,} values"
+    return ""
 
 
 def _hint(text: str, line: int | None) -> str:

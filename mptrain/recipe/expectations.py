@@ -18,6 +18,7 @@ from typing import Literal
 from mptrain.comparison.results import Interval, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
+from mptrain.comparison.verdict import unseen_in_words
 from mptrain.errors import EXIT_NUMERICS, Problem, did_you_mean
 from mptrain.recipe.recipe import Expectation
 from mptrain.recipe.statements import Quantity, Statement
@@ -165,6 +166,8 @@ class _Differences:
             return f"{head}, one seed"
         if interval.low == interval.high:
             return f"{head}, the same for all {interval.n} seeds"
+        if self.statement.is_ratio and interval.n < 3:  # the interval of two ratios spans orders of magnitude
+            return f"{head}, {interval.n} seeds"
         low, high = self.show(interval.low), self.show(interval.high)
         return f"{head}, {100 * interval.level:.0f} % CI {low} to {high}, {interval.n} seeds"
 
@@ -214,10 +217,11 @@ def _same(of: _Differences) -> Finding:
         numbers["off"] = excess
         return Finding("", "not met", f"{says}, beyond {margin}: off by {_off(of, excess)}", numbers)
     tests = equivalence(of.values, bound, rounding=of.rounding)
+    numbers |= {"unseen": tests.unseen} | ({} if tests.p_bootstrap is None else {"p_bootstrap": tests.p_bootstrap})
     numbers |= {"p": tests.p, "power": tests.power, "low_90": tests.low, "high_90": tests.high}
-    if tests.p < tests.alpha:
+    if tests.holds:
         ends = f"90 % CI {of.show(tests.low)} to {of.show(tests.high)}"
-        return Finding("", "met", f"{says}; {ends} lies within {margin}", numbers)
+        return Finding("", "met", f"{says}; {ends} lies within {margin}; {unseen_in_words(tests)}", numbers)
     if tests.pairs_for_80 is not None:
         numbers["seeds_for_80"] = tests.pairs_for_80
     more = "not even 1,000 seeds" if tests.pairs_for_80 is None else f"{tests.pairs_for_80} seeds"

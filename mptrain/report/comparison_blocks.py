@@ -21,9 +21,6 @@ from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, shar
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
 from mptrain.runlog.atomic_files import readable_bytes
 
-#: Minimum pairs for the interval of a ratio: the interval of two pairs spans orders of magnitude.
-_LEAST_FOR_RATIO: Final = 3
-
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 
 
@@ -76,7 +73,7 @@ def ratios_table(comparison: Comparison) -> Table | None:
         for result in comparison.arms
     ]
     head = ("arm", "speed after warm-up", "training time with warm-up", "peak memory", _energy(comparison))
-    note = f"Ratios to {comparison.reference}, with 95 % CI from {_LEAST_FOR_RATIO} pairs on."
+    note = f"Ratios to {comparison.reference}, with 95 % CI from 3 pairs on."
     return table(head, rows, numeric=range(1, 5), note=note)
 
 
@@ -91,7 +88,7 @@ def _ratio(result: ArmResult, ratio: Interval | None) -> str:
         return f"1.00{TIMES}"
     if ratio is None or not math.isfinite(ratio.mean):
         return UNKNOWN
-    spread = "" if ratio.n < _LEAST_FOR_RATIO else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    spread = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"{ratio.mean:.2f}{TIMES}{spread}"
 
 

@@ -456,7 +456,8 @@ def _attempt(
             forgive = before is not None and before.status == "failed"
             notes = (*notes, *loop.checkpointing.restore(loaded.state, forgive=forgive))
             writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
-        if groups := group_members(config, parts):
+        regrouped = loaded is None or any(text.startswith(("model.", "optimizer.", "learners.")) for text in changed)
+        if regrouped and (groups := group_members(config, parts)):
             writer.take(EventRecord("groups", from_step, dict(groups)))
         support = require_support(config.precision, parts.device)
         sinks = show(RunInfo(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))

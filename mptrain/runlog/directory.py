@@ -198,11 +198,15 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
     with storage_errors(paths.root, "read"):
         if not paths.root.exists():
             return None
-        early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
-        found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
-        if RUN_JSON in found or found <= early:
+        if paths.run_json.exists() or _was_killed_early(paths):
             return _readable(paths)
     raise StorageError(f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name")
+
+
+def _was_killed_early(paths: RunPaths) -> bool:
+    """Return whether a folder has at most the files that a start writes before ``run.json``."""
+    early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
+    return {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY} <= early
 
 
 def open_run(path: Path) -> RunDirectory:
@@ -216,6 +220,9 @@ def open_run(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
+        if paths.lock.exists() and _was_killed_early(paths):
+            why = f"{path} has no {RUN_JSON}: the run was killed before training started"
+            raise StorageError(why, "repeat its command with run.resume=auto, or remove the folder")
         raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "give the folder of a run")
     return _readable(paths)
 

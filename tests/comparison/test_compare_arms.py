@@ -179,7 +179,8 @@ def test_several_comparisons_at_once_and_a_busy_machine_are_noted(arms):
     third = Arm("third", two[0].runs)
     notes = "\n".join(compare([*two, third]).notes)
     assert "2 arms are compared with the reference at 95 % each" in notes
-    assert "is at most 10 %" in notes
+    assert "false equivalence, is up to 10 %" in notes
+    assert "verdicts are per arm" in notes
     assert "up to 8 of these runs ran on one machine" in notes
 
 
@@ -239,3 +240,20 @@ def test_arms_that_are_the_same_runs_are_said_to_be(arms):
 def test_runs_that_are_too_short_to_time_are_said_to_be(arms):
     found = compare(arms(terms_per_second=None, steady_steps=12)).arms[1]
     assert any("4 of 4 runs were too short to time: at most 12 steps after warm-up" in one for one in found.remarks)
+
+
+def test_ratios_of_two_runs_have_no_interval_and_speeds_are_never_below_zero(arms):
+    first, second = arms()
+    few = [Arm(arm.name, arm.runs[:2]) for arm in (first, second)]
+    result = compare(few).arms[1]
+    for interval in (result.speed, result.time, result.memory, result.throughput, result.peak):
+        assert interval is not None
+        assert interval.n == 2
+        assert math.isnan(interval.low)
+        assert math.isnan(interval.high)
+    speeds = (5.0, 4000.0, 9.0, 8000.0)
+    uneven = [replace(run, terms_per_second=speed) for run, speed in zip(second.runs, speeds, strict=False)]
+    found = compare([Arm(second.name, tuple(uneven)), Arm(first.name, first.runs[:4])], anyway=True)
+    [throughput] = [one.throughput for one in found.arms if one.arm.name == second.name]
+    assert throughput.low == 0
+    assert throughput.high > throughput.mean

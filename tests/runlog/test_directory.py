@@ -229,3 +229,16 @@ def test_what_a_killed_process_had_begun_to_write_is_removed_in_all_folders_of_a
     run.remove_drafts()
     assert not any(path.exists() for path in drafts)
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("written", [["run.lock"], ["run.lock", "config.yaml"], ["run.lock", "run.json.0123abcd.tmp"]])
+def test_a_run_that_was_killed_before_it_had_a_state_is_said_to_be_one_and_how_it_starts(tmp_path, written):
+    killed = create_run(tmp_path, "x", "a").root
+    for name in written:
+        (killed / name).touch()
+    with pytest.raises(StorageError, match="was killed before training started") as caught:
+        open_run(killed)
+    assert "run.resume=auto" in caught.value.hint
+    (killed / "notes.txt").touch()
+    with pytest.raises(StorageError, match="is not a run directory"):
+        open_run(killed)

@@ -188,3 +188,17 @@ def test_programs_are_started_in_no_other_place():
         if "_data" not in path.parts and (ways := set(starters(ast.parse(path.read_text())))):
             found[str(path.relative_to(root))] = ways
     assert found == _STARTERS
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+def test_pythons_that_libraries_start_do_not_search_the_current_folder(shadows, tmp_path):
+    script = tmp_path / "bin/start"
+    script.parent.mkdir()
+    script.write_text(
+        "import sys\nfrom mptrain.__main__ import main\nimport subprocess\n"
+        "code = 'import random, json, typing; print(random.__file__)'\n"
+        "sys.exit(subprocess.run([sys.executable, '-c', code]).returncode)\n"
+    )
+    done = python(str(script))
+    assert done.returncode == 0, done.stderr
+    assert str(shadows) not in done.stdout
