@@ -37,6 +37,7 @@ __all__ = [
     "foreach_clamp_min_",
     "foreach_copy_",
     "foreach_div",
+    "foreach_lerp_",
     "foreach_mul_",
     "foreach_norm",
     "foreach_sub",
@@ -66,6 +67,7 @@ foreach_clamp_max_ = torch._foreach_clamp_max_
 foreach_clamp_min_ = torch._foreach_clamp_min_
 foreach_copy_ = torch._foreach_copy_
 foreach_div = torch._foreach_div
+foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 foreach_sub = torch._foreach_sub
@@ -97,13 +99,13 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None, skip: torch.Tensor) -> None:
-    """Step an optimizer that skips on the device, as `torch.amp.GradScaler` does.
+def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None, skip: torch.Tensor | None) -> None:
+    """Step an optimizer that unscales and skips on the device, as `torch.amp.GradScaler` does.
 
     Args:
         optimizer: Optimizer for which `skips_on_device` is true.
         grad_scale: float32 scalar on the device: divisor of the gradients; None for no division.
-        skip: float32 scalar on the device: 1 skips the update, 0 applies it.
+        skip: float32 scalar on the device: 1 skips the update, 0 applies it; None applies it.
     """
     fused: Any = optimizer
     fused.grad_scale, fused.found_inf = grad_scale, skip
@@ -159,7 +161,8 @@ def abort_group(group: Any) -> None:
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:
     """Return whether this torch build has a kernel of an operator (``aten::NAME``) for a dispatch key (``CUDA``)."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, dispatch_key)
+    known = torch._C._dispatch_has_kernel(operator)
+    return known and torch._C._dispatch_has_kernel_for_dispatch_key(operator, dispatch_key)
 
 
 def has_native_half(dtype: str) -> bool:

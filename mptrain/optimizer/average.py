@@ -5,7 +5,8 @@
 
 The decay grows, so that the random initial weights leave the average quickly. The rule is that of TensorFlow's
 `tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master weights if there
-are any. A skipped update does not change the average (except that -0 may become 0).
+are any. A skipped update does not change the average (except that -0 may become 0). On a CPU the host reads count and
+verdict, and one kernel moves the average, with one rounding less.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mptrain.device import in_widest
+from mptrain.device import capabilities, in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
-from mptrain.torch_private import foreach_add_, foreach_mul_, foreach_sub
+from mptrain.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_sub
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
@@ -48,12 +49,18 @@ class WeightAverage:
             updates: int64, shape (1,): number of updates applied so far, this one included.
             verdict: Result of the step's overflow check, which says whether its update was applied.
         """
-        count = in_widest(updates)
-        kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
-        weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())
-        current = self._weights.masters.full_precision()
-        change = foreach_sub([part(current[name]) for name in self._values], own)
+        full = self._weights.masters.full_precision()
+        current = [part(full[name]).float() for name in self._values]
+        if capabilities(updates.device).host:
+            if verdict.applied.item():
+                count = updates.item()
+                foreach_lerp_(own, current, 1.0 - min((1.0 + count) / (10.0 + count), self._decay))
+            return
+        counted = in_widest(updates)
+        kept = ((1.0 + counted) / (10.0 + counted)).clamp_(max=self._decay)
+        weight = ((1.0 - kept) * verdict.applied).float()
+        change = foreach_sub(current, own)
         foreach_mul_(change, weight.squeeze(0))
         foreach_add_(own, change)
 

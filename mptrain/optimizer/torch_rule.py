@@ -15,8 +15,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from mptrain.device import capabilities
 from mptrain.errors import ConfigError, did_you_mean, instance
 from mptrain.extras import load_extra
+from mptrain.torch_private import has_kernel
 
 #: Makes an optimizer of groups of parameters, as torch.optim's classes do.
 OptimizerClass = Callable[..., torch.optim.Optimizer]
@@ -127,6 +129,25 @@ def _obstacle(kind: type[Any]) -> str:
     if callable(getattr(kind, "train", None)) and callable(getattr(kind, "eval", None)):
         return "keeps other weights for evaluation (it has train() and eval()), which evaluations would not use"
     return ""
+
+
+def prefer_fused(kind: OptimizerClass, arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the arguments of an optimizer, with ``fused=True`` if torch has a fused kernel of it for the device.
+
+    The user's own choice of ``fused`` or ``foreach`` is kept. Classes that derive from torch's may have steps of their
+    own, so only torch's own are changed.
+
+    Args:
+        kind: Class or function that makes the optimizer.
+        arguments: Its keyword arguments.
+        device: Device of the parameters.
+    """
+    chosen = any(arguments.get(option) is not None for option in ("fused", "foreach"))
+    own = inspect.isclass(kind) and getattr(torch.optim, kind.__name__, None) is kind
+    if chosen or arguments.get("differentiable") or not own or not capabilities(device).fused:
+        return dict(arguments)
+    there = has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device.type.upper())
+    return {**arguments, "fused": True} if there else dict(arguments)
 
 
 def _arguments_of(kind: OptimizerClass) -> str:

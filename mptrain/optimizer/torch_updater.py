@@ -3,10 +3,13 @@
 The optimizer gets tensors that share the memory of the working tensors (FP32 master weights where there are any), with
 unscaled and clipped gradients of their dtype. So it knows nothing of loss scales, half precision or shards.
 
+torch.optim's classes use their fused kernels where the device has them, unless the arguments say otherwise: one kernel
+instead of a dozen operators for each parameter. It divides by the loss scale itself.
+
 A skipped update is one that is not made, so the host must know. On a CPU it reads memory anyway. On another device this
 is one transfer a step, of the skip flag and the learning rate. An optimizer with torch's fused kernels needs none: the
-kernels divide by the loss scale and skip, and the learning rate is a device value. Except for the first update of each
-set of parameters: fused SGD, skipped in its first step, would later read a momentum that was never written.
+kernels skip, and the learning rate is a device value. Except for the first update of each set of parameters: fused SGD,
+skipped in its first step, would later read a momentum that was never written.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch.autograd.graph import increment_version
 from mptrain.device import capabilities
 from mptrain.errors import ConfigError, instance, out_of_memory
 from mptrain.numerics.shards import as_part_of, is_sharded, part_for
-from mptrain.optimizer.torch_rule import TorchRule, public_name
+from mptrain.optimizer.torch_rule import TorchRule, prefer_fused, public_name
 from mptrain.torch_private import foreach_div, fused_step, skips_on_device
 
 if TYPE_CHECKING:
@@ -71,12 +74,13 @@ class TorchUpdater:
         self._optimizers, self._factors = self._make(options)
         self._initial = [[_settings(group) for group in one.param_groups] for one in self._optimizers]
         self._begun: set[tuple[bool, ...]] = set()
-        self._fused = not capabilities(device).host and all(map(skips_on_device, self._optimizers))
+        self._fused = all(map(skips_on_device, self._optimizers))
+        self._on_host = capabilities(device).host
 
     @property
     def reads(self) -> bool:
         """True if the host reads a value from the device in every step."""
-        return not self._fused and not capabilities(self.step.device).host
+        return not self._fused and not self._on_host
 
     def describe(self) -> str:
         """Describe the optimizers in one line for the user: names, number of parameters and host reads."""
@@ -103,21 +107,21 @@ class TorchUpdater:
             ConfigError: The optimizer fails.
         """
         live = tuple([grad is not None for grad in grads])
-        fused = self._fused and live in self._begun
+        on_device = self._fused and not self._on_host and live in self._begun
         rate: float | Tensor = lr[0]
-        if not fused:
+        if not on_device:
             skip, rate = self._read(verdict.skip, lr)
             if skip:
                 return
         self.step.add_(verdict.applied)
         self._masters.copy_from_params()
         self._follow_weights()
-        self._hand(grads, None if fused else grad_scale)
+        self._hand(grads, None if self._fused else grad_scale)
         for group, factor in zip(self._groups(), self._factors, strict=True):
             group["lr"] = rate * factor if factor != 1 else rate
         with torch.no_grad():
             for optimizer in self._optimizers:
-                self._step(optimizer, (grad_scale, verdict.skip) if fused else None)
+                self._step(optimizer, grad_scale, verdict.skip if on_device else None)
         for leaf in self._leaves:
             leaf.grad = None
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
@@ -196,7 +200,8 @@ class TorchUpdater:
             for leaf, state in optimizer.state.items():  # torch has cast it to the dtype of the parameter
                 name = self._name(leaf)
                 for key, value in saved["state"][name].items() if name not in recast else ():
-                    device = torch.device("cpu") if key in saved["on_host"] else None
+                    to_host = key in saved["on_host"] and not skips_on_device(optimizer)  # fused kernels read counts
+                    device = torch.device("cpu") if to_host else None
                     state[key] = _placed(self._part(name, value), state.get(key), device)
         self.step.copy_(saved["step"])
         self._begun.clear()
@@ -236,7 +241,7 @@ class TorchUpdater:
 
     def _make(self, options: Sequence[ParameterOptions]) -> tuple[list[torch.optim.Optimizer], list[float]]:
         """Return the optimizers, and the learning rate factor of each of their groups in order."""
-        rule, all_of_them = self._rule, range(len(self._leaves))
+        rule, all_of_them, device = self._rule, range(len(self._leaves)), self.step.device
         kinds = [(rule.kind, rule.arguments, list(all_of_them))]
         if rule.name == "torch.optim.Muon":
             matrices = [index for index in all_of_them if self._params[index].ndim == 2]
@@ -261,7 +266,7 @@ class TorchUpdater:
             ]
             if groups:
                 try:
-                    optimizers.append(kind(groups, **arguments))
+                    optimizers.append(kind(groups, **prefer_fused(kind, arguments, device)))
                 except Exception as error:  # constructors of third parties may raise anything
                     raise self._failed("cannot be made of the model's parameters", error) from error
                 factors += [one.lr_factor for one in alike]
@@ -291,20 +296,19 @@ class TorchUpdater:
     def _hand(self, grads: list[Tensor | None], grad_scale: Tensor | None) -> None:
         """Give the optimizers the gradients, divided by a scale, in dtype and memory order of the working tensors."""
         there = [(leaf, grad) for leaf, grad in zip(self._leaves, grads, strict=True) if grad is not None]
-        divided = [grad.detach().to(leaf.dtype) for leaf, grad in there]
+        divided = [grad if grad.dtype == leaf.dtype else grad.to(leaf.dtype) for leaf, grad in there]
         if grad_scale is not None and there:
             divided = list(foreach_div(divided, grad_scale[0]))
         for (leaf, _), grad in zip(there, divided, strict=True):
             fits = grad.dtype == leaf.dtype and grad.stride() == leaf.stride()
             leaf.grad = grad if fits else torch.empty_like(leaf, requires_grad=False).copy_(grad)
 
-    def _step(self, optimizer: torch.optim.Optimizer, on_device: tuple[Tensor | None, Tensor] | None) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         try:
-            if on_device is None:
-                optimizer.step()
+            if self._fused:
+                fused_step(optimizer, None if grad_scale is None else grad_scale[0], None if skip is None else skip[0])
             else:
-                scale, skip = on_device
-                fused_step(optimizer, None if scale is None else scale[0], skip[0])
+                optimizer.step()
         except torch.AcceleratorError:  # a device error, not one of the optimizer
             raise
         except Exception as error:  # optimizers of third parties may raise anything

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from capability import CPU, without
 from loops import each
 from optimizer.kinds import KINDS, make, run
 from optimizer.torch_by_hand import SMALL, decaying, kept_batches, train_by_hand
@@ -23,12 +24,13 @@ from mptrain.optimizer import (
     torch_optim_state,
     torch_optimizer,
 )
+from mptrain.optimizer.torch_rule import prefer_fused
 
 
 def muon(masters):
     matrices = {name: p for name, p in masters.items() if p.ndim == 2}
     others = {name: p for name, p in masters.items() if p.ndim != 2}
-    return [torch.optim.Muon(matrices.values(), weight_decay=0.1), torch.optim.AdamW(decaying(others, 0.1))]
+    return [torch.optim.Muon(matrices.values(), weight_decay=0.1), torch.optim.AdamW(decaying(others, 0.1), fused=True)]
 
 
 def of_timm(name, masters, decay):
@@ -57,6 +59,14 @@ BY_NAME = {
         lambda masters: [torch.optim.Adadelta(masters.values())],
     ),
     "Muon": (("optimizer=torch", "optimizer.name=Muon"), muon),
+    "AdamW": (  # fused, as torch has a kernel of it
+        ("optimizer=torch", "optimizer.name=AdamW"),
+        lambda masters: [torch.optim.AdamW(decaying(masters, 0.01), fused=True)],
+    ),
+    "SGD": (
+        ("optimizer=torch", "optimizer.name=SGD", "optimizer.momentum=0.9", "optimizer.foreach=true"),
+        lambda masters: [torch.optim.SGD(masters.values(), momentum=0.9, foreach=True)],
+    ),
     "lion": (
         ("optimizer=timm", "optimizer.weight_decay=0.1"),
         lambda masters: of_timm("Lion", masters, 0.1),
@@ -246,7 +256,7 @@ def test_trap_27_fused_kernels_skip_on_the_device_once_their_first_update_is_mad
     kind, _ = torch_optimizer(name)
     model, weights = make("fp32", adapt(kind, arguments))
     twin = make("fp32", adapt(kind, arguments))
-    weights.updater._fused = True
+    weights.updater._on_host = False
     reads = []
     monkeypatch.setattr(weights.updater, "_read", lambda skip, lr: (reads.append(1), (skip.item() == 1, lr.item()))[1])
     for step in range(8):
@@ -269,14 +279,55 @@ def test_any_other_optimizer_reads_once_a_step_and_says_so(monkeypatch):
     for step in range(4):
         run(model, weights, seed=step)
     assert len(reads) == 4
-    monkeypatch.setattr("mptrain.optimizer.torch_updater.capabilities", lambda device: NotOnTheHost)
+    weights.updater._on_host = False
     assert weights.updater.describe() == "torch.optim.RAdam, one host read a step"
-    fused = make("fp32", adapt(torch.optim.SGD, {"fused": True}))[1]
+    fused = make("fp32", adapt(torch.optim.SGD, {}))[1]
+    fused.updater._on_host = False
     assert fused.updater.describe() == "torch.optim.SGD"
 
 
-class NotOnTheHost:
-    host = False
+class OwnSGD(torch.optim.SGD):
+    """An optimizer of one's own, which may have a step of its own."""
+
+
+FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad]
+
+
+@pytest.mark.parametrize("kind", [*FUSED, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Muon, OwnSGD])
+def test_torchs_own_classes_are_fused_where_there_is_a_kernel_and_nobody_chose(kind):
+    assert prefer_fused(kind, {"lr": 0.1}, CPU) == {"lr": 0.1, **({"fused": True} if kind in FUSED else {})}
+    chosen = ({"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True})
+    assert all(prefer_fused(kind, one, CPU) == one for one in chosen)
+    with without(fused=False):
+        assert prefer_fused(kind, {}, CPU) == {}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_kernels_take_over_a_state_that_was_saved_without_them_and_give_it_back(kind):
+    more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    model, weights = make("fp16 master", adapt(kind, {**more, "foreach": False}))
+    other, fused = make("fp16 master", adapt(kind, more))
+    for source, goal in ((weights, fused), (fused, weights)):
+        for step in range(3):
+            run(model if source is weights else other, source, seed=step, scale=16.0)
+        saved = source.updater.state_dict()
+        assert goal.updater.load_state_dict({**saved, "on_host": ["step"]}) == []
+        assert plain(goal.updater.state_dict()["state"]) == plain(saved["state"])
+    run(model, weights, seed=3, scale=16.0)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_fused_optimizer_divides_by_the_scale_itself_and_skips_what_the_host_knows(name):
+    kind, more = getattr(torch.optim, name), {"momentum": 0.9} if name == "SGD" else {}
+    found = {}
+    for fused in (None, False):
+        model, weights = make("fp32", adapt(kind, {**more, "fused": fused}))
+        for step in range(6):
+            run(model, weights, seed=step, scale=1024.0, poison=math.inf if step in (0, 3) else None)
+        found[fused] = state_of_parameters(model)
+        assert weights.updater.step.item() == 4
+    for key, value in found[None].items():
+        torch.testing.assert_close(value, found[False][key], rtol=1e-5, atol=1e-6)
 
 
 def test_muon_says_which_parameters_it_leaves_to_adamw():
