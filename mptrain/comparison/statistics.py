@@ -145,7 +145,7 @@ def unseen_share(n: int, level: float = 0.95) -> float:
     Returns:
         The share, 0 to 1: 0.78 for 2 runs, 0.63 for 3, 0.45 for 5, 0.31 for 8.
     """
-    return 1 - (1 - level) ** (1 / n)
+    return 1.0 - float((1 - level) ** (1 / n))
 
 
 def looks_skewed(values: Sequence[float]) -> bool:

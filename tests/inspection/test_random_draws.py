@@ -35,7 +35,9 @@ def test_draws_are_those_of_fp32_rounded(how):
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         found = drawn(how, dtype)
         assert found.dtype == dtype
-        assert torch.equal(found, right.to(dtype)) or torch.allclose(found.double(), right.double(), rtol=0.02, atol=0.01), dtype
+        assert torch.equal(found, right.to(dtype)) or torch.allclose(
+            found.double(), right.double(), rtol=0.02, atol=0.01
+        ), dtype
 
 
 def test_draws_that_have_no_dtype_stay():
