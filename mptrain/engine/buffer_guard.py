@@ -79,7 +79,7 @@ class BufferGuard:
                 for name, tensor in tensors.items():
                     if tensor is not None and is_sharded(tensor):
                         continue  # torch exchanges it for the gathered one itself
-                    self._places.append(_Place(f"{path}.{name}" if path else name, tensors, name, tensor, None))  # type: ignore[arg-type]
+                    self._places.append(_Place(f"{path}.{name}" if path else name, tensors, name, tensor, None))
                     if tensors is module._buffers and tensor is not None and id(tensor) not in seen:
                         lasting = name not in module._non_persistent_buffers_set
                         by_kind.setdefault((tensor.dtype, lasting), []).append(tensor)
