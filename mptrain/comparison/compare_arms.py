@@ -233,7 +233,7 @@ def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> I
 
 
 def _positive(found: Interval | None) -> Interval | None:
-    """Return an interval of a speed, size or ratio, not below zero; without ends if there are fewer than three values."""
+    """Return an interval of a speed, size or ratio: not below zero, and without ends from fewer than three."""
     if found is None or found.n < 3:
         return found and replace(found, low=math.nan, high=math.nan)
     return replace(found, low=max(found.low, 0.0))
