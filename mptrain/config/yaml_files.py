@@ -24,7 +24,7 @@ from mptrain.files import read_bytes
 _MOST_VALUES: Final = 20_000
 
 #: Largest number of characters of a file; the parser takes seconds for more.
-_LONGEST: Final = 100_000
+_LONGEST: Final = 40_000
 
 #: Largest depth of nesting.
 _DEEPEST: Final = 100
@@ -110,14 +110,16 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
 
 def _excess(text: str) -> str:
     """Return the reason not to parse YAML text; empty if it is short, flat, and its aliases expand to few values."""
-    if len(text) > _LONGEST:
-        return f"it has more than {_LONGEST:,} characters"
     if _LONG_NUMBER.search(text):
         return "it has a number of more than 1,000 digits"
     brackets = accumulate(1 if letter in "[{" else -1 for letter in re.findall(r"[][{}]", text))
     if max(brackets, default=0) > _DEEPEST:  # the scanner's time grows with the square of this depth
         return _TOO_DEEP
     indents = max(len(line) - len(line.lstrip(" -?")) for line in text.split("\n"))
+    if indents > 4 * _DEEPEST:
+        return _TOO_DEEP
+    if len(text) > _LONGEST:
+        return f"it has more than {_LONGEST:,} characters"
     return _of_events(text) if indents > _DEEPEST or ("&" in text and "*" in text) else ""
 
 
