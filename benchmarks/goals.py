@@ -58,6 +58,7 @@ GOALS = {
         Goal("C15", "200,000 steps on record", "-", "reading the file", {"replay": 5.0, "report": 5.0}, "low", "s"),
         Goal("C16", "sweep of two jobs less two single runs", "-", "-", {"": 2.0}, "low", "s"),
         Goal("C17", "default command on all cores / bare script of the same training", "1.0", "0.8", {"fp32: wall": 1.0, "fp32: training": 1.15, "amp_dynamic: wall": 1.0, "amp_dynamic: training": 1.15}, "low"),
+        Goal("C18", "watching what others change (MLP) / fp32 step", "-", "0", {"fp32": 0.01, "half": 0.01}, "low"),
         Goal("G1", "ResNet-50, batch 256, NHWC, every step recorded: throughput / others", "they wait for the host once or twice a step", "1.0 against bare best", {"bare": 1.02, "bare_best": 0.995, "lightning": 1.03, "fabric": 1.03, "accelerate": 1.03, "timm": 1.03}, "high"),
         Goal("G2", "launch-bound networks, whole step in a CUDA graph: speed / others", "-", "device time", {"mlp / bare_best": 1.5, "resnet18 / bare_best": 1.5, "mlp / lightning": 2.0, "resnet18 / lightning": 2.0}, "high"),
         Goal("G3", "ResNet-50, synthetic data", "H200 3079 (NCHW), H100 about 7000 (MLPerf, 8 GPUs)", "9000", {"": 4500.0}, "high", "images/s"),

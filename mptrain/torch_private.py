@@ -7,6 +7,7 @@ them and checks that no other module uses private names.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
 from torch._utils import _unflatten_dense_tensors as unflatten_dense_tensors
 from torch.autograd.graph import _engine_run_backward as run_backward
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -48,6 +50,7 @@ __all__ = [
     "fused_step",
     "has_kernel",
     "has_native_half",
+    "has_step_hooks",
     "input_metadata",
     "number_of_node",
     "run_backward",
@@ -59,6 +62,7 @@ __all__ = [
     "tree_map",
     "unflatten_dense_tensors",
     "weights_only_unpickler",
+    "written_tensors",
 ]
 
 #: Multi-tensor kernels, which torch.optim uses with ``foreach=True``.
@@ -99,6 +103,12 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether functions are hooked into the updates of an optimizer, for it alone or for all optimizers."""
+    of_all = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    return any((*of_all, optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks))
+
+
 def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None, skip: torch.Tensor | None) -> None:
     """Step an optimizer that unscales and skips on the device, as `torch.amp.GradScaler` does.
 
@@ -137,6 +147,14 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     """
     key: int = storage._cdata
     return key
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call of an ATen operator writes in place, as its schema says."""
+    for place, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (one for one in tree_leaves(given) if isinstance(one, torch.Tensor))
 
 
 def weights_only_unpickler() -> ModuleType | None:

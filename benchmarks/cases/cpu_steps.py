@@ -1,8 +1,11 @@
-"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13)."""
+"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13, C18)."""
 
 from __future__ import annotations
 
 import contextlib
+import time
+
+import torch
 
 from benchmarks.cases.audit import as_on_a_device, host_reads
 from benchmarks.cases.case import Case, Setting
@@ -124,6 +127,31 @@ def record(setting: Setting) -> list[Measurement]:
     ]
 
 
+def guard(setting: Setting) -> list[Measurement]:
+    """C18: what a step does to see changes of parameters and buffers by others, on its own, against the step."""
+    rows = []
+    for mode in ("fp32", "half"):
+
+        def turns(seconds: float, mode: Mode = mode) -> Times:
+            with contextlib.closing(Ours(SMALL, mode)) as loop:
+                loop.block(3)
+                watched, applied = loop.loop.parts.plan.guard, torch.ones(1, dtype=torch.bool)
+
+                def block(steps: int) -> float:
+                    started = time.perf_counter()
+                    for _ in range(steps):
+                        watched.snapshot()
+                        watched.settle()
+                        watched.write_through(applied)
+                    return time.perf_counter() - started
+
+                return take_turns({"guard": block, "step": loop.block}, seconds, least=2)
+
+        times = in_several_places(turns, setting.seconds / 2, PLACES)
+        rows.append(measured("C18", mode, times.ratio("guard", "step")))
+    return rows
+
+
 def reads(setting: Setting) -> list[Measurement]:
     """C5: counted, in a step with half precision and a scaler."""
     with as_on_a_device():
@@ -147,5 +175,6 @@ CASES = (
     Case("step in BF16", ("C12",), step_in_bf16, 5),
     Case("step beside frameworks", ("C13",), step_beside_frameworks, 4),
     Case("record of every step", ("C4",), record, 2),
+    Case("changes by others", ("C18",), guard, 1),
     Case("host reads", ("C5",), reads, 0.2),
 )

@@ -127,6 +127,9 @@ def build(
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = convert_sync_batchnorm(model, comm)
     freeze(model, config.freeze)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # sums, norms and updates are of dense gradients, which have the same values
     clamped = clamp_to_range(model, policy)
     warnings = (
         *doubts,
@@ -157,6 +160,7 @@ def build(
         asked=config.train.accumulate,
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, strategy)
+    plan.guard.masters = tuple(learner.weights.masters for learner in learners)
     trained = {name for learner in learners for name in learner.weights.names}
     halves = () if blank is not None else model.named_parameters()
     frozen = {name: initial[name] for name, p in halves if name in initial.keys() - trained and p.dtype.itemsize == 2}

@@ -1,103 +1,272 @@
-"""Protection of module buffers, such as BatchNorm's running statistics, from skipped training steps.
+"""Guard of what forward and backward passes change besides gradients: module buffers, and parameters.
 
 A forward pass with one inf input leaves BatchNorm's running variance NaN for good, even if the step is skipped. A
-skipped step must therefore not change the buffers of any module.
+skipped step must therefore not change the buffers of any module, nor a parameter that a module changes itself (a
+constraint on its norm, a moving average of other parameters).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
+from mptrain.errors import ConfigError
+from mptrain.numerics.overflow_check import memory_order
+from mptrain.numerics.shards import is_sharded
+
+if TYPE_CHECKING:
+    from mptrain.optimizer.weights import MasterWeights
+
 #: Alignment of each buffer in bytes, as if it were allocated on its own; vectorised kernels and compilers expect 16.
 ALIGNMENT = 64
 
 
+class _Place(NamedTuple):
+    """Name under which a module holds a tensor: a parameter or a buffer, or None.
+
+    ``tensors`` is the module's mapping of names. ``memory`` is that of a guarded tensor, else None.
+    """
+
+    path: str
+    tensors: dict[str, Tensor | None]
+    name: str
+    tensor: Tensor | None
+    memory: Tensor | None
+
+
 class BufferGuard:
-    """Guard of all buffers of a model, which restores them on the device if a training step is skipped.
+    """Guard of a model's buffers, and of parameters that passes change: restores them if a training step is skipped.
 
     The buffers move into one flat tensor per dtype and kind (persistent or not), so that snapshot and restore are one
     kernel each, however many buffers there are. Each buffer stays the tensor that its module holds, with its own
     version counter: autograd rejects a backward pass if a saved tensor was changed, and views share a counter. Build
-    the guard after the model has its final device and dtypes. Modules must change their buffers in place. If a module
-    replaces a buffer by a new tensor, that buffer is no longer guarded, and `recapture` names it.
+    the guard after the model has its final device and dtypes.
+
+    Modules may change a guarded tensor in place, give it other memory (``buffer.data = ...``) or replace it by another
+    tensor: `settle` copies the values to the guarded memory and gives the module its tensor back. A buffer that is
+    shared, or that becomes another shape or dtype, is then no longer guarded, and a warning names it. A trained
+    parameter cannot be replaced: the gradients would reach the new tensor, and the optimizer updates the old one.
 
     Args:
         model: The model.
 
     Attributes:
         count: Number of guarded buffers.
-        lasting: Memory of all persistent buffers, such as BatchNorm's running statistics; one flat tensor per dtype.
+        lasting: Memory of all persistent buffers, such as BatchNorm's running statistics, one flat tensor per dtype;
+            and of the guarded parameters.
+        masters: Master weights of the learners, into which changes of their parameters are written.
+        notes: Warnings for the user, one sentence each; the caller removes them once shown.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places: list[tuple[str, nn.Module, str, Tensor]] = []
+        self.masters: tuple[MasterWeights, ...] = ()
+        self.notes: list[str] = []
+        self.lasting: list[Tensor] = []
+        self._memory: list[tuple[Tensor, Tensor]] = []
+        self._said: set[str] = set()
+        self._places: list[_Place] = []
         by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         seen: set[int] = set()
         for path, module in model.named_modules():
-            for name, buffer in module._buffers.items():
-                if buffer is None:
-                    continue
-                self._places.append((f"{path}.{name}" if path else name, module, name, buffer))
-                if id(buffer) not in seen:
-                    lasting = name not in module._non_persistent_buffers_set
-                    by_kind.setdefault((buffer.dtype, lasting), []).append(buffer)
-                    seen.add(id(buffer))
-        self._buffers = [buffer for buffers in by_kind.values() for buffer in buffers]
-        self.count = len(self._buffers)
-        self._flat: list[tuple[Tensor, Tensor]] = []
-        self.lasting: list[Tensor] = []
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and is_sharded(tensor):
+                        continue  # torch exchanges it for the gathered one itself
+                    self._places.append(_Place(f"{path}.{name}" if path else name, tensors, name, tensor, None))
+                    if tensors is module._buffers and tensor is not None and id(tensor) not in seen:
+                        lasting = name not in module._non_persistent_buffers_set
+                        by_kind.setdefault((tensor.dtype, lasting), []).append(tensor)
+                        seen.add(id(tensor))
+        self._guarded = [buffer for buffers in by_kind.values() for buffer in buffers]
+        self.count = len(self._guarded)
+        self._uses = Counter(id(place.tensor) for place in self._places)
         for (dtype, lasting), buffers in by_kind.items():
             unit = ALIGNMENT // dtype.itemsize
             rooms = [F.pad(own.detach().reshape(-1), (0, -own.numel() % unit)) for own in buffers]
             flat = torch.cat(rooms)
             for own, room in zip(buffers, flat.split([len(room) for room in rooms]), strict=True):
                 own.data = room[: own.numel()].view(own.shape)
-            self._flat.append((flat, flat.clone()))
+            self._memory.append((flat, flat.clone()))
             if lasting:
                 self.lasting.append(flat)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Note the memory of tensors that are guarded now, and what `settle` compares."""
+        new = {id(tensor): tensor.data for tensor in self._guarded}
+        self._places = [
+            place._replace(memory=new.get(id(place.tensor))) if place.memory is None else place
+            for place in self._places
+        ]
+        self._checks = [
+            (place, place.tensors, place.name, place.tensor, 0 if place.memory is None else place.memory.data_ptr())
+            for place in self._places
+        ]
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Guard parameters like buffers from now on, because passes change them.
+
+        Args:
+            names: Names of the parameters; with several ranks the same on all, which get the values of rank 0.
+        """
+        for name in names:
+            for tensor in [place.tensor for place in self._places if place.path == name and place.memory is None]:
+                assert tensor is not None
+                room = tensor.data
+                order = memory_order(room)
+                self.lasting.append((room if order is None else room.permute(order)).reshape(-1))
+                self._memory.append((room, room.clone()))
+                self._guarded.append(tensor)
+                self._remember()
+                for masters in self.masters:
+                    masters.follow(tensor)
 
     def snapshot(self) -> None:
-        """Save a copy of all buffers on the device, before a training step."""
-        for flat, saved in self._flat:
-            saved.copy_(flat)
+        """Save a copy of all guarded tensors on the device, before a training step."""
+        self.settle()
+        for memory, saved in self._memory:
+            saved.copy_(memory)
+        for masters in self.masters:
+            masters.mark()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Bring guarded tensors that were moved or replaced back to their own memory, with the new values.
+
+        Raises:
+            ConfigError: A trained parameter was replaced, or a parameter has another shape or dtype.
+        """
+        for place, tensors, name, tensor, address in self._checks:
+            if tensors.get(name) is not tensor or (address and tensor.data_ptr() != address):  # type: ignore[union-attr]
+                self._take_over(place)
+
+    def _take_over(self, place: _Place) -> None:
+        path, tensors, name, tensor, memory = place
+        current, home = tensors.get(name), tensor if memory is None else memory
+        same = current is not None and home is not None and _kind(current) == _kind(home)
+        fits = same and (current is tensor or self._uses[id(tensor)] == 1)
+        if isinstance(tensor, nn.Parameter) and (not fits or (current is not tensor and tensor.requires_grad)):
+            raise _exchanged(path, current)
+        if not fits:
+            self._places = [one for one in self._places if one is not place]
+            self._remember()
+            if path not in self._said:
+                self.notes.append(
+                    f"the buffer {path} becomes a tensor that a skipped step cannot restore: of another shape or dtype,"
+                    " or shared"
+                )
+            self._said.add(path)
+            return
+        assert current is not None
+        assert home is not None
+        assert tensor is not None
+        home.copy_(current.detach())
+        tensor.data, tensors[name] = home.data, tensor
+        increment_version([tensor])
+
+    def write_through(self, applied: Tensor) -> None:
+        """Write changes that passes made to parameters into their master weights, before an update.
+
+        Args:
+            applied: bool, shape (1,): whether the step's update is applied; otherwise nothing is written.
+        """
+        for masters in self.masters:
+            masters.take_changes(applied)
+
+    def require_seen(self) -> None:
+        """Refuse changes of parameters that could not be written through; reads the device.
+
+        Raises:
+            ConfigError: See `mptrain.optimizer.weights.MasterWeights.require_seen`.
+        """
+        for masters in self.masters:
+            masters.require_seen()
 
     def restore(self, skip: Tensor) -> None:
-        """Restore all buffers from `snapshot` if the training step was skipped, without synchronising with the host.
+        """Restore all guarded tensors if the training step was skipped, without synchronising with the host.
 
         Args:
             skip: float32, shape (1,): 1 if the step was skipped, else 0.
         """
-        if not self._flat:
+        self.settle()
+        if not self._memory:
             return
         refused = skip == 1
-        for flat, saved in self._flat:
-            torch.where(refused, saved, flat, out=flat)
-        increment_version(self._buffers)  # a live autograd graph may have saved the old values
+        for memory, saved in self._memory:
+            torch.where(refused, saved, memory, out=memory)
+        increment_version(self._guarded)  # a live autograd graph may have saved the old values
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context manager that restores all buffers to their values at entry when it exits, unless the block raises."""
-        before = [flat.clone() for flat, _ in self._flat]
+        """Context manager that undoes all changes of guarded tensors when it exits, unless the block raises."""
+        self.settle()
+        before = [memory.clone() for memory, _ in self._memory]
         yield
-        for (flat, _), kept in zip(self._flat, before, strict=True):
-            flat.copy_(kept)
-        increment_version(self._buffers)
+        self.settle()
+        for (memory, _), kept in zip(self._memory, before, strict=True):
+            memory.copy_(kept)
+        increment_version(self._guarded)
 
-    def recapture(self) -> list[str]:
-        """Give the modules back the guarded tensors of buffers that they have replaced by new tensors.
+    @contextlib.contextmanager
+    def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Context manager that undoes all changes of buffers and parameters when it exits, and says what they were.
 
-        Returns:
-            Qualified names of the replaced buffers, which a skipped step cannot restore.
+        Yields:
+            Two lists that are filled at the exit: names of the parameters that were changed, and of the buffers that
+            became tensors which a skipped step cannot restore.
+
+        Raises:
+            ConfigError: As in `settle`.
         """
-        escaped = []
-        for qualified, module, name, buffer in self._places:
-            if module._buffers.get(name) is not buffer:
-                module._buffers[name] = buffer
-                escaped.append(qualified)
-        return escaped
+        self.snapshot()
+        places, changed, unguarded = self._places, list[str](), list[str]()
+        before = [  # on the host: the copies must not count as memory that training needs
+            (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
+            for place in places
+            if isinstance(one := place.tensor, nn.Parameter)
+        ]
+        try:
+            yield changed, unguarded
+            self.settle()
+            for path, one, memory, *_ in before:
+                if _kind(one) != _kind(memory):
+                    raise _exchanged(path, one)
+        finally:
+            for path, one, memory, version, values in before:
+                moved = one._version != version or one.data_ptr() != memory.data_ptr()
+                if moved or not torch.equal(one.detach().cpu(), values):
+                    changed.append(path)
+                    one.data = memory.copy_(values)
+                    increment_version([one])
+            for place in places:
+                home, own = place.memory, place.tensor
+                if place.tensors.get(place.name) is not own or (home is not None and own.data_ptr() != home.data_ptr()):  # type: ignore[union-attr]
+                    unguarded.append(place.path)
+                    place.tensors[place.name] = own
+                if own is not None and home is not None:
+                    own.data = home
+            self._places = places
+            self._remember()
+            for memory, saved in self._memory:
+                memory.copy_(saved)
+            increment_version(self._guarded)
+
+
+def _exchanged(path: str, now: Tensor | None) -> ConfigError:
+    return ConfigError(
+        f"the parameter {path} is replaced by {'nothing' if now is None else _kind(now)[0]} in a training step, and "
+        "the optimizer goes on with the one that the model was built with",
+        "change its values in place instead, under torch.no_grad()",
+    )
+
+
+def _kind(tensor: Tensor) -> tuple[str, torch.device]:
+    """Return dtype and shape of a tensor in words, and its device."""
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}", tensor.device

@@ -186,6 +186,7 @@ class Loop:
             yield upcoming, waited
         self.telemetry.sync()
         clock.end()
+        self.parts.plan.guard.require_seen()
 
     def _look_at(self, batch: Batch) -> None:
         """Record the data order at the first batch of an epoch, and rehearse at the first batch of the run; untimed."""

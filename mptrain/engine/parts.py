@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.transfer import Transfer
+from mptrain.numerics.rounding import saturated
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype
 
@@ -103,8 +104,17 @@ class Parts:
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return parameters by name in full precision: FP32 master weights, and FP32 values of frozen parameters."""
-        return {**self.frozen, **self._trained()}
+        """Return parameters by name in full precision: FP32 master weights, and FP32 values of frozen parameters.
+
+        A frozen parameter that a module has changed is left out: its FP32 value is no longer its own.
+        """
+        current = dict(self.model.named_parameters()) if self.frozen else {}
+        frozen = {
+            name: value
+            for name, value in self.frozen.items()
+            if torch.equal(current[name].detach().cpu(), saturated(value, current[name].dtype).cpu())
+        }
+        return {**frozen, **self._trained()}
 
     def _trained(self) -> dict[str, Tensor]:
         return {

@@ -11,19 +11,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.device import capabilities
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out_of_memory
+from mptrain.numerics.shards import is_sharded, part, part_for
 from mptrain.optimizer import multi_tensor
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
+from mptrain.torch_private import storage_key
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
+    from mptrain.engine.step import Learner
     from mptrain.engine.telemetry import Telemetry
     from mptrain.workloads.base.batch import Batch
 
@@ -112,19 +117,22 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
     batch = batch.clone()  # a model may change its inputs in place; the first step needs the originals
-    guard.snapshot()
-    try:
-        with other_random_numbers(parts.device), trail.followed(parts.model):
-            for learner in parts.learners:
-                learner.weights.gradients.zero_grad()
-                with _explained(parts, trail):
+    with (
+        guard.unharmed() as (changed, unguarded),
+        other_random_numbers(parts.device),
+        trail.followed(parts.model),
+    ):
+        for learner in parts.learners:
+            learner.weights.gradients.zero_grad()
+            with _explained(parts, trail), _gathered_unchanged(parts):
+                try:
                     accumulate_gradients(learner, parts.model, batch, plan)
-                missing += learner.weights.gradients.missing()
-                learner.weights.gradients.zero_grad()
+                finally:
+                    _require_dense(learner)
+            missing += learner.weights.gradients.missing()
+            learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
-    finally:
-        unguarded = guard.recapture()
-        guard.restore(torch.ones(1, device=parts.device))
+    guard.follow(_changed_parameters(parts, changed, census))
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
@@ -133,6 +141,61 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         census.table(),
         frozenset(census.in_half),
     )
+
+
+def _require_dense(learner: Learner) -> None:
+    """Refuse sparse gradients after a pass, by the name of their parameter."""
+    for name, parameter in zip(learner.weights.names, learner.weights.params, strict=True):
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise ConfigError(
+                f"the gradient of {name} is sparse, and norms and updates need dense gradients",
+                "set sparse=False in the module that reads it",
+            )
+
+
+@contextlib.contextmanager
+def _gathered_unchanged(parts: Parts) -> Iterator[None]:
+    """Context manager of passes that refuses modules which change gathered weights: they are freed with the change.
+
+    Raises:
+        ConfigError: A module changed weights of which this rank has a shard; names them.
+    """
+    if parts.blank is None:
+        yield
+        return
+    shards, changed = dict(parts.model.named_parameters()), set[str]()
+    names = {id(module): name for name, module in parts.model.named_modules()}
+
+    def look(module: nn.Module, given: Any, result: Any) -> None:
+        for name, gathered in module.named_parameters(names.get(id(module), "")):
+            if name in shards and not is_sharded(gathered):
+                own = part_for(gathered.detach(), shards[name])
+                changed.update({name} if not torch.equal(own, part(shards[name]).to(own.dtype)) else ())
+
+    with register_module_forward_hook(look):
+        yield
+    if changed := set().union(*parts.comm.all_gather_object(changed)):
+        raise ConfigError(
+            f"the parameter {min(changed)} is changed in a forward pass, and distributed=fsdp2 frees gathered weights "
+            "with such changes",
+            "choose distributed=ddp",
+        )
+
+
+def _changed_parameters(parts: Parts, changed: list[str], census: OperatorCensus) -> list[str]:
+    """Return the names of the parameters that passes change, or write to without a change yet, on any rank."""
+    if parts.blank is not None:
+        return []
+    written = [n for n, p in parts.model.named_parameters() if storage_key(p.untyped_storage()) in census.written]
+    found = sorted(set().union(*parts.comm.all_gather_object([*changed, *written])))
+    trained = {name for learner in parts.learners for name in learner.weights.names}
+    halves = [n for n in found if n not in trained and parts.model.get_parameter(n).dtype.itemsize == 2]
+    if halves:
+        parts.plan.guard.notes.append(
+            f"forward passes change {len(halves)} frozen parameters in {parts.policy.parameters}, which rounds small "
+            f"changes away: {', '.join(halves)} (precision.keep_fp32 can name their modules)"
+        )
+    return found
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
@@ -219,7 +282,7 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
 _WARNED = (
     ("no_gradient", "parameters get no gradient and are not trained"),
     ("no_learner", "parameters belong to no learner and are not trained"),
-    ("unguarded", "buffers are replaced instead of changed in place, so a skipped step cannot restore them"),
+    ("unguarded", "buffers become tensors that a skipped step cannot restore: of another shape or dtype, or shared"),
 )
 
 

@@ -170,9 +170,13 @@ class Learner:
         """
         loss = self.objective.loss(model, micro)
         if loss.dtype != torch.float32 or loss.ndim:
+            wide = [name for name, one in micro.tensors().items() if one.dtype == torch.float64 == loss.dtype]
             raise ConfigError(
-                f"the loss of learner {self.name} is {loss.dtype} of shape {tuple(loss.shape)}, not a float32 scalar",
-                "compute the loss in float32 (logits.float()) and reduce it to its mean over the batch",
+                f"the loss of learner {self.name} is {loss.dtype} of shape {tuple(loss.shape)}, not a float32 scalar"
+                + (f": the batch's {' and '.join(wide)} {'are' if wide[1:] else 'is'} float64" if wide else ""),
+                f"convert in the data set: {wide[0]}.float()"
+                if wide
+                else "compute the loss in float32 (logits.float()) and reduce it to its mean over the batch",
             )
         return loss
 
@@ -293,11 +297,13 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     with watch.passes(model) if watch else contextlib.nullcontext():
         loss = accumulate_gradients(learner, model, batch, plan)
 
+    guard.settle()
     strategy.broadcast_buffers(guard.lasting)
     verdict = learner.judge(loss, offenders_only=True)
     lr, scale = learner.rate(), learner.scale  # unscale with the scale that multiplied this loss
     if watch:
         watch.judged(weights, verdict, scale)
+    guard.write_through(verdict.applied)
     weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish
     if watch:
         watch.updated(weights)

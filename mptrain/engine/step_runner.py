@@ -81,7 +81,7 @@ class StepRunner:
         self._graphs: dict[Any, _Graph] = {}
         self._refused: set[Any] = set()
         self._newest: _Graph | None = None
-        self.notes: list[str] = []
+        self.notes = parts.plan.guard.notes
         if capture is not None and (why := _outside_of_graphs(parts.model)):
             self._give_up(why)
 

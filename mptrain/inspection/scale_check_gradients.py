@@ -194,22 +194,16 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     """
     found: Gradients = {}
     guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
-    guard.snapshot()
-    try:
-        with other_random_numbers(parts.device), SameDraws():
-            for learner in parts.learners:
-                learner.scaler = StaticScaler(scale=scale)
-                learner.scale_state = learner.scaler.initial(parts.device)
-                learner.weights.gradients.zero_grad()
-                accumulate_gradients(learner, parts.model, batch, parts.plan)
-                found |= {
-                    name: beside_fp64(grad).double() / scale
-                    for name, grad in learner.weights.gradients.by_name().items()
-                }
-                learner.weights.gradients.zero_grad()
-    finally:
-        guard.recapture()
-        guard.restore(torch.ones(1, device=parts.device))
+    with guard.unharmed(), other_random_numbers(parts.device), SameDraws():
+        for learner in parts.learners:
+            learner.scaler = StaticScaler(scale=scale)
+            learner.scale_state = learner.scaler.initial(parts.device)
+            learner.weights.gradients.zero_grad()
+            accumulate_gradients(learner, parts.model, batch, parts.plan)
+            found |= {
+                name: beside_fp64(grad).double() / scale for name, grad in learner.weights.gradients.by_name().items()
+            }
+            learner.weights.gradients.zero_grad()
     return found
 
 

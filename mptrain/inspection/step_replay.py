@@ -165,9 +165,8 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
     faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, saved_step), _faulty_weights(parts)
     loss, refusal = math.nan, None
     learner.weights.gradients.zero_grad()
-    parts.plan.guard.snapshot()
     try:
-        with trail.followed(parts.model):
+        with parts.plan.guard.unharmed(), trail.followed(parts.model):
             loss = accumulate_gradients(learner, parts.model, batch, plan).item()
     except torch.AcceleratorError:  # a device error, not a failure of the step
         raise
@@ -180,8 +179,6 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.gradients.missing() if refusal is None else []
     learner.weights.gradients.zero_grad()
-    parts.plan.guard.recapture()
-    parts.plan.guard.restore(torch.ones(1, device=parts.device))
     return Observation(
         learner=learner.name,
         step=saved_step.step,

@@ -27,7 +27,7 @@ from mptrain.device import capabilities
 from mptrain.errors import ConfigError, instance, out_of_memory
 from mptrain.numerics.shards import as_part_of, is_sharded, part_for
 from mptrain.optimizer.torch_rule import TorchRule, prefer_fused, public_name
-from mptrain.torch_private import foreach_div, fused_step, skips_on_device
+from mptrain.torch_private import foreach_div, fused_step, has_step_hooks, skips_on_device, tree_leaves
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
@@ -74,7 +74,8 @@ class TorchUpdater:
         self._optimizers, self._factors = self._make(options)
         self._initial = [[_settings(group) for group in one.param_groups] for one in self._optimizers]
         self._begun: set[tuple[bool, ...]] = set()
-        self._fused = all(map(skips_on_device, self._optimizers))
+        self._still: int | None = 0  # updates that moved no weight; None once one has
+        self._fused = all(skips_on_device(one) and not has_step_hooks(one) for one in self._optimizers)
         self._on_host = capabilities(device).host
 
     @property
@@ -115,13 +116,18 @@ class TorchUpdater:
                 return
         self.step.add_(verdict.applied)
         self._masters.copy_from_params()
-        self._follow_weights()
+        places = self._follow_weights()
         self._hand(grads, None if self._fused else grad_scale)
         for group, factor in zip(self._groups(), self._factors, strict=True):
             group["lr"] = rate * factor if factor != 1 else rate
+        self._masters.mark()
+        before = None if on_device or self._still is None else self._values()
         with torch.no_grad():
             for optimizer in self._optimizers:
                 self._step(optimizer, grad_scale, verdict.skip if on_device else None)
+            self._take_over(places)
+        if before is not None:
+            self._require_sound(before, rate, verdict.grad_norm)
         for leaf in self._leaves:
             leaf.grad = None
         increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
@@ -280,10 +286,16 @@ class TorchUpdater:
         skipped, rate = torch.cat([skip, lr]).tolist()
         return skipped == 1, rate
 
-    def _follow_weights(self) -> None:
-        """Renew the shared memory if a module has reallocated a parameter or changed its memory order."""
+    def _follow_weights(self) -> list[int]:
+        """Renew the shared memory if a module has reallocated a parameter or changed its memory order.
+
+        Returns:
+            The address of each leaf.
+        """
+        places = []
         for leaf, work in zip(self._leaves, self._masters.work, strict=True):
-            if leaf.data_ptr() == work.data_ptr() and leaf.stride() == work.stride():
+            places.append(work.data_ptr())
+            if leaf.data_ptr() == places[-1] and leaf.stride() == work.stride():
                 continue
             before = leaf.stride()
             leaf.data = work.detach()
@@ -292,6 +304,73 @@ class TorchUpdater:
                 for key, value in state.items():
                     if isinstance(value, Tensor) and value.shape == leaf.shape and value.stride() == before:
                         state[key] = torch.empty_like(leaf, dtype=value.dtype, requires_grad=False).copy_(value)
+
+        return places
+
+    def _take_over(self, places: Sequence[int]) -> None:
+        """Copy weights to which an update gave other memory back to the working tensors.
+
+        Raises:
+            ConfigError: The update replaced a parameter, or changed one in the model instead of the FP32 copy.
+        """
+        own = [self._index.get(id(leaf)) for group in self._groups() for leaf in group["params"]]
+        if len(own) != len(places) or None in own:
+            raise self._refused("replaces parameters in its groups, and the model keeps the old ones")
+        for name, leaf, work, place in zip(self._names, self._leaves, self._masters.work, places, strict=True):
+            if leaf.data_ptr() != place:
+                if (leaf.shape, leaf.dtype) != (work.shape, work.dtype):
+                    raise self._refused(f"changes the shape or dtype of {name}")
+                work.copy_(leaf)
+                leaf.data = work.detach()
+        for index in self._masters.touched():
+            raise self._masters.lost_change(index, "in an update or by a hook of the optimizer")
+
+    def _values(self) -> tuple[list[Tensor], list[Tensor], dict[str, list[Any]]]:
+        """Return copies of the weights, of their half-precision parameters, and of the optimizers' own attributes."""
+        halves = [half.clone() for half in self._masters.rounded_into() if half is not None]
+        own = {
+            key: [x.clone() if isinstance(x, Tensor) else x for x in self._own_values(value)]
+            for one in self._optimizers
+            if type(one).state_dict is torch.optim.Optimizer.state_dict  # others save more
+            for key, value in vars(one).items()
+            if key not in ("state", "param_groups", "defaults")
+        }
+        return [leaf.detach().clone() for leaf in self._leaves], halves, own
+
+    def _own_values(self, value: Any) -> list[Any]:
+        """Return the numbers and tensors in an attribute of an optimizer, without the weights."""
+        return [x for x in tree_leaves(value) if type(x) in (Tensor, int, float) and id(x) not in self._index]
+
+    def _require_sound(
+        self, before: tuple[list[Tensor], list[Tensor], dict[str, list[Any]]], rate: float | Tensor, norm: Tensor
+    ) -> None:
+        """Refuse, in the first updates, an optimizer that moves no weight or keeps state where it is not saved.
+
+        Args:
+            before: Result of `_values` before the update.
+            rate: Learning rate of the update.
+            norm: Norm of its gradients.
+        """
+        weights, halves, own = self._values()
+        for index, pair in enumerate(zip(halves, before[1], strict=True)):
+            if not torch.equal(*pair):
+                raise self._masters.lost_change(index, "in an update or by a hook of the optimizer")
+        for key, values in own.items():
+            was = before[2].get(key, [])
+            if len(values) != len(was) or not all(map(_same, values, was)):
+                raise self._unsaved(f"state in its attribute {key} instead of in state[parameter]")
+        if not all(map(torch.equal, weights, before[0])) or self._masters.in_place_half():
+            self._still = None
+        elif rate > 0 and norm > 0:
+            self._still = (self._still or 0) + 1
+            if self._still == 10:
+                raise self._refused(f"moved no weight in 10 updates with nonzero gradients and a rate of {rate:.2g}")
+
+    def _refused(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self._rule.name} {what}",
+            "let step() change the parameters that the optimizer was given, or choose another optimizer or rate",
+        )
 
     def _hand(self, grads: list[Tensor | None], grad_scale: Tensor | None) -> None:
         """Give the optimizers the gradients, divided by a scale, in dtype and memory order of the working tensors."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 #: The largest finite number of FP16.
 FLOAT16_MAX = FLOAT16.max
 
+#: Updates between two comparisons of parameters with master weights, for changes that no version counter shows.
+LOOK_EVERY = 16
+
 
 class Weights:
     """Trained parameters of one learner, with their gradients, FP32 master copies and optimizer.
@@ -77,6 +80,12 @@ class Weights:
         options: Mapping[str, ParameterOptions] | None = None,
     ) -> None:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        if unreal := [f"{name} is {p.dtype}" for name, p in trained.items() if p.is_complex()]:
+            raise ConfigError(
+                f"the parameter {unreal[0]}, and weights are real numbers here",
+                "keep real and imaginary parts in a last dimension of 2, and compute with "
+                "torch.view_as_complex(weight.float())",
+            )
         if not trained:
             raise ConfigError("no parameter of the model is trainable", "unfreeze at least one module")
         self.names, self.params = tuple(trained), list(trained.values())
@@ -363,6 +372,11 @@ class MasterWeights:
         self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
         self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
         self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
+        self._versions: list[int] = []
+        self._followed: set[int] = set()  # indices into _half
+        self._updates = 0
+        self._host = capabilities(self.parts[0].device).host
+        self._unseen: list[tuple[int, Tensor]] = []
 
     def rounded_into(self) -> list[Tensor | None]:
         """Return, for each of the P working tensors, the parameter that receives its rounded value after an update.
@@ -370,6 +384,72 @@ class MasterWeights:
         It is None if the working tensor is the parameter itself.
         """
         return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
+
+    def follow(self, parameter: Tensor) -> None:
+        """Compare a parameter with its permanent master weights in every step, because passes change it."""
+        self._followed |= {index for index, own in enumerate(self._half) if own is parameter}
+
+    def mark(self) -> None:
+        """Note the version counters of the half-precision parameters, before the passes of a step."""
+        self._versions = [own._version for own in self._half]
+
+    def touched(self) -> set[int]:
+        """Return the indices of the half-precision parameters that were changed in place since `mark`."""
+        now = enumerate(zip(self._half, self._versions, strict=True))
+        return {index for index, (own, version) in now if own._version != version}
+
+    @torch.no_grad()
+    def take_changes(self, applied: Tensor) -> None:
+        """Write changes that passes made to half-precision parameters into their permanent master weights.
+
+        Each master weight becomes the changed value plus what rounding had taken from the master weight, if the sum
+        still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
+
+        Args:
+            applied: bool, shape (1,): whether the step's update is applied; otherwise nothing is written.
+
+        Raises:
+            ConfigError: As in `require_seen`, on a CPU.
+        """
+        if not self._keep or not self._half:
+            return
+        changed = self._followed | self.touched()
+        for index in changed:
+            own, wide = self._half[index], self._wide[index]
+            rounded = _rounded(wide, own)
+            value = own.float()
+            kept = value + (wide - rounded.float())
+            kept = torch.where(_rounded(kept, own) == own, kept, value)
+            wide.copy_(torch.where((own != rounded) & applied.view(()), kept, wide))
+        self._updates += 1
+        if self._updates % LOOK_EVERY == 1:
+            for index in set(range(len(self._half))) - changed:
+                own = self._half[index]
+                self._unseen.append((index, ((own != _rounded(self._wide[index], own)) & (own == own)).any()))
+            if self._host:
+                self.require_seen()
+
+    def require_seen(self) -> None:
+        """Refuse parameters that `take_changes` found to differ from their master weights; reads the device.
+
+        Raises:
+            ConfigError: Passes changed a parameter through ``.data`` in some steps, but not in the rehearsal, which
+                leaves no trace in its version counter.
+        """
+        unseen, self._unseen = self._unseen, []
+        for index, found in unseen:
+            if found:
+                raise self.lost_change(index, "through .data in some steps")
+
+    def lost_change(self, index: int, how: str) -> ConfigError:
+        """Return an error about a half-precision parameter that was changed where its master weight cannot follow."""
+        names = [name for name, own in zip(self._names, self.rounded_into(), strict=True) if own is not None]
+        return ConfigError(
+            f"the parameter {names[index]} was changed {how}, and the FP32 copy that the optimizer"
+            " updates does not have the change",
+            "change it in place under torch.no_grad(), in a forward pass or a hook of a module, or choose a precision "
+            "whose parameters are FP32, such as amp_bf16",
+        )
 
     def copy_from_params(self) -> None:
         """Copy the parameters to their temporary FP32 copies before an update.
@@ -433,6 +513,12 @@ class MasterWeights:
     def in_place_half(self) -> list[str]:
         """Return the names of the half-precision parameters that the rule updates in place, in their own dtype."""
         return [name for name, work in zip(self._names, self.work, strict=True) if work.dtype != torch.float32]
+
+
+def _rounded(wide: Tensor, half: Tensor) -> Tensor:
+    """Return FP32 weights as `MasterWeights.copy_to_params` rounds them to a parameter."""
+    rounded = wide.to(half.dtype)
+    return rounded.clamp_(-FLOAT16_MAX, FLOAT16_MAX) if half.dtype == torch.float16 else rounded
 
 
 def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
-from mptrain.torch_private import current_autograd_node
+from mptrain.torch_private import current_autograd_node, storage_key, written_tensors
 
 Pass = Literal["forward", "backward"]
 
@@ -97,6 +97,7 @@ class OperatorCensus(EagerMode):
         product_calls: Number of calls of products. Not counted are those by which autograd differentiates an operator
             that is none, such as a Cholesky decomposition.
         in_half: Operator overloads (``torch.ops.aten`` objects) called with half-precision tensors.
+        written: Memory that operators wrote in place (`mptrain.torch_private.storage_key`).
     """
 
     def __init__(self, current_module: Callable[[], str] = str) -> None:
@@ -104,6 +105,7 @@ class OperatorCensus(EagerMode):
         self.operators: Counter[Operator] = Counter()
         self.casts: Counter[Cast] = Counter()
         self.in_half: set[Any] = set()
+        self.written: set[int] = set()
         self.product_calls: Counter[Product] = Counter()
         self._current_module = current_module
 
@@ -120,6 +122,7 @@ class OperatorCensus(EagerMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.written.update(storage_key(one.untyped_storage()) for one in written_tensors(func, args, kwargs or {}))
         if func in PRODUCTS and _is_own(current_autograd_node()):
             # Only the first tensor: others may be statistics, e.g. of attention, which are FP32 in every mode.
             floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())

@@ -47,15 +47,68 @@ def test_buffers_change_alone_and_go_back_only_where_the_step_was_refused():
         assert changed == (set() if skip else {"norm.running_var", "norm.num_batches_tracked"})
 
 
-def test_a_buffer_that_is_replaced_is_named_and_put_back():
+def rebound(buffer):
+    buffer.data = torch.full_like(buffer, 3)
+
+
+def replaced(module):
+    module.running_mean = torch.full((2,), 3.0)
+
+
+@pytest.mark.parametrize("change", [replaced, lambda module: rebound(module.running_mean)])
+def test_a_buffer_that_is_replaced_or_moved_keeps_its_new_values_in_its_old_memory(change):
     model = nn.ModuleDict({"a": nn.BatchNorm1d(2), "b": nn.BatchNorm1d(2)})
     guard = BufferGuard(model)
-    guarded = model["a"].running_mean
-    assert guard.recapture() == []
-    model["a"].running_mean = torch.ones(2)
-    assert guard.recapture() == ["a.running_mean"]
-    assert model["a"].running_mean is guarded
-    assert guard.recapture() == []
+    guarded, address = model["a"].running_mean, model["a"].running_mean.data_ptr()
+    for skip in (0.0, 1.0):
+        guard.snapshot()
+        change(model["a"])
+        guard.restore(torch.tensor([skip]))
+        assert model["a"].running_mean is guarded
+        assert guarded.data_ptr() == address
+        assert guarded.tolist() == [0 if skip else 3] * 2
+        guarded.zero_()
+    with guard.unharmed() as (changed, unguarded):
+        change(model["a"])
+    assert guarded.tolist() == [0, 0]
+    assert (changed, unguarded) == ([], [])
+
+
+def test_a_buffer_that_outgrows_its_memory_is_put_back_after_a_rehearsal_and_others_stay_guarded():
+    model = nn.ModuleDict({"a": nn.BatchNorm1d(2), "b": nn.BatchNorm1d(2)})
+    guard = BufferGuard(model)
+
+    def grow():
+        model["a"].running_mean.data = torch.ones(5)
+        model["b"].running_mean.data = torch.ones(2)
+
+    with guard.unharmed() as (_, unguarded):
+        grow()
+    assert unguarded == ["a.running_mean"]
+    assert [model[name].running_mean.tolist() for name in "ab"] == [[0, 0], [0, 0]]
+    guard.snapshot()
+    grow()
+    guard.restore(torch.ones(1))
+    assert [model[name].running_mean.tolist() for name in "ab"] == [[1] * 5, [0, 0]]
+    assert len(guard.notes) == 1
+
+
+@pytest.mark.parametrize("name", ["table", "hidden"])
+def test_a_buffer_that_cannot_be_taken_back_is_named_once_and_a_rehearsal_leaves_it_alone(name):
+    model = Odd()
+    model.register_buffer("hidden", None)
+    guard, before = BufferGuard(model), getattr(model, name)
+    with guard.unharmed() as (_, unguarded):
+        setattr(model, name, torch.zeros(3, 3))
+    assert unguarded == [name]
+    assert getattr(model, name) is before
+    for _ in range(2):
+        guard.snapshot()
+        setattr(model, name, torch.zeros(3, 3))
+        guard.restore(torch.ones(1))
+    assert guard.notes == [
+        f"the buffer {name} becomes a tensor that a skipped step cannot restore: of another shape or dtype, or shared"
+    ]
 
 
 class Indexed(nn.Module):
