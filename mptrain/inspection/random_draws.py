@@ -34,11 +34,13 @@ class SameDraws(EagerMode):
             return func(*args, **kwargs)
         given = next(floating_in((args, kwargs)), None)
         dtype = kwargs.get("dtype") or (torch.float32 if given is None else given.dtype)
-        if dtype == torch.float32 or not dtype.is_floating_point:
+        if not dtype.is_floating_point or (dtype == torch.float32 and not func._schema.is_mutable):
             return func(*args, **kwargs)
         if kwargs.get("dtype") is not None:
             kwargs["dtype"] = torch.float32
-        wide = _cast(args, torch.float32)
+        wide = tree_map(
+            lambda one: one.contiguous() if isinstance(one, torch.Tensor) else one, _cast(args, torch.float32)
+        )
         drawn = func(*wide, **_cast(kwargs, torch.float32))
         for own, other, argument in zip(args, wide, func._schema.arguments, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
