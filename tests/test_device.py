@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from capability import CPU, NoFP64, without
 from loops import each
-from pretended_ranks import each_rank
 
 from mptrain import device as devices
 from mptrain.config.build import build
@@ -160,36 +158,6 @@ def test_ranks_exchange_nothing_on_untried_accelerators():
     for name in ("mps", "xpu"):
         with pytest.raises(ConfigError, match=f"device={name} with 2 ranks"):
             device_of(name, SimpleNamespace(world_size=2, local_rank=0))
-
-
-@each(
-    ("seen", "indices"),
-    [
-        ((("a", "b"), ("a", "b")), [0, 1]),  # torchrun
-        ((("a",), ("b",)), [0, 0]),  # srun --gpus-per-task=1
-        ((("a", "b"), ("c", "d")), [0, 1]),
-        ((("a",), ("a",)), None),  # one GPU for two ranks
-        ((("a", "b"), ("b",)), [0, 0]),
-        ((("a", "b"), ()), None),  # a machine without GPUs
-    ],
-)
-def test_each_rank_has_a_gpu_of_its_own_or_all_are_refused(monkeypatch, seen, indices):
-    def rank(comm):
-        own = seen[comm.rank]
-        table.count, table.own = len(own), own
-        try:
-            return device_of("cuda", comm).index
-        except EnvironmentRefused as refused:
-            return str(refused)
-
-    table = threading.local()
-    kinds = "mptrain.config.parallelism."
-    monkeypatch.setattr(kinds + "count_of", lambda kind: table.count)
-    monkeypatch.setattr(kinds + "uuid_of", lambda device: table.own[device.index])
-    monkeypatch.setattr(kinds + "use", lambda device: None)
-    monkeypatch.setattr(kinds + "resolve_device", torch.device)
-    found = each_rank(2, rank)
-    assert found == indices or (indices is None and found[0] == found[1] and "rank 1 has no GPU of its own" in found[0])
 
 
 def test_an_nvidia_gpu_is_named_as_untested_too(monkeypatch):

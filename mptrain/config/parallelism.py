@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mptrain.config.schema import Config
-from mptrain.device import count_of, use, uuid_of
+from mptrain.device import count_of, use
 from mptrain.engine.evaluate import without_storage
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.torch_rule import TorchRule
@@ -20,15 +20,15 @@ from mptrain.precision.support import resolve_device
 def device_of(name: str, comm: Communicator) -> torch.device:
     """Return the torch device that this rank of a run trains on.
 
-    With several ranks, each uses the CUDA device with its local rank as index, or the only one that it sees (as with
-    ``srun --gpus-per-task=1``), which becomes the current device; or all use the CPU. All ranks must call this.
+    With several ranks, each uses the CUDA device with its local rank as index, which becomes the current device; or all
+    use the CPU.
 
     Args:
         name: Value of ``device`` in the configuration: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` ...
         comm: Communicator of the ranks.
 
     Raises:
-        EnvironmentRefused: There is no such device, or two ranks would share one.
+        EnvironmentRefused: There is no such device.
         ConfigError: One device is named for several ranks, or its kind supports no collective communication.
     """
     if comm.world_size == 1:
@@ -43,21 +43,9 @@ def device_of(name: str, comm: Communicator) -> torch.device:
             f"device={name} with {comm.world_size} ranks: several ranks need CUDA devices or CPUs",
             "set device=cpu, or distributed.procs=1",
         )
-    if name == "cpu":
+    if name == "cpu" or (name == "auto" and not count_of("cuda")):
         return torch.device("cpu")
-    count = count_of("cuda")
-    index = 0 if count == 1 else comm.local_rank
-    own = uuid_of(torch.device("cuda", index)) if index < count else None
-    all_own = comm.all_gather_object(own)
-    if not any(all_own):
-        return resolve_device(name)
-    for rank, uuid in enumerate(all_own):
-        if uuid is None or uuid in all_own[:rank]:
-            raise EnvironmentRefused(
-                f"device={name} with {comm.world_size} ranks: rank {rank} has no GPU of its own",
-                "start one rank for each GPU (distributed.procs, or --gpus-per-task=1 of srun), or set device=cpu",
-            )
-    device = resolve_device(f"cuda:{index}")
+    device = resolve_device(f"cuda:{comm.local_rank}")
     use(device)
     return device
 
