@@ -77,7 +77,7 @@ class Equivalence:
 
     @property
     def holds(self) -> bool:
-        """Whether every test finds the arms equivalent."""
+        """True if every test finds the arms equivalent."""
         return self.p < self.alpha and (self.p_bootstrap is None or self.p_bootstrap < self.alpha)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mptrain.precision.census import floating_in
 from mptrain.precision.upcast import EagerMode
-from mptrain.torch_private import tree_map
+from mptrain.torch_private import tree_map, written_tensors
 
 #: Fused operators that draw random numbers only inside, for their own dropout: computing them in FP32 would be no draw.
 _FUSED = ("attention", "rnn")
@@ -34,7 +34,8 @@ class SameDraws(EagerMode):
             return func(*args, **kwargs)
         given = next(floating_in((args, kwargs)), None)
         dtype = kwargs.get("dtype") or (torch.float32 if given is None else given.dtype)
-        if not dtype.is_floating_point or (dtype == torch.float32 and not func._schema.is_mutable):
+        written = list(written_tensors(func, args, kwargs))
+        if not dtype.is_floating_point or (dtype == torch.float32 and not written):
             return func(*args, **kwargs)
         if kwargs.get("dtype") is not None:
             kwargs["dtype"] = torch.float32
@@ -42,8 +43,8 @@ class SameDraws(EagerMode):
             lambda one: one.contiguous() if isinstance(one, torch.Tensor) else one, _cast(args, torch.float32)
         )
         drawn = func(*wide, **_cast(kwargs, torch.float32))
-        for own, other, argument in zip(args, wide, func._schema.arguments, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+        for own, other in zip(args, wide, strict=True):
+            if any(own is one for one in written):
                 own.copy_(other)
                 drawn = own if drawn is other else drawn
         return _cast(drawn, dtype)

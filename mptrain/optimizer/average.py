@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mptrain.device import capabilities, in_widest
+from mptrain.device import in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
 from mptrain.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_sub
 
@@ -52,10 +52,9 @@ class WeightAverage:
         own = list(self._values.values())
         full = self._weights.masters.full_precision()
         current = [part(full[name]).float() for name in self._values]
-        if capabilities(updates.device).host:
-            if verdict.applied.item():
-                count = updates.item()
-                foreach_lerp_(own, current, 1.0 - min((1.0 + count) / (10.0 + count), self._decay))
+        if verdict.known_finite:  # the host judged, so it may also read the count
+            count = updates.item()
+            foreach_lerp_(own, current, 1.0 - min((1.0 + count) / (10.0 + count), self._decay))
             return
         counted = in_widest(updates)
         kept = ((1.0 + counted) / (10.0 + counted)).clamp_(max=self._decay)

@@ -205,7 +205,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
 def _was_killed_early(paths: RunPaths) -> bool:
     """Return whether a folder has at most the files that a start writes before ``run.json``."""
-    early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
+    early = {one.name for one in (paths.lock, paths.config, paths.overrides, paths.data, paths.trained_samples)}
     return {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY} <= early
 
 

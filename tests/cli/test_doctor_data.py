@@ -82,15 +82,14 @@ def test_everything_about_a_folder_is_told_at_once(terminal, tmp_path):
 
 def test_a_folder_without_a_problem_ends_with_0_and_does_not_build_a_model(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr("mptrain.cli.doctor_model.check_scaling", lambda *_: pytest.fail("the model was asked for"))
-    fill(tmp_path / "pics", (".",), {"ant": 10, "bee": 10})
-    words = ("dataset=image_folder", "dataset.root=pics", "dataset.val_share=0.1", "dataset.test_share=0.2")
-    assert terminal("doctor", *words) == 0
-    assert terminal.out.startswith("image_folder: no errors; 20 files read\n3x224x224, 2 classes\n\n")
+    fill(tmp_path / "pics", ("train", "val", "test"), {"ant": 4, "bee": 3})
+    assert terminal("doctor", "dataset=image_folder", "dataset.root=pics") == 0
+    assert terminal.out.startswith("image_folder: no errors; 21 files read\n3x224x224, 2 classes\n\n")
     assert [line.split() for line in terminal.out.splitlines()[3:7]] == [
         ["train", "val", "test"],
-        ["samples", "14", "2", "4"],
-        ["ant", "7", "1", "2"],
-        ["bee", "7", "1", "2"],
+        ["samples", "7", "7", "7"],
+        ["ant", "4", "4", "4"],
+        ["bee", "3", "3", "3"],
     ]
 
 
@@ -169,7 +168,7 @@ def test_of_many_classes_the_smallest_and_largest_are_shown_and_long_lists_end(t
     fill(tmp_path / "pics", (".",), {f"k{number}": number for number in (5, 1, 3, 2, 4, 6)})
     for number in range(3):
         picture(50 + number).convert("RGBA").save(tmp_path / "pics" / "k6" / f"alpha{number}.png")
-    assert terminal("doctor", "dataset=image_folder", "dataset.root=pics") == 0
+    assert terminal("doctor", "dataset=image_folder", "dataset.root=pics", "dataset.val_share=0") == 0
     assert [line.split() for line in terminal.out.splitlines()[5:10]] == [
         ["k1", "1"],
         ["k2", "2"],
@@ -185,7 +184,7 @@ def test_of_many_classes_the_smallest_and_largest_are_shown_and_long_lists_end(t
 def test_of_large_splits_evenly_spaced_files_are_read_and_that_is_said(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr(data_check, "FILES", 4)
     fill(tmp_path / "pics", (".",), {"ant": 10, "bee": 10})
-    assert terminal("doctor", "dataset=image_folder", "dataset.root=pics") == 0
+    assert terminal("doctor", "dataset=image_folder", "dataset.root=pics", "dataset.val_share=0") == 0
     assert terminal.out.startswith("image_folder: no errors; 4 files read of 20, evenly spaced\n")
 
 

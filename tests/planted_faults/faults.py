@@ -185,8 +185,8 @@ FAULTS = (
     Fault(
         21,
         "precision/check.py",
-        "if any(True for module in kept.values() for p in module.parameters() if p.ndim > 1):",
-        "if kept:",
+        "if dtype == compute or (dtype in _WIDE and not modules.get(module, False)):",
+        "if dtype == compute or dtype in _WIDE:",
         "FP32 products pass the check as soon as a norm is kept in FP32",
     ),
     # Loss scalers.
@@ -533,8 +533,8 @@ FAULTS = (
     Fault(
         68,
         "comparison/verdict.py",
-        "inside = equivalence.p < equivalence.alpha",
-        "inside = equivalence.p > equivalence.alpha",
+        "inside = equivalence.holds",
+        "inside = not equivalence.holds",
         "the threshold of equivalence is reversed",
     ),
     Fault(
@@ -569,8 +569,8 @@ FAULTS = (
     Fault(
         73,
         "inspection/step_accuracy.py",
-        "if not errors.half <= self.allowed(name):",
-        "if errors.half > self.allowed(name):",
+        "if not errors.half <= self.allowed(boundary):",
+        "if errors.half > self.allowed(boundary):",
         "an output that is NaN in half precision counts as right",
     ),
     # Runs as wholes.
@@ -734,7 +734,7 @@ FAULTS = (
     Fault(
         96,
         "optimizer/torch_updater.py",
-        "self._hand(grads, None if fused else grad_scale)",
+        "self._hand(grads, None if self._fused else grad_scale)",
         "self._hand(grads, None)",
         "an optimizer of torch gets gradients multiplied by the loss scale",
     ),

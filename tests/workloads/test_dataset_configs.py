@@ -63,7 +63,7 @@ FOLLOWING = {
     "factor",
     "patch_size",
 }
-FACTS = {"batch_size"}
+FACTS = {"batch_size", "labels"}
 
 
 def test_these_data_sets_are_offered():

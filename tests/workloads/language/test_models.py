@@ -76,12 +76,13 @@ class TestState:
         model.hidden.fill_(float("nan"))
         model.cell.fill_(float("inf"))
         with torch.no_grad():
-            assert torch.equal(model(text, lane, torch.tensor([True, True])), model(text))
+            # kernels without AVX512 round differently where a state of zeros is given
+            torch.testing.assert_close(model(text, lane, torch.tensor([True, True])), model(text))
             model.hidden[:, 0] = float("nan")
             mixed = model(text, lane, torch.tensor([True, False]))
         assert mixed.isfinite().all()
-        assert torch.equal(mixed[0], model(text)[0])
-        assert not torch.equal(mixed[1], model(text)[1])
+        torch.testing.assert_close(mixed[0], model(text)[0])
+        assert not torch.allclose(mixed[1], model(text)[1])
 
     def test_only_the_rows_of_the_batch_change_and_without_lanes_nothing_does(self):
         model = lstm(lanes=4)
