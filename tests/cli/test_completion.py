@@ -312,7 +312,7 @@ print([name for name in ("torch", "hydra", "omegaconf", "pydantic", "yaml", "ric
         subprocess.run(words, env=environment(), capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(seconds) < 0.15
+    assert min(seconds) < 0.3  # 0.1 to 0.2 while other tests use the cores; Hydra alone takes 0.3, torch 1.5
 
 
 def test_sweeps_are_offered_to_resume_and_to_nothing_else():
