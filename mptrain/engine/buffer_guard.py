@@ -262,7 +262,7 @@ class BufferGuard:
 def _exchanged(path: str, now: Tensor | None) -> ConfigError:
     return ConfigError(
         f"the parameter {path} is replaced by {'nothing' if now is None else _kind(now)[0]} in a training step, and "
-        "the optimizer goes on with the one that the model was built with",
+        "the optimizer still updates the one that the model was built with",
         "change its values in place instead, under torch.no_grad()",
     )
 

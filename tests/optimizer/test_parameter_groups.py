@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -22,14 +23,24 @@ GROUPS = "optimizer.groups=[{match: [12.weight, 12.bias], lr_factor: 2, weight_d
 #: The blocks of parameters of this network: convolutions and their normalisation, and a matrix.
 BLOCKS = ["0", "1", "3", "4", "7", "8", "12"]
 
-#: Optimizers of ours and torch's: their words, and how a loop by hand makes them of groups.
+#: Optimizers of ours and torch's: their words, and how a loop by hand makes them of groups. Fused, as ours are: on CPUs
+#: without AVX512 the other kernels round differently, and 50 steps in FP16 make that visible.
 OPTIMIZERS = {
-    "sgd": (("optimizer=sgd", "optimizer.weight_decay=0.1"), lambda groups: torch.optim.SGD(groups, momentum=0.9)),
-    "adam": (("optimizer=adam", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"), torch.optim.Adam),
-    "adamw": (("optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"), torch.optim.AdamW),
+    "sgd": (
+        ("optimizer=sgd", "optimizer.weight_decay=0.1"),
+        lambda groups: torch.optim.SGD(groups, momentum=0.9, fused=True),
+    ),
+    "adam": (
+        ("optimizer=adam", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"),
+        partial(torch.optim.Adam, fused=True),
+    ),
+    "adamw": (
+        ("optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.lr=0.003"),
+        partial(torch.optim.AdamW, fused=True),
+    ),
     "adagrad": (
         ("optimizer=adagrad", "optimizer.weight_decay=0.1", "optimizer.eps=1e-3"),  # the default magnifies roundings
-        lambda groups: torch.optim.Adagrad(groups, eps=1e-3),
+        lambda groups: torch.optim.Adagrad(groups, eps=1e-3, fused=True),
     ),
     "RAdam": (("optimizer=torch", "optimizer.weight_decay=0.1", "optimizer.lr=0.01"), torch.optim.RAdam),
 }
@@ -89,8 +100,9 @@ def test_fifty_steps_equal_torchs_groups_by_hand(name, way, tmp_path, monkeypatc
     found = dict(loop.parts.model.named_parameters())
     for key, value in expected.items():
         assert not torch.equal(value, before[key])
-        # the roots of fused kernels round differently on CPUs without AVX512; 50 updates move a weight by up to 5e-2
-        torch.testing.assert_close(found[key].detach(), value, rtol=1e-3, atol=2e-4)
+        # of how far the weights have moved: Adam magnifies the last bit of gradients that are nearly zero
+        moved, off = torch.linalg.vector_norm(value - before[key]), torch.linalg.vector_norm(found[key] - value)
+        assert off <= 3e-3 * moved, (key, off / moved)
         if name == "RAdam":  # which is torch's own
             assert torch.equal(found[key], value), key
     for key in before.keys() - expected.keys():
