@@ -1,4 +1,4 @@
-"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13, C18)."""
+"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13, C18, C20, C21)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ FRAMEWORKS = ("fabric", "accelerate", "lightning")
 
 #: 8x8 digits, three convolutions with BatchNorm.
 CNN = ("model=cnn", "dataset=digits", "train.batch_size=32", "train.channels_last=false")
+
+#: Two blocks of width 128 over sequences of 64 characters.
+TRANSFORMER = (
+    "model=transformer",
+    "model.width=128",
+    "model.layers=2",
+    "model.heads=4",
+    "dataset.sequence_length=64",
+    "train.batch_size=32",
+)
 
 #: torch's own half-precision kernels, as everybody else's loop uses them.
 SMALL = Work(MLP, more=("precision.cpu_kernels=native",))
@@ -90,8 +100,15 @@ def step_beside_frameworks(setting: Setting) -> list[Measurement]:
 def _against_bare(goal: str, mode: Mode, bare_mode: Mode | None, setting: Setting) -> list[Measurement]:
     found = contest(SMALL, mode, setting.seconds, peers=setting.peers, bare_mode=bare_mode, places=PLACES)
     times, void = found.times, found.void
+
+    def turns(seconds: float) -> Times:
+        with contextlib.closing(Ours(SMALL, mode)) as loop:
+            return take_turns({"whole": loop.whole_loop, "ready": loop.block}, seconds, least=2)
+
+    whole = in_several_places(turns, setting.seconds / 4, PLACES)
     return [
         measured(goal, "", times.ratio("ours", "bare"), void=void),
+        measured(goal, "whole loop / step on ready batches", whole.ratio("whole", "ready"), judged=False),
         *_beside(goal, found),
         measured(goal, "microseconds of a bare step", times.of("bare").value * 1e6, judged=False),
         measured(goal, "microseconds of ours", times.of("ours").value * 1e6, judged=False),
@@ -107,6 +124,30 @@ def _beside(goal: str, found: Contest, work: str = "") -> list[Measurement]:
         if name not in ("ours", "bare")
     ]
     return rows + [unavailable(goal, f"{of}{name} / bare", why, judged=False) for name, why in found.refused.items()]
+
+
+def optimizer_by_name(setting: Setting) -> list[Measurement]:
+    """C18: torch's AdamW by its name, against the quicker one of two bare loops (fused or not)."""
+    rows = []
+    for name, words, places in (("mlp", MLP, PLACES), ("resnet18", RESNET18, 1)):
+        work = Work(words, optimizer="torch.AdamW", more=("scaler=none",))
+        found = contest(work, "fp32", setting.seconds / 2, peers=False, places=places)
+        best = min(("bare", "bare_best"), key=lambda one: found.times.of(one).value)
+        rows.append(measured("C18", name, found.times.ratio("ours", best), void=found.void))
+    return rows
+
+
+def transformer(setting: Setting) -> list[Measurement]:
+    """C20."""
+    work = Work(TRANSFORMER, optimizer="adam")
+    found = contest(work, "bf16", setting.seconds, peers=False, places=1)
+    ratio = found.times.ratio("ours", "bare")
+    if has_native_half("bfloat16"):
+        return [measured("C20", "", ratio, void=found.void)]
+    return [
+        unavailable("C20", "", "this CPU has no BF16 arithmetic"),
+        measured("C20", "with upcast products", ratio, judged=False, void=found.void),
+    ]
 
 
 def record(setting: Setting) -> list[Measurement]:
@@ -128,7 +169,7 @@ def record(setting: Setting) -> list[Measurement]:
 
 
 def guard(setting: Setting) -> list[Measurement]:
-    """C18: what a step does to see changes of parameters and buffers by others, on its own, against the step."""
+    """C21: what a step does to see changes of parameters and buffers by others, on its own, against the step."""
     rows = []
     for mode in ("fp32", "half"):
 
@@ -148,7 +189,7 @@ def guard(setting: Setting) -> list[Measurement]:
                 return take_turns({"guard": block, "step": loop.block}, seconds, least=2)
 
         times = in_several_places(turns, setting.seconds / 2, PLACES)
-        rows.append(measured("C18", mode, times.ratio("guard", "step")))
+        rows.append(measured("C21", mode, times.ratio("guard", "step")))
     return rows
 
 
@@ -175,6 +216,8 @@ CASES = (
     Case("step in BF16", ("C12",), step_in_bf16, 5),
     Case("step beside frameworks", ("C13",), step_beside_frameworks, 4),
     Case("record of every step", ("C4",), record, 2),
-    Case("changes by others", ("C18",), guard, 1),
+    Case("optimizer by name", ("C18",), optimizer_by_name, 3),
+    Case("transformer in BF16", ("C20",), transformer, 2),
+    Case("changes by others", ("C21",), guard, 1),
     Case("host reads", ("C5",), reads, 0.2),
 )

@@ -38,7 +38,7 @@ class Work:
 
     Attributes:
         words: Model, data and batch size, as on the command line.
-        optimizer: ``sgd`` (momentum 0.9) or ``adam``, without weight decay.
+        optimizer: ``sgd`` (momentum 0.9) or ``adam``, without weight decay, or ``torch.AdamW``, torch's class by name.
         device: ``cpu`` or ``cuda``.
         lr: Small, so that long measurements train on numbers like those of the first step.
         more: Words for our loop alone, that change no arithmetic of others' loops.
@@ -47,7 +47,7 @@ class Work:
     """
 
     words: tuple[str, ...]
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "torch.AdamW"] = "sgd"
     device: str = "cpu"
     lr: float = 1e-6
     more: tuple[str, ...] = ()
@@ -60,7 +60,11 @@ class Work:
             *self.words,
             f"precision={PRECISION[mode]}",
             f"scaler={'none' if mode == 'bf16' else 'dynamic'}",
-            f"optimizer={self.optimizer}",
+            *(
+                ("optimizer=torch", "optimizer.name=AdamW")
+                if self.optimizer == "torch.AdamW"
+                else (f"optimizer={self.optimizer}",)
+            ),
             f"optimizer.lr={self.lr}",
             "optimizer.weight_decay=0",
             "schedule=constant",
@@ -95,6 +99,8 @@ class Materials:
         chosen = list(self.model.parameters()) if params is None else params
         if self.work.optimizer == "sgd":
             return torch.optim.SGD(chosen, lr=self.work.lr, momentum=0.9, fused=fused)
+        if self.work.optimizer == "torch.AdamW":
+            return torch.optim.AdamW(chosen, lr=self.work.lr, weight_decay=0.0, fused=fused)
         return torch.optim.Adam(chosen, lr=self.work.lr, fused=fused)
 
 

@@ -136,7 +136,6 @@ class BufferGuard:
         for masters in self.masters:
             masters.mark()
 
-    @torch.no_grad()
     def settle(self) -> None:
         """Bring guarded tensors that were moved or replaced back to their own memory, with the new values.
 
@@ -147,6 +146,7 @@ class BufferGuard:
             if tensors.get(name) is not tensor or (address and tensor.data_ptr() != address):  # type: ignore[union-attr]
                 self._take_over(place)
 
+    @torch.no_grad()
     def _take_over(self, place: _Place) -> None:
         path, tensors, name, tensor, memory = place
         current, home = tensors.get(name), tensor if memory is None else memory

@@ -137,7 +137,7 @@ class HostJudge:
         grad_norm = math.sqrt(math.fsum(squares)) / divisor if divisor else math.nan
         if not math.isfinite(grad_norm):
             return None
-        total = torch.tensor([grad_norm], dtype=torch.float64)
+        total = torch.full((1,), grad_norm, dtype=torch.float64)
         return Verdict(self._overflow, self._applied, self._skip, total, self._norms, known_finite=True)
 
     def _squares(self, grads: Sequence[Tensor]) -> list[float]:

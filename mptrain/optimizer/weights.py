@@ -142,7 +142,7 @@ class Weights:
         measured = None if measure is None else self._measured(measure, grads, across)
         host_judge = self._host_judge if offenders_only and complete and across is None else None
         if host_judge and (verdict := host_judge(present, scale)):
-            return verdict._replace(measured=measured)
+            return verdict if measured is None else verdict._replace(measured=measured)
         if self.one_pass and present:
             assert isinstance(self.updater, Updater)  # the only one with multi-tensor kernels
             norms = self.updater.norms(grads)
@@ -398,7 +398,6 @@ class MasterWeights:
         now = enumerate(zip(self._half, self._versions, strict=True))
         return {index for index, (own, version) in now if own._version != version}
 
-    @torch.no_grad()
     def take_changes(self, applied: Tensor) -> None:
         """Write changes that passes made to half-precision parameters into their permanent master weights.
 
@@ -411,8 +410,11 @@ class MasterWeights:
         Raises:
             ConfigError: As in `require_seen`, on a CPU.
         """
-        if not self._keep or not self._half:
-            return
+        if self._keep and self._half:
+            self._take_changes(applied)
+
+    @torch.no_grad()
+    def _take_changes(self, applied: Tensor) -> None:
         changed = self._followed | self.touched()
         for index in changed:
             own, wide = self._half[index], self._wide[index]
@@ -459,17 +461,19 @@ class MasterWeights:
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
-    @torch.no_grad()
     def copy_to_params(self) -> None:
         """Round the working tensors to their half-precision parameters after an update.
 
         FP16 saturates at 65504 instead of becoming inf.
         """
-        if self._half:
-            foreach_copy_(self._half, self._wide)
-        if self._fp16:
-            foreach_clamp_max_(self._fp16, FLOAT16_MAX)
-            foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
+        if not self._half and not self._fp16:
+            return
+        with torch.no_grad():
+            if self._half:
+                foreach_copy_(self._half, self._wide)
+            if self._fp16:
+                foreach_clamp_max_(self._fp16, FLOAT16_MAX)
+                foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
 
     def full_precision(self) -> dict[str, Tensor]:
         """Return the most precise copy of each parameter by name: its FP32 master weight, or else the parameter itself.

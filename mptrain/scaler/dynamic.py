@@ -146,10 +146,12 @@ class DynamicScaler:
 
         See `Scaler.after`.
         """
+        growth_tracker = state["growth_tracker"] + 1
+        if verdict.known_finite and self._is_plain and growth_tracker.item() != self.growth_interval:
+            return {**state, "growth_tracker": growth_tracker}  # which the host may read
         if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
-        growth_tracker = state["growth_tracker"] + 1
         grows = (growth_tracker == self.growth_interval).logical_and_(~overflow)
         hysteresis_tracker = (state["hysteresis_tracker"] - overflow.int()).clamp_(min=0)
         backs_off = (hysteresis_tracker == 0).logical_and_(overflow)

@@ -14,7 +14,7 @@ import mptrain.precision.upcast
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.upcast import PRODUCTS, SUMS, Products
+from mptrain.precision.upcast import ATTENTION, PRODUCTS, SUMS, Products
 from mptrain.records import EventRecord
 
 
@@ -193,7 +193,7 @@ def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatc
     assert operators == frozenset()
     monkeypatch.setattr(Products, "leave_out_idle", lambda *_: None)
     within, operators = operators_kept(tmp_path / "within", *words)
-    assert operators == SUMS
+    assert operators == SUMS | ATTENTION
     assert steps_of(without) == steps_of(within)
     theirs = within.parts.full_precision()
     assert all(torch.equal(value, theirs[name]) for name, value in without.parts.full_precision().items())
@@ -202,7 +202,7 @@ def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatc
 def test_a_sum_that_only_some_steps_run_keeps_its_kernel(tmp_path, native_half, monkeypatch):
     monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
     _, operators = operators_kept(tmp_path, "precision=amp_bf16")
-    assert operators == SUMS
+    assert operators == SUMS | ATTENTION
 
 
 def test_evaluation_keeps_kernels_that_training_has_no_use_for():

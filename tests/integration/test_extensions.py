@@ -230,7 +230,7 @@ def test_the_commands_that_hints_name_work_as_they_stand(theirs, tmp_path):
     net.write_text(theirs_as_it_was.replace("\n        return self.head(", stop_in_its_tenth_pass))
     stopped = theirs(*words, "run.name=s", "train.epochs=1")
     assert stopped.returncode == 75, stopped.stderr
-    (line,) = re.findall(r"hint: continue with: mptrain (.*)", stopped.stderr)
+    (line,) = re.findall(r"hint: continue with: PYTHONPATH=\S+ mptrain (.*)", stopped.stderr)
     net.write_text(theirs_as_it_was)
     again = theirs(*shlex.split(line))
     assert again.returncode == 0, again.stderr

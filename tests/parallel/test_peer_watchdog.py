@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from datetime import timedelta
@@ -76,7 +77,7 @@ def test_a_killed_rank_is_noticed_by_all_that_wait_for_an_event(tmp_path):
     ended = lose_a_rank(tmp_path, "an event")
     for rank in (0, 1):  # the second has not begun the third, and hears of it
         assert (tmp_path / f"noticed-{rank}").read_text() == "rank 2 was killed by SIGKILL"
-    assert "continue with: mptrain resume" in ended.stderr
+    assert re.search(r"continue with: PYTHONPATH=\S+ mptrain resume outputs/r", ended.stderr)
 
 
 @pytest.mark.distributed

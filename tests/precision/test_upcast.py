@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.upcast import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, uses_upcast
+from mptrain.precision.upcast import ATTENTION, NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, uses_upcast
 from mptrain.torch_private import has_native_half
 
 CPU = torch.device("cpu")
@@ -315,7 +315,7 @@ def test_the_gradients_of_a_layer_norm_in_half_precision_are_summed_in_fp32(dtyp
 def test_every_operator_exists_in_this_torch_and_sums_are_no_products():
     assert all(isinstance(operator, torch._ops.OpOverload) for operator in PRODUCTS | SUMS)
     assert not PRODUCTS & SUMS
-    assert NOT_TRAINED_IN_FP16 < PRODUCTS
+    assert NOT_TRAINED_IN_FP16 | ATTENTION < PRODUCTS
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if mode(name).compute == "float16"])
@@ -342,10 +342,29 @@ def test_the_gradients_of_a_convolution_in_fp16_are_those_of_fp32_rounded_on_any
     assert torch.equal(half.weight.grad, wide.weight.grad.half())
 
 
+@pytest.mark.parametrize("name", ["bf16", "amp_bf16", "fp16_dynamic"])
+def test_attention_is_that_of_fp32_rounded_once_on_any_cpu(name, monkeypatch):
+    monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: True)
+    dtype = getattr(torch, mode(name).compute)
+    half = [draw(2, 2, 40, 8, dtype=dtype).requires_grad_() for _ in range(3)]
+    wide = [one.detach().float().requires_grad_() for one in half]
+    with products(mode(name), CPU).context:
+        found = nn.functional.scaled_dot_product_attention(*half, is_causal=True)
+        upstream = draw(2, 2, 40, 8, dtype=dtype)
+        found.backward(upstream)
+    expected = nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+    assert torch.equal(found, expected.to(dtype))
+    # the backward pass reads the rounded result
+    expected.data.copy_(found)
+    expected.backward(upstream.float())
+    for one, other in zip(half, wide, strict=True):
+        torch.testing.assert_close(one.grad, other.grad.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
 def test_where_products_are_native_sums_are_wide_all_the_same_unless_native_ones_were_asked_for(name, monkeypatch):
     monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: True)
-    alone = SUMS | NOT_TRAINED_IN_FP16 if mode(name).compute == "float16" else SUMS
+    alone = SUMS | ATTENTION | (NOT_TRAINED_IN_FP16 if mode(name).compute == "float16" else set())
     assert products(mode(name), CPU).context.operators == alone
     assert products(mode(name, cpu_kernels="upcast"), CPU).context.operators == PRODUCTS | SUMS
     assert not isinstance(products(mode(name, cpu_kernels="native"), CPU).context, Upcast)
