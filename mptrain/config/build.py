@@ -25,6 +25,7 @@ from mptrain.config.parallelism import (
     check_parallelism,
     device_of,
     is_sharded_by,
+    require_own_devices,
     require_same_weights,
     warnings_about_parallelism,
 )
@@ -212,6 +213,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, device_of(config.device, comm)
     require_support(policy, device)
+    require_own_devices(device, comm)
     comm.use(device)
     if config.train.compile and uses_upcast(policy, device):
         raise EnvironmentRefused(
