@@ -225,11 +225,6 @@ def properties_of(device: torch.device) -> Any:
     return torch.get_device_module(device).get_device_properties(device)
 
 
-def uuid_of(device: torch.device) -> str:
-    """Return the identifier of a CUDA device, which no other device of any machine has."""
-    return str(properties_of(device).uuid)
-
-
 def total_memory(device: torch.device) -> int:
     """Return the number of bytes of an accelerator's memory; on MPS, the maximum that Metal recommends."""
     module = torch.get_device_module(device)

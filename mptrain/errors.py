@@ -225,15 +225,15 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
         The error to raise instead, for an index out of range on a CUDA device or an operator that
         ``train.deterministic`` forbids; else None.
     """
-    said = str(error)
-    if isinstance(error, RuntimeError) and "device-side assert" in said:
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if "device-side assert" in said:
         return DataError(
             "a check in a kernel of the device failed (device-side assert): an index is out of range, such as a label "
             "beyond the number of classes or a token beyond the vocabulary",
             "device=cpu names the operator, and so does CUDA_LAUNCH_BLOCKING=1 with --traceback; mptrain doctor "
             "dataset=... checks the data",
         )
-    if isinstance(error, RuntimeError) and (found := re.match(r"(\S+) does not have a deterministic impl", said)):
+    if found := re.match(r"(\S+) does not have a deterministic impl", said):
         return EnvironmentRefused(
             f"train.deterministic=true: {found[1]} of torch may give other bits each time on this device",
             "set train.deterministic=false, or use another operator; --traceback shows where it is called",

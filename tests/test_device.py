@@ -167,7 +167,8 @@ def on_ranks(monkeypatch):
     """A function that lets each of two ranks, which see the GPUs that are given, resolve its device and compare it."""
     seen = threading.local()
     monkeypatch.setattr("mptrain.config.parallelism.count_of", lambda kind: len(seen.uuids))
-    monkeypatch.setattr("mptrain.config.parallelism.uuid_of", lambda device: seen.uuids[device.index])
+    properties = "mptrain.config.parallelism.properties_of"
+    monkeypatch.setattr(properties, lambda device: SimpleNamespace(uuid=seen.uuids[device.index]))
     monkeypatch.setattr("mptrain.config.parallelism.use", lambda device: None)
     monkeypatch.setattr("mptrain.precision.support.count_of", lambda kind: len(seen.uuids))
 

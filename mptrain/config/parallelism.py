@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mptrain.config.schema import Config
-from mptrain.device import count_of, use, uuid_of
+from mptrain.device import count_of, properties_of, use
 from mptrain.engine.evaluate import without_storage
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.torch_rule import TorchRule
@@ -63,7 +63,7 @@ def require_own_devices(device: torch.device, comm: Communicator) -> None:
     Raises:
         EnvironmentRefused: Two ranks have the same CUDA device, or only some ranks have one.
     """
-    devices = comm.all_gather_object(uuid_of(device) if device.type == "cuda" else "")
+    devices = comm.all_gather_object(str(properties_of(device).uuid) if device.type == "cuda" else "")
     for rank, uuid in enumerate(devices):
         what = f"ranks {devices.index(uuid)} and {rank} have the same GPU" if uuid in devices[:rank] else ""
         if any(devices) and (what or not uuid):

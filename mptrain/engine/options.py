@@ -74,11 +74,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         if self.deterministic and self.cudnn_benchmark:
-            raise ConfigError(
-                "train.deterministic=true with train.cudnn_benchmark=true: each process chooses its convolutions by "
-                "their time, so bits differ",
-                "remove one of them",
-            )
+            what = "train.deterministic=true with train.cudnn_benchmark=true, which chooses convolutions by their time"
+            raise ConfigError(what, "remove one of them")
 
     def planned(self, steps_per_epoch: int) -> int:
         """Return the number of training steps to attempt, if the time limit allows.

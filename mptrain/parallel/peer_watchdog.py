@@ -31,7 +31,7 @@ PATIENCE, GLANCE = 5.0, 0.01
 #: Seconds that this rank has to return from its device and exit cleanly.
 END = 5.0
 
-_GONE, _ALIVE, _DONE = "gone", "alive", b"done"
+_GONE, _ALIVE, _DONE = "gone", "alive", "done"
 
 
 class PeerWatchdog:
@@ -133,7 +133,7 @@ class PeerWatchdog:
                 sign = self._store.get(key) if self._store.check([key]) else b""
                 last, silent = self._signs.get(rank, (b"", 0))
                 # Counted in own checks, so that a suspended process does not count other ranks as silent.
-                silent = silent + 1 if sign not in (b"", _DONE) and sign == last else 0
+                silent = silent + 1 if sign not in (b"", _DONE.encode()) and sign == last else 0
                 self._signs[rank] = sign, silent
                 if silent >= SILENT:
                     self._store.set(_GONE, said := f"rank {rank} sends no heartbeat")
