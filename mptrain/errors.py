@@ -215,6 +215,32 @@ def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused |
     )
 
 
+def kernel_refusal(error: BaseException) -> MptrainError | None:
+    """Convert what a check in torch's kernels says to an error for the user, with a hint.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        The error to raise instead, for an index out of range on a CUDA device or an operator that
+        ``train.deterministic`` forbids; else None.
+    """
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if "device-side assert" in said:
+        return DataError(
+            "a check in a kernel of the device failed (device-side assert): an index is out of range, such as a label "
+            "beyond the number of classes or a token beyond the vocabulary",
+            "device=cpu names the operator, and so does CUDA_LAUNCH_BLOCKING=1 with --traceback; mptrain doctor "
+            "dataset=... checks the data",
+        )
+    if found := re.match(r"(\S+) does not have a deterministic impl", said):
+        return EnvironmentRefused(
+            f"train.deterministic=true: {found[1]} of torch may give other bits each time on this device",
+            "set train.deterministic=false, or use another operator; --traceback shows where it is called",
+        )
+    return None
+
+
 def _address_space() -> int | None:
     """Return the address space limit of this process in bytes; None if unlimited."""
     try:

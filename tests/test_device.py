@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 from capability import CPU, NoFP64, without
 from loops import each
+from pretended_ranks import each_rank
 
 from mptrain import device as devices
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.config.parallelism import device_of
+from mptrain.config.parallelism import device_of, require_own_devices
 from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory_peak
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import StepValues
@@ -158,6 +160,60 @@ def test_ranks_exchange_nothing_on_untried_accelerators():
     for name in ("mps", "xpu"):
         with pytest.raises(ConfigError, match=f"device={name} with 2 ranks"):
             device_of(name, SimpleNamespace(world_size=2, local_rank=0))
+
+
+@pytest.fixture
+def on_ranks(monkeypatch):
+    """A function that lets each of two ranks, which see the GPUs that are given, resolve its device and compare it."""
+    seen = threading.local()
+    monkeypatch.setattr("mptrain.config.parallelism.count_of", lambda kind: len(seen.uuids))
+    properties = "mptrain.config.parallelism.properties_of"
+    monkeypatch.setattr(properties, lambda device: SimpleNamespace(uuid=seen.uuids[device.index]))
+    monkeypatch.setattr("mptrain.config.parallelism.use", lambda device: None)
+    monkeypatch.setattr("mptrain.precision.support.count_of", lambda kind: len(seen.uuids))
+
+    def resolved(name, gpus):
+        def rank(comm):
+            seen.uuids = gpus[comm.rank]
+            try:
+                device = device_of(name, comm)
+                require_own_devices(device, comm)
+            except EnvironmentRefused as refused:
+                return str(refused)
+            return str(device)
+
+        return each_rank(len(gpus), rank)
+
+    return resolved
+
+
+@each(
+    ("name", "gpus", "devices"),
+    [
+        ("auto", (("a", "b"), ("a", "b")), ["cuda:0", "cuda:1"]),  # torchrun, or forked ranks
+        ("auto", (("a",), ("b",)), ["cuda:0", "cuda:0"]),  # srun --gpus-per-task=1
+        ("cuda", (("a", "b"), ("c", "d"), ("e", "f")), ["cuda:0", "cuda:1", "cuda:0"]),  # srun --gpus-per-task=2
+        ("cuda", (("a", "b"), ("b",)), ["cuda:0", "cuda:0"]),
+        ("auto", ((), ()), ["cpu", "cpu"]),
+        ("cpu", (("a",), ("a",)), ["cpu", "cpu"]),
+    ],
+)
+def test_each_rank_takes_a_gpu_of_those_that_it_sees(on_ranks, name, gpus, devices):
+    assert on_ranks(name, gpus) == devices
+
+
+@each(
+    ("name", "gpus", "why"),
+    [
+        ("auto", (("a",), ("a",)), "ranks 0 and 1 have the same GPU"),
+        ("cuda", (("a", "b"), ("a", "b"), ("a", "b")), "ranks 0 and 2 have the same GPU"),
+        ("auto", (("a",), ()), "rank 1 sees no GPU, and other ranks do"),
+        ("auto", ((), ("a",)), "rank 0 sees no GPU, and other ranks do"),
+        ("cuda", ((), ()), "device=cuda: torch sees no CUDA device"),
+    ],
+)
+def test_ranks_that_share_a_gpu_are_refused_by_name_on_all_of_them(on_ranks, name, gpus, why):
+    assert on_ranks(name, gpus) == [why] * len(gpus)
 
 
 def test_an_nvidia_gpu_is_named_as_untested_too(monkeypatch):

@@ -220,3 +220,22 @@ def test_private_attributes_of_torchs_objects_stand_nowhere_else():
             found[file] = names
     assert {file for file in found if file != "torch_private.py"} <= set(OF_OPERATORS), found
     assert {"_cdata", "_sequence_nr"} <= found["torch_private.py"]
+
+
+def test_the_shard_of_a_dtensor_is_its_memory_without_a_graph():
+    from torch import distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        local = torch.randn(4, 3)
+        whole = nn.Parameter(DTensor.from_local(local, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        for sharded in (whole, whole.detach()):
+            found = private.local_shard(sharded)
+            assert torch.equal(found, sharded.to_local())
+            assert found.data_ptr() == sharded.to_local().data_ptr()
+            assert (type(found), found.grad_fn, found.requires_grad) == (torch.Tensor, None, False)
+            assert found.requires_grad_() is not private.local_shard(sharded)
+            assert not private.local_shard(sharded).requires_grad
+    finally:
+        dist.destroy_process_group()

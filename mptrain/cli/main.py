@@ -24,6 +24,7 @@ from mptrain.errors import (
     Preempted,
     StorageError,
     UsageError,
+    kernel_refusal,
     out_of_memory,
 )
 from mptrain.parallel.torchrun import torchrun_rank
@@ -99,7 +100,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             return report(StorageError(*unwritable(error)))
-        return report(out_of_memory(error) or error)
+        return report(out_of_memory(error) or kernel_refusal(error) or error)
 
 
 #: Error numbers that print() raises if standard output cannot be written. Errors about files have a file name, or are

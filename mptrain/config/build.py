@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from mptrain.config.parallelism import (
     check_parallelism,
     device_of,
     is_sharded_by,
+    require_own_devices,
     require_same_weights,
     warnings_about_parallelism,
 )
@@ -203,7 +205,7 @@ def build(
 
 
 def _ready(config: Config, comm: Communicator) -> torch.device:
-    """Set up this process as configured (threads, device, matmul precision) and return the device.
+    """Set up this process as configured (threads, device, precision and choice of kernels) and return the device.
 
     Raises:
         EnvironmentRefused: The device does not support the precision.
@@ -212,6 +214,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, device_of(config.device, comm)
     require_support(policy, device)
+    require_own_devices(device, comm)
     comm.use(device)
     if config.train.compile and uses_upcast(policy, device):
         raise EnvironmentRefused(
@@ -223,6 +226,11 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     set_matmul_precision(policy)
+    if config.train.deterministic is not None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch demands it; cuBLAS reads it when it begins
+        torch.use_deterministic_algorithms(config.train.deterministic)
+    if config.train.cudnn_benchmark is not None:
+        torch.backends.cudnn.benchmark = config.train.cudnn_benchmark
     return device
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mptrain.config.schema import Config
-from mptrain.device import count_of, use
+from mptrain.device import count_of, properties_of, use
 from mptrain.engine.evaluate import without_storage
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.torch_rule import TorchRule
@@ -20,8 +20,10 @@ from mptrain.precision.support import resolve_device
 def device_of(name: str, comm: Communicator) -> torch.device:
     """Return the torch device that this rank of a run trains on.
 
-    With several ranks, each uses the CUDA device with its local rank as index, which becomes the current device; or all
-    use the CPU.
+    With several ranks, each uses the CUDA device with its local rank as index among those that it sees, counted round
+    (a launcher such as ``srun --gpus-per-task=1`` shows each rank its own as the only one), which becomes the current
+    device; or all use the CPU. No rank is asked: rank 0 resolves its device alone, before the others begin to build.
+    `require_own_devices` refuses ranks that share a device.
 
     Args:
         name: Value of ``device`` in the configuration: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` ...
@@ -36,18 +38,39 @@ def device_of(name: str, comm: Communicator) -> torch.device:
     if ":" in name:
         raise ConfigError(
             f"device={name} names one device for {comm.world_size} ranks",
-            "set device=cuda: each rank uses the device with its local rank as index",
+            "set device=cuda: each rank uses a device of its own",
         )
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f"device={name} with {comm.world_size} ranks: several ranks need CUDA devices or CPUs",
             "set device=cpu, or distributed.procs=1",
         )
-    if name == "cpu" or (name == "auto" and not count_of("cuda")):
+    count = count_of("cuda")
+    if name == "cpu" or (name == "auto" and not count):
         return torch.device("cpu")
-    device = resolve_device(f"cuda:{comm.local_rank}")
+    device = resolve_device(f"cuda:{comm.local_rank % count}" if count else "cuda")
     use(device)
     return device
+
+
+def require_own_devices(device: torch.device, comm: Communicator) -> None:
+    """Check that the ranks of a run have a CUDA device each, or all the CPU. All ranks must call this.
+
+    Args:
+        device: Device of this rank, as from `device_of`.
+        comm: Communicator of the ranks.
+
+    Raises:
+        EnvironmentRefused: Two ranks have the same CUDA device, or only some ranks have one.
+    """
+    devices = comm.all_gather_object(str(properties_of(device).uuid) if device.type == "cuda" else "")
+    for rank, uuid in enumerate(devices):
+        what = f"ranks {devices.index(uuid)} and {rank} have the same GPU" if uuid in devices[:rank] else ""
+        if any(devices) and (what or not uuid):
+            raise EnvironmentRefused(
+                what if uuid else f"rank {rank} sees no GPU, and other ranks do",
+                "start one rank for each GPU (distributed.procs=N, or srun with --gpus-per-task=1), or set device=cpu",
+            )
 
 
 def check_parallelism(config: Config, count: int) -> None:

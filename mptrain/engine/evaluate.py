@@ -183,7 +183,7 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy values into a model's parameters in place, by name, and return the model.
+    """Copy values into the parameters of a copy of a model in place, by name, and return it.
 
     FP16 parameters saturate at the largest finite number instead of becoming inf.
 
@@ -195,4 +195,7 @@ def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
         for name, parameter in model.named_parameters():
             if name in values:
                 parameter.copy_(saturated(values[name], parameter.dtype))
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN would join the weights of a copy in each call
     return model

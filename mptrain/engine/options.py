@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mptrain.errors import ConfigError
 from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -46,6 +47,13 @@ class TrainOptions:
         compile: Whether to compile the model with torch.compile.
         engine: Launch of a step's kernels: ``eager`` launches each operator; ``graph`` captures the step in a CUDA
             graph.
+        deterministic: Whether torch refuses operators that may give other bits each time
+            (`torch.use_deterministic_algorithms`). None leaves torch's setting.
+        cudnn_benchmark: Whether cuDNN times its convolutions and takes the fastest
+            (`torch.backends.cudnn.benchmark`). None leaves torch's setting.
+
+    Raises:
+        ConfigError: ``deterministic`` and ``cudnn_benchmark`` are both set.
     """
 
     epochs: PositiveInt = 10
@@ -61,6 +69,13 @@ class TrainOptions:
     one_batch: bool = False
     compile: bool = False
     engine: Literal["eager", "graph"] = "eager"
+    deterministic: bool | None = None
+    cudnn_benchmark: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.cudnn_benchmark:
+            what = "train.deterministic=true with train.cudnn_benchmark=true, which chooses convolutions by their time"
+            raise ConfigError(what, "remove one of them")
 
     def planned(self, steps_per_epoch: int) -> int:
         """Return the number of training steps to attempt, if the time limit allows.

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from mptrain.device import capabilities
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out_of_memory
+from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
 from mptrain.numerics.shards import is_sharded, part, part_for
 from mptrain.optimizer import multi_tensor
 from mptrain.precision.census import OperatorCensus
@@ -252,6 +252,8 @@ def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error) or parts.comm.is_lost(error):
             raise
+        if refused := kernel_refusal(error):
+            raise refused from error
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if parts.blank is not None and "torch.Tensor and DTensor" in str(error):
             raise ConfigError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from mptrain.torch_private import local_shard
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,7 +24,7 @@ def part(tensor: Tensor) -> Tensor:
 
     A plain tensor is returned unchanged, with its graph.
     """
-    return cast("Any", tensor.detach()).to_local() if is_sharded(tensor) else tensor
+    return local_shard(tensor) if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ table.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,7 +40,7 @@ class GradientTable:
                 )
         self._weights = list(weights)
         self._shapes = [weight.shape for weight in weights]
-        self._strides = [weight.stride() for weight in weights]
+        self._strides = [weight.stride() for weight in weights]  # of gradients that need no copy
         self._places = AddressTable(self.device)
 
     def locate(self, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -61,6 +62,8 @@ class GradientTable:
             self._check_shapes(fitting)
             pairs = zip(self._weights, fitting, strict=True)
             fitting = [grad if same_order(weight, grad) else _reordered(weight, grad) for weight, grad in pairs]
+            if all(map(operator.is_, fitting, grads)):  # strides of dimensions of size 1 differ, and will in every step
+                self._strides = strides
         addresses = list(map(torch.Tensor.data_ptr, fitting))
         dtypes = [grad.dtype for grad in fitting]
         return self._places.current((addresses, dtypes), lambda: self._rows(fitting, addresses, dtypes)), fitting

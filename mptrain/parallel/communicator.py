@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mptrain.device import current_stream
-from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
+from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted
 from mptrain.parallel.peer_watchdog import PeerWatchdog
 from mptrain.torch_private import abort_group, set_group_timeout
 
@@ -488,10 +488,14 @@ class DistributedCommunicator(Communicator):
         """Return the number of ranks and the communication library, such as ``2 ranks (nccl)``."""
         return f"{self.world_size} ranks ({self.name})"
 
-    def leave(self) -> None:
-        """Leave the process group and stop the watchdog, at the end of the run or after an error."""
+    def leave(self, *, done: bool = False) -> None:
+        """Leave the process group and stop the watchdog, at the end of the run or after an error.
+
+        Args:
+            done: Whether this rank has done all its work, so that the others do not count it as lost.
+        """
         if self._peer_watchdog is not None:
-            self._peer_watchdog.end()
+            self._peer_watchdog.end(done=done)
         with contextlib.suppress(Exception):  # fails if a rank is lost
             self._dist.destroy_process_group()
 
@@ -526,7 +530,9 @@ def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
 
 
 def describe_ended_rank(children: Mapping[int, int]) -> str:
-    """Return a phrase about a forked rank that has exited, such as ``rank 1 was killed by SIGKILL``; else empty.
+    """Return a phrase about a forked rank that was lost, such as ``rank 1 was killed by SIGKILL``; else empty.
+
+    A rank that exited with exit code 0 has done its work and is not lost.
 
     If several have exited, the first cause is reported: a rank killed by a signal before one that exited with an error,
     and that before one that exited because it had lost another rank. Exit statuses remain available to `os.waitpid`.
@@ -542,7 +548,7 @@ def describe_ended_rank(children: Mapping[int, int]) -> str:
             continue
         if found is not None and found.si_code != os.CLD_EXITED:
             ends.append((0, f"rank {rank} was killed by {signal.Signals(found.si_status).name}"))
-        elif found is not None:
+        elif found is not None and found.si_status != EXIT_OK:
             lost_others = found.si_status == EXIT_PREEMPTED
             ends.append((1 + lost_others, f"rank {rank} exited with exit code {found.si_status}"))
     return min(ends, default=(0, ""), key=lambda end: end[0])[1]

@@ -31,7 +31,7 @@ PATIENCE, GLANCE = 5.0, 0.01
 #: Seconds that this rank has to return from its device and exit cleanly.
 END = 5.0
 
-_GONE, _ALIVE = "gone", "alive"
+_GONE, _ALIVE, _DONE = "gone", "alive", "done"
 
 
 class PeerWatchdog:
@@ -77,12 +77,19 @@ class PeerWatchdog:
         """Start the watchdog thread."""
         self._thread.start()
 
-    def end(self) -> None:
-        """Stop the watchdog thread, without killing the process any more."""
+    def end(self, *, done: bool = False) -> None:
+        """Stop the watchdog thread, without killing the process any more.
+
+        Args:
+            done: Whether this rank has done all its work, so that the others do not miss its heartbeat.
+        """
         self._over.set()
         self._noticed.set()
         if self._thread.is_alive():
             self._thread.join(LOOK)  # short, because an abort of collectives may still be running
+        if done:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{_ALIVE}/{self._rank}", _DONE)
 
     def notice(self) -> None:
         """Tell the watchdog that this process knows of the lost rank and is exiting, so that it is not killed."""
@@ -126,7 +133,7 @@ class PeerWatchdog:
                 sign = self._store.get(key) if self._store.check([key]) else b""
                 last, silent = self._signs.get(rank, (b"", 0))
                 # Counted in own checks, so that a suspended process does not count other ranks as silent.
-                silent = silent + 1 if sign and sign == last else 0
+                silent = silent + 1 if sign not in (b"", _DONE.encode()) and sign == last else 0
                 self._signs[rank] = sign, silent
                 if silent >= SILENT:
                     self._store.set(_GONE, said := f"rank {rank} sends no heartbeat")

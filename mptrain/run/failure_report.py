@@ -24,6 +24,7 @@ from mptrain.errors import (
     NumericsError,
     Preempted,
     StorageError,
+    kernel_refusal,
     out_of_memory,
 )
 from mptrain.parallel.communicator import Communicator
@@ -67,7 +68,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
             by, code = f"{error.name}, ended", EXIT_PREEMPTED
         what = f"{by} at once; resuming repeats the steps after the last checkpoint"
         return Preempted(what, again, code, saved=False)
-    if refused := out_of_memory(error, "training"):
+    if refused := out_of_memory(error, "training") or kernel_refusal(error):
         return refused
     own: BaseException | None = None
     cause: BaseException = error

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, loop_of
 
-from mptrain.engine.evaluate import evaluate
+from mptrain.engine.evaluate import _model_to_measure, evaluate
 from mptrain.records import EvalRecord
 
 
@@ -70,3 +70,17 @@ def test_an_average_that_is_switched_on_later_begins_with_the_saved_weights_and_
     assert any("starts from the saved weights" in note for note in later.notes)
     for name, value in later.parts.averages().items():
         assert torch.equal(value, loop.parts.full_precision()[name])
+
+
+def test_the_average_of_an_lstm_is_evaluated_with_joined_weights_and_training_keeps_its_own(tmp_path, monkeypatch):
+    """cuDNN would join the weights of a copy in every call."""
+    joined = []
+    monkeypatch.setattr(torch.nn.LSTM, "flatten_parameters", lambda self: joined.append(self))  # noqa: PLW0108 - bound
+    words = ("model=char_lstm", "train.ema_decay=0.9", "train.batch_size=4", "train.max_steps=1")
+    parts = loop_of(tmp_path, *words).parts
+    own = [module for module in parts.model.modules() if isinstance(module, torch.nn.LSTM)]
+    joined.clear()
+    copies = [module for module in _model_to_measure(parts, wide=False, average=True).modules() if module in joined]
+    assert len(copies) == len(own) > 0
+    assert not any(layer in joined for layer in own)
+    assert _model_to_measure(parts, wide=False, average=False) is parts.model

@@ -21,7 +21,8 @@ from small_runs import TINY, loop_of
 from mptrain.engine import rehearsal
 from mptrain.engine.rehearsal import kernel_fallbacks
 from mptrain.numerics.overflow_check import clip_coefficient, judge
-from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, updater
+from mptrain.optimizer import SGD, Adam, AdamW, gradient_table, multi_tensor, updater
+from mptrain.optimizer.gradient_table import same_order
 from mptrain.optimizer.multi_tensor import (
     NORM_BLOCK,
     NORM_ROUNDS,
@@ -203,6 +204,27 @@ def test_gradients_of_another_memory_order_are_put_in_the_weights():
     pointwise, other = torch.randn(4, 3, 1, 1), torch.randn(4, 3, 1, 1).to(memory_format=torch.channels_last)
     table = multi_tensor.GradientTable([pointwise])
     assert table.locate([other])[1][0] is other  # strides along one element mean nothing
+
+
+def test_strides_along_one_element_are_compared_in_the_first_step_only(monkeypatch):
+    compared = []
+    monkeypatch.setattr(gradient_table, "same_order", lambda *pair: compared.append(pair) or same_order(*pair))
+    weights = [torch.randn(4, 3, 1, 1), torch.randn(4, 3, 2, 2)]
+    strange = [weights[0].to(memory_format=torch.channels_last), torch.randn(4, 3, 2, 2)]
+    assert strange[0].stride() != weights[0].stride()
+    table = gradient_table.GradientTable(weights)
+    for _ in range(3):
+        assert all(one is other for one, other in zip(table.locate(strange)[1], strange, strict=True))
+    assert len(compared) == 2
+    turned = strange[1].to(memory_format=torch.channels_last)  # has to be copied, in each step
+    for _ in range(2):
+        found = table.locate([strange[0], turned])[1]
+        assert found[0] is strange[0]
+        assert found[1].stride() == weights[1].stride()
+        assert torch.equal(found[1], turned)
+    assert len(compared) == 6
+    with pytest.raises(ValueError, match="do not have the shapes"):
+        table.locate([strange[0], torch.randn(4, 3, 2, 3).as_strided((4, 3, 2, 1), (12, 4, 2, 1))])
 
 
 def test_tensors_that_do_not_fit_are_refused():

@@ -203,7 +203,7 @@ def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):
 
 def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_lost():
     children = {}
-    for rank, code in ((1, 75), (2, -9), (3, 75)):
+    for rank, code in ((0, 0), (1, 75), (2, -9), (3, 75)):
         pid = os.fork()
         if pid == 0:
             os.kill(os.getpid(), -code) if code < 0 else os._exit(code)
@@ -213,6 +213,8 @@ def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_
     assert describe_ended_rank(children) == "rank 2 was killed by SIGKILL"
     survivors = {pid: rank for pid, rank in children.items() if rank != 2}
     assert describe_ended_rank(survivors) == "rank 1 exited with exit code 75"
+    done = {pid: rank for pid, rank in children.items() if rank == 0}
+    assert describe_ended_rank(done) == ""  # it has done its work
     reap(list(children))
     assert describe_ended_rank(children) == ""
 

@@ -138,16 +138,31 @@ def test_signs_of_life_are_believed(quick):
     watched.close()
 
 
+def test_a_rank_that_has_done_its_work_is_not_missed_by_a_device_that_is_busy(quick):
+    """Its heartbeat has ended; that of a rank that has failed is missed."""
+    store = HashStore()
+    for rank, done in ((1, True), (2, False)):
+        ended = PeerWatchdog(rank, [], store, str, bool, str, bool, speaks=False)
+        ended._said(1)
+        ended.end(done=done)
+    watched = Watched(store=store)
+    assert not watched.until_lost(0.5)
+    watched.close()
+    watched = Watched(store=store, others=(1, 2))
+    assert watched.until_lost() == "rank 2 sends no heartbeat"
+    watched.close()
+
+
 def test_who_has_ended_is_not_missed_where_the_device_is_idle_now_and_then(quick):
     """As at a run's end, where ranks end one after the other."""
-    watched = Watched(ended="rank 1 exited with exit code 0")
+    watched = Watched(ended="rank 1 exited with exit code 3")
     for _ in range(60):
         watched.busy = False
         time.sleep(0.005)
         watched.busy = True
         time.sleep(0.005)
     assert not watched.peer_watchdog.lost
-    assert watched.until_lost() == "rank 1 exited with exit code 0"  # it is busy for good now
+    assert watched.until_lost() == "rank 1 exited with exit code 3"  # it is busy for good now
     watched.close()
 
 
