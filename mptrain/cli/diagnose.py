@@ -55,7 +55,7 @@ def diagnose(words: Sequence[str]) -> int:
         raise UsageError(f"unknown option '{unknown[0]}'", takes)
     step = _number(found["--step"][-1]) if "--step" in found else None
     learner = found.get("--learner", [None])[-1]
-    from mptrain.config.trust import allow_argument, allowed_packages, is_allow_override
+    from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
 
     if rest and _is_run(rest[0]):
         for word in rest[1:]:
@@ -75,15 +75,19 @@ def diagnose(words: Sequence[str]) -> int:
         done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
     _print(done.found, everything="--all" in found)
     of_run = f"mptrain resume {shlex.quote(rest[0])}" if done.page is not None else ""
+    packages = allowed_packages(rest[1:])
     if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
         keys = [word for word in rest[1:] if of_run and not is_allow_override(word)]
-        fix = shlex.join([*keys, *fix_words]) + allow_argument(allowed_packages(rest[1:]))
-        if of_run and not done.steps_left:
-            say(f"\nthe run has no steps left to train; to train with the fix, start another run and add {fix}")
+        fix = shlex.join([*keys, *fix_words])
+        if of_run and done.steps_left:
+            say(f"\nto train on with the fix: {command_with(f'{of_run} {fix}', packages)}")
         else:
-            say(f"\nto train on with the fix: {of_run} {fix}" if of_run else f"\nto train with the fix, add {fix}")
+            ended = "the run has no steps left to train; " if of_run else ""
+            start = "start another run and " if of_run else ""
+            say(f"\n{ended}to train with the fix, {start}add {fix}{allow_argument(packages)}")
         if done.steps_left and fix_words[0].startswith("scaler.scale="):
-            say(f"to let the scale follow later gradients: {of_run} scaler=dynamic")
+            line = command_with(f"{of_run} scaler=dynamic", packages)
+            say(f"to let the scale follow later gradients: {line}")
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK

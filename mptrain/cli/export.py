@@ -14,7 +14,7 @@ from mptrain.cli.messages import print_rows, warn
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
-from mptrain.config.trust import is_allow_override
+from mptrain.config.trust import is_allow_override, search_path
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.run.evaluation import Export, export_run
 from mptrain.runlog.atomic_files import readable_bytes
@@ -57,13 +57,14 @@ def export(words: Sequence[str]) -> int:
     reader = f"torch.load({str(done.path)!r}, weights_only=True)"
     if done.path.suffix == ".safetensors":
         reader = f"safetensors.torch.load_file({str(done.path)!r})"
+    line = shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])
     rows = [
         ("file", str(done.path)),
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
         ("load", f"model.load_state_dict({reader})"),
         ("model", _call(done)),
         ("data", f"{done.data}: labels and input preprocessing" if done.data.exists() else ""),
-        ("fine-tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),
+        ("fine-tune", search_path(done.config.extensions.allow) + line),
     ]
     print_rows("exported", rows)
     return EXIT_OK

@@ -336,7 +336,7 @@ def _say(kind: str, text: str) -> None:
 
 
 #: Pattern of a command within a sentence.
-_COMMAND = re.compile(r"(?<!\S)(?:PYTHONPATH=\S+ )?(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
+_COMMAND = re.compile(r"(?<!\S)(?:PYTHONPATH=(?:'[^']*'|\S)+ )?(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
 
 
 def _wrapped(text: str, left: int, width: int) -> str:

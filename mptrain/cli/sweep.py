@@ -11,7 +11,7 @@ from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.config.compose import Composer
-from mptrain.config.trust import allow_argument_for, allowed_packages, untrusted_code
+from mptrain.config.trust import command_with, packages_of, untrusted_code
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.points import expand
@@ -71,10 +71,10 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
         return None
     found = read_sweep(folder)
     if overrides:
-        one_run = f"mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{allow_argument_for(found)}"
+        one_run = f"mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}"
         raise UsageError(
             f"{folder} is a sweep and resumes with its own configuration: {overrides[0]} cannot change",
-            f"change one run: {one_run}; or start a new sweep with -m",
+            f"change one run: {command_with(one_run, packages_of(found))}; or start a new sweep with -m",
         )
     return found
 
@@ -127,7 +127,7 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
     Raises:
         ConfigError: The file allows packages that the command does not.
     """
-    packages = allowed_packages(word for job in sweep.jobs for word in job.overrides)
+    packages = packages_of(sweep)
     if not set(packages) <= set(allow):
         raise ConfigError(
             untrusted_code(str(sweep.paths.json), packages, f"mptrain resume {shlex.quote(str(sweep.folder))}")

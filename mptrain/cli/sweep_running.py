@@ -12,7 +12,7 @@ from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import checking, report, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
-from mptrain.config.trust import allow_argument_for
+from mptrain.config.trust import command_with, packages_of
 from mptrain.errors import EXIT_OK
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check
@@ -144,5 +144,6 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
             say(f"\nreport: {shown}, or of one run: {shown}/RUN")
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{allow_argument_for(done)}")
+        line = f"mptrain resume {shlex.quote(str(done.folder))}{where}"
+        say(f"\nto run the rest: {command_with(line, packages_of(done))}")
     return code

@@ -79,7 +79,7 @@ def _decide(evidence: PairedEvidence) -> Verdict:
     if inside:
         return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_zero))
     if excludes_zero:
-        return Verdict("better", _different(evidence, difference))
+        return Verdict("better", f"{_different(evidence, difference)}; {unseen_in_words(equivalence)}")
     return Verdict("undecided", _undecided(difference, equivalence))
 
 
@@ -162,6 +162,8 @@ def _different(evidence: PairedEvidence, difference: Interval) -> str:
         f"the paired difference in {evidence.metric} is {signed(difference.mean)}, and its 95 % CI "
         f"({_from_to(difference)}) excludes zero ({_pairs(difference.n)}){_no_spread(difference)}"
     )
+    if evidence.equivalence is not None and evidence.equivalence.p_bootstrap is not None:
+        why += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
     if abs(difference.mean) < evidence.margin:
         why += f"; the true difference may be within the margin of ±{evidence.margin:.3g}"
     return why
@@ -200,7 +202,7 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
 
 
 def unseen_in_words(found: Equivalence) -> str:
-    """Describe what an equivalence without failed runs cannot exclude, with 95 % confidence; see `Equivalence`."""
+    """Describe what runs none of which failed cannot exclude, with 95 % confidence; see `Equivalence`."""
     return (
         f"no run failed; a failure, or a difference larger than any of these, in up to {percent(found.unseen)} of runs "
         "cannot be excluded"

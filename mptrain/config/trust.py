@@ -58,7 +58,7 @@ def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Probl
         line: The command line to repeat with the override that allows them; empty if unknown.
     """
     word = f"{_KEY}=[{','.join(packages)}]"
-    add = f"write {line} '{word}'" if line else f"add '{word}' to the command line"
+    add = f"write {command_with(line, packages)}" if line else f"add '{word}' to the command line"
     return Problem(f"{where} runs code from outside mptrain: {word}", f"if you trust that code, {add}")
 
 
@@ -82,12 +82,19 @@ def search_path(packages: Sequence[str]) -> str:
     return f"PYTHONPATH={shlex.quote(path)} " if packages and path else ""
 
 
-def allow_argument_for(sweep: Sweep) -> str:
-    """Return the override ``extensions.allow`` that a command on a sweep, or on one of its runs, needs.
+def command_with(command: str, packages: Sequence[str]) -> str:
+    """Return a command on a run with what the run's own code needs: `search_path` before, `allow_argument` after it.
 
-    It has the form of `allow_argument`, and is empty if the sweep allows no packages.
+    Args:
+        command: The command, which ends where another override may follow.
+        packages: Packages that the run's configuration calls; without any, the command is returned as it is.
     """
-    return allow_argument(allowed_packages(word for job in sweep.jobs for word in job.overrides))
+    return f"{search_path(packages)}{command}{allow_argument(packages)}"
+
+
+def packages_of(sweep: Sweep) -> list[str]:
+    """Return the packages that the jobs of a sweep allow, without duplicates."""
+    return allowed_packages(word for job in sweep.jobs for word in job.overrides)
 
 
 def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple[str, ...]]:

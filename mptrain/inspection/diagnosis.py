@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import allow_argument, allowed_downloads, is_allow_override
+from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -124,8 +124,7 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
-    trust = allow_argument(config.extensions.allow)
-    failed_step = _read_ending(directory, trust)
+    failed_step = _read_ending(directory, config.extensions.allow)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
     if saved and step_of(saved[0]) > failed_step.step:
@@ -133,10 +132,10 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     same = next((path for path in saved if step_of(path) == failed_step.step), None)
     loaded = store.load(same) if same else store.load_latest()
     if loaded is None:
+        earlier = f"mptrain diagnose {directory.root} --step {max(1, failed_step.step - 1)}"
         raise CheckpointError(
             f"{directory.root} has no checkpoint: none was saved before its weights became non-finite",
-            "diagnose an earlier step, from the start: mptrain diagnose "
-            f"{directory.root} --step {max(1, failed_step.step - 1)}{trust}",
+            f"diagnose an earlier step, from the start: {command_with(earlier, config.extensions.allow)}",
         )
     parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
@@ -172,12 +171,12 @@ class FailedStep:
     ranks: int = 1
 
 
-def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
+def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> FailedStep:
     """Read the step that ended a run.
 
     Args:
         directory: The run directory.
-        trust: Arguments to append to a suggested command (see `mptrain.config.trust.allow_argument`).
+        packages: Packages that the run's configuration calls, for a suggested command.
 
     Raises:
         StorageError: One of its files is missing or damaged. The hint names a command that does not need it.
@@ -203,8 +202,8 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
         why, cause = f"cannot be read: {error.strerror or error}", error
     except Exception as error:  # the content is not what a run writes there
         cause = error
-    hint = f"diagnose a step by number: mptrain diagnose {directory.root} --step N{trust}"
-    raise StorageError(f"{path} {why}", hint) from cause
+    line = command_with(f"mptrain diagnose {directory.root} --step N", packages)
+    raise StorageError(f"{path} {why}", f"diagnose a step by number: {line}") from cause
 
 
 def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import allow_argument, is_allow_override
+from mptrain.config.trust import command_with, is_allow_override
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
@@ -85,7 +85,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)
     if untold:
-        notes.append(_nothing_tells(directory.root, untold, allow_argument(config.extensions.allow)))
+        notes.append(_nothing_tells(directory.root, untold, config.extensions.allow))
     elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
         notes.append(_NO_HISTOGRAMS)
     if any(one.stuck for one in learners):
@@ -105,12 +105,13 @@ _NO_HISTOGRAMS = (
 )
 
 
-def _nothing_tells(root: Path, steps: int, trust: str) -> str:
+def _nothing_tells(root: Path, steps: int, packages: Sequence[str]) -> str:
+    line = command_with(f"mptrain diagnose {shlex.quote(str(root))}", packages)
     return (
         f"the records do not show how {counted(steps, 'step')} would have ended at another scale: they count as "
-        "unknown, and the rule continues as if they had ended as recorded; mptrain diagnose "
-        f"{shlex.quote(str(root))}{trust} repeats one of them at other scales; a run with diagnostics=histograms, at a "
-        "scale at which most steps are clean, records enough for all of them"
+        f"unknown, and the rule continues as if they had ended as recorded; {line} repeats one of them at other "
+        "scales; a run with diagnostics=histograms, at a scale at which most steps are clean, records enough for all "
+        "of them"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from mptrain.config.compose import compose, reload
 from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.config.trust import allowed_packages, search_path
 from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
@@ -91,10 +92,9 @@ def require_unchanged_config(
         return warning
     told = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
-    line = " ".join([*words, *map(shlex.quote, said.values())])
-    raise StorageError(
-        f"{warning}{told}", f"{_RESTORE}, or change these keys on purpose: mptrain resume {directory.root} {line}"
-    )
+    line = " ".join(["mptrain resume", str(directory.root), *words, *map(shlex.quote, said.values())])
+    line = search_path(allowed_packages(said.values())) + line
+    raise StorageError(f"{warning}{told}", f"{_RESTORE}, or change these keys on purpose: {line}")
 
 
 def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:

@@ -19,7 +19,7 @@ from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.schema import Config
-from mptrain.config.trust import allow_argument, is_allow_override
+from mptrain.config.trust import command_with, is_allow_override
 from mptrain.config.value_checks import show
 from mptrain.engine.loop import Loop
 from mptrain.engine.monitor import early_stop
@@ -248,10 +248,8 @@ def _continue(
         if changes and not explicit:
             require_undamaged_config(directory, old, state)
             problems = [Problem(f"{directory.root}: {describe_change(*change)}") for change in changes]
-            line = (
-                f"{torchrun_command('mptrain resume')} {directory.root} "
-                f"KEY=VALUE{allow_argument(config.extensions.allow)}"
-            )
+            line = f"{torchrun_command('mptrain resume')} {directory.root} KEY=VALUE"
+            line = command_with(line, config.extensions.allow)
             hint = f"choose another run.name, or change it on purpose: {line}"
             raise ConfigError(
                 [*problems, Problem("a run is resumed with the configuration that it started with", hint)]

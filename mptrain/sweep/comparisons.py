@@ -18,7 +18,7 @@ from mptrain.comparison.configurations import config_differences, flat_settings
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
-from mptrain.config.trust import allow_argument_for
+from mptrain.config.trust import command_with, packages_of
 from mptrain.config.value_checks import InvalidValueError, check_value, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
@@ -194,7 +194,7 @@ def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Se
         raise UsageError(
             f"the reference {options.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
             f"see {sweep.paths.log(gone[0].name)}; "
-            f"to run the missing jobs: mptrain resume {sweep.folder}{allow_argument_for(sweep)}",
+            f"to run the missing jobs: {command_with(f'mptrain resume {sweep.folder}', packages_of(sweep))}",
         )
 
 
@@ -314,7 +314,7 @@ def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
 def _notes(sweep: Sweep) -> list[str]:
     unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
     if unfinished:
-        line = f"mptrain resume {sweep.folder}{allow_argument_for(sweep)}"
+        line = command_with(f"mptrain resume {sweep.folder}", packages_of(sweep))
         return [f"{len(unfinished)} of {len(sweep.jobs)} runs are unfinished; to run them: {line}"]
     return []
 

@@ -19,7 +19,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
-from mptrain.config.trust import allow_argument_for
+from mptrain.config.trust import command_with, packages_of
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
@@ -103,8 +103,8 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
             raise StorageError(f"{place} is a run and cannot contain a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
-            trust = allow_argument_for(read_sweep(folder))
-            hint = f"resume it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
+            line = command_with(f"mptrain resume {folder}", packages_of(read_sweep(folder)))
+            hint = f"resume it: {line} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
     if resume == "must":

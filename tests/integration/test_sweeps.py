@@ -195,7 +195,9 @@ def test_a_signal_lets_the_jobs_save_themselves(folder, number, code, status):
     assert process.returncode == code, output
     assert [job["status"] for job in jobs_of(folder)] == [status, status, "waiting"]
     assert [job["code"] for job in jobs_of(folder)] == [code, code, None]
-    assert "to run the rest: mptrain resume outputs/mine 'extensions.allow=[unruly]'\n" in output
+    assert re.search(
+        r"to run the rest: PYTHONPATH=\S+ mptrain resume outputs/mine 'extensions.allow=\[unruly\]'\n", output
+    )
     wait_until(lambda: nothing_is_left(processes), 10)
     assert {run["attempts"][0]["to_step"] > 0 for run in runs_of(folder).values()} == {True}
 

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
+from mptrain.workloads.base.data_files import special_file
+
 #: Bytes of a digest. Among a million samples, another one is taken for one of them with a probability of 5e-14.
 SIZE = 8
 
@@ -47,6 +49,8 @@ def _file_digests(paths: Sequence[str]) -> list[bytes]:
 
 
 def _identity(path: str) -> bytes:
+    if special_file(path):
+        return os.fsencode(path)
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a path object for each of a million files)
             size = os.fstat(file.fileno()).st_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mptrain.errors import DataError
+from mptrain.workloads.base.data_files import walk
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.picture_files import EXTENSIONS
@@ -163,7 +163,7 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults, unlist
         targets += [0] * len(paths)
     known = f"one of the {len(class_names)} classes" if class_names else "a class: the training images have none"
     for name in find_classes(root):
-        walked = os.walk(root / name, followlinks=True)
+        walked = walk(root / name, EXTENSIONS)
         files = sorted(file for parent, _, names in walked for file in unlisted.images_among(parent, names))
         if name in numbers:
             paths += files
@@ -190,13 +190,12 @@ def loose_images(folder: Path) -> list[str]:
 
 def has_images(folder: Path) -> bool:
     """Return whether a folder contains an image file at any depth; the search stops at the first one."""
-    return any(_images_among(parent, names) for parent, _, names in os.walk(folder))
+    return any(_images_among(parent, names) for parent, _, names in walk(folder, EXTENSIONS, links=False))
 
 
 def _files_in(folder: Path) -> tuple[str, list[str]]:
     """Return a folder as text, and the names of the files directly in it; none if it cannot be read."""
-    walked: Iterator[tuple[str, list[str], list[str]]] = os.walk(folder)
-    return str(folder), next(walked, ("", [], []))[2]
+    return str(folder), next(walk(folder, EXTENSIONS))[2]
 
 
 def _images_among(parent: str, names: list[str]) -> list[str]:

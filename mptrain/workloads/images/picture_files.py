@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from mptrain.workloads.base.data_files import special_file
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
@@ -133,6 +135,8 @@ def _opened(path: str) -> Iterator[ImageFile]:
     """Open a file, read its header, and raise OSError for modes without a defined value range."""
     from PIL import Image, UnidentifiedImageError
 
+    if why := special_file(path):
+        raise OSError(why)
     try:
         with Image.open(path) as file:
             if not _bits(file):

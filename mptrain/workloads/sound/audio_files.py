@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.extras import load_extra
+from mptrain.workloads.base.data_files import special_file
 
 #: Suffixes of recordings.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
@@ -65,6 +66,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
     import numpy as np
     from scipy.signal import resample_poly
 
+    _require_file(path)
     own_rate, samples = _decoded(Path(path))
     _require_sound(path, own_rate, len(samples))
     wanted = rate or own_rate
@@ -90,6 +92,7 @@ def recording_seconds(path: str | Path) -> float:
         EnvironmentRefused: The format needs the extra ``speech``, which is not installed.
     """
     path = Path(path)
+    _require_file(path)
     if path.suffix.lower() == ".wav":
         try:
             with wave.open(str(path), "rb") as file:
@@ -102,6 +105,11 @@ def recording_seconds(path: str | Path) -> float:
         rate, samples = about.samplerate, about.frames
     _require_sound(path, rate, samples)
     return float(samples / rate)
+
+
+def _require_file(path: str | Path) -> None:
+    if why := special_file(path):
+        raise RecordingError(path, why)
 
 
 def _require_sound(path: str | Path, rate: int, samples: int) -> None:

@@ -398,7 +398,7 @@ def _cut(
     texts = sorted(groups)
     if by == "utterance":
         numbers = {text: number for number, text in enumerate(texts)}
-        order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances]))
+        order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances], dtype=torch.int64))
         units = iter([[utterances[place]] for place in order.tolist()])
     else:
         units = iter([groups[texts[place]] for place in permutation(len(texts), _FIXED).tolist()])

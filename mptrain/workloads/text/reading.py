@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mptrain.errors import DataError
+from mptrain.files import read_bytes
 from mptrain.workloads.base.faulty_samples import Faults
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
@@ -25,7 +26,7 @@ def read_file(file: Path, faults: Faults) -> str:
         DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
     try:
-        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
+        content = read_bytes(file).removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
     try:
@@ -113,7 +114,7 @@ def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dic
         )
     if not place.exists():
         raise DataError(f"{name} not found: looked for {place}", hint)
-    if place.is_file():
+    if not place.is_dir():
         return {"train": [place]}
     files = sorted(file for file in place.iterdir() if file.suffix in suffixes and file.is_file())
     if not files:

@@ -9,6 +9,7 @@ from pathlib import Path
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
@@ -86,7 +87,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
 
 
 def _sound_files(root: Path, name: str) -> list[Path]:
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = [path for path in files_below(root, (*SUFFIXES, ".txt")) if path.suffix.lower() in SUFFIXES]
     if not files:
         what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
         raise DataError(f"{name} not found: {what}", _HINT)

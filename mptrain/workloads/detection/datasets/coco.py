@@ -13,6 +13,7 @@ import torch
 
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.files import read_bytes
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo
@@ -244,7 +245,7 @@ def read_instances(root: Path, part: str) -> Instances:
     """
     path = root / "annotations" / f"instances_{part}.json"
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}",

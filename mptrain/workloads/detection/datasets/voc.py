@@ -12,6 +12,7 @@ import torch
 
 from mptrain.errors import ConfigError, DataError, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.files import read_bytes, read_text
 from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo
@@ -114,7 +115,7 @@ def read_list(
     path = folder / "ImageSets" / "Main" / f"{list_name}.txt"
     try:
         # The list of a class has a second column: 1 if the picture shows it, 0 if only difficult objects, else -1.
-        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+        lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"the list {path} cannot be read: {error}", "check dataset.root and the names of the lists"
@@ -189,7 +190,7 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
             inside the picture.
     """
     try:
-        root = ElementTree.parse(path).getroot()
+        root = ElementTree.fromstring(read_bytes(path))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     except (ElementTree.ParseError, LookupError) as error:  # LookupError for an unknown encoding

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.workloads.base.data_files import walk
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
 from mptrain.workloads.images.picture_files import EXTENSIONS
@@ -138,7 +138,7 @@ def files_below(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
     found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in walk(folder, EXTENSIONS):
         folders[:] = [name for name in folders if not name.startswith(".")]
         pictures = (name for name in names if name[name.rfind(".") :].lower() in EXTENSIONS)
         found += [f"{parent}/{name}" for name in pictures if not name.startswith(".")]

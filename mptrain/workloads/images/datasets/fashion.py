@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mptrain.errors import DataError
+from mptrain.files import read_bytes
 from mptrain.workloads.base.download import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
@@ -105,7 +106,7 @@ def read_idx(path: Path) -> Tensor:
     """
     hint = f"remove {path} and download it again"
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:

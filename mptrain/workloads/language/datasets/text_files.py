@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.errors import DataError
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
@@ -91,7 +92,7 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
                 f"{_HINT}; for the current folder use $PWD",
             )
         if place.is_dir():
-            inside = sorted(file for file in place.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+            inside = [file for file in files_below(place, SUFFIXES) if file.suffix in SUFFIXES]
         elif place.exists():
             inside = [place]
         else:

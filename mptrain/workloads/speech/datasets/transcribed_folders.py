@@ -12,6 +12,7 @@ from typing import Any
 
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
@@ -201,11 +202,12 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
     If there is at least one, recordings or transcripts without a counterpart and empty transcripts are reported to
     ``faults``.
     """
-    recordings = _recordings(folder)
+    files = files_below(folder, (*SUFFIXES, ".txt"))
+    recordings = _recordings(files)
     found: list[Entry] = []
     used: set[Path] = set()
     alone: dict[str, str] = {}  # texts without a recording, and empty transcripts
-    for table in sorted(folder.rglob(f"*{LIBRISPEECH}")):
+    for table in (file for file in files if file.name.endswith(LIBRISPEECH)):
         for number, line in enumerate(read_file(table, faults).splitlines(), start=1):
             name, _, text = line.strip().partition(" ")
             stem, where = table.parent / name, f"{table} line {number}"
@@ -218,7 +220,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
             elif name:
                 alone[where] = f"there is no recording {name} next to it"
     folders = {path.parent for path in recordings}
-    for note in sorted(folder.rglob("*.txt")):
+    for note in (file for file in files if file.suffix == ".txt"):
         stem = note.with_suffix("")
         if note.name.startswith(".") or note.name.endswith(LIBRISPEECH) or note.parent not in folders or stem in used:
             continue
@@ -238,8 +240,8 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
     return found
 
 
-def _recordings(folder: Path) -> dict[Path, Path]:
-    """Return the recordings below a folder by path without suffix; of several suffixes the first in `SUFFIXES`."""
-    found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+def _recordings(files: list[Path]) -> dict[Path, Path]:
+    """Return the recordings among files by path without suffix; of several suffixes the first in `SUFFIXES`."""
+    found = [path for path in files if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
-    return {path.with_suffix(""): path for path in found if path.is_file()}
+    return {path.with_suffix(""): path for path in found}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.errors import DataError
+from mptrain.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
@@ -76,7 +77,7 @@ def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[
         DataError: The file cannot be read, or a line is unusable and ``faults.on_error`` is ``stop``.
     """
     try:
-        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
+        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
     problems: dict[str, str] = {}

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from mptrain.errors import DataError
 from mptrain.fields import PositiveInt
+from mptrain.files import read_bytes
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
@@ -104,12 +106,18 @@ def find_catalogs(folder: Path, language: str) -> list[Path]:
         folder: Folder to search.
         language: Language code as in the folder names: fr, de, pt_BR.
     """
-    found = [file for file in folder.rglob(f"{language}/LC_MESSAGES/*") if file.suffix in _READERS and file.is_file()]
+    found = [file for file in _catalogs(folder) if file.parts[-3] == language]
     return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
 
 
+def _catalogs(folder: Path) -> list[Path]:
+    return [
+        file for file in files_below(folder, _READERS) if file.parent.name == "LC_MESSAGES" and file.suffix in _READERS
+    ]
+
+
 def _languages(folders: list[Path]) -> str:
-    there = sorted({place.parent.name for folder in folders for place in folder.rglob("*/LC_MESSAGES")})
+    there = sorted({file.parts[-3] for folder in folders for file in _catalogs(folder)})
     return (
         f"dataset.language may be {', '.join(there[:12])}{' ...' if len(there) > 12 else ''}"
         if there
@@ -139,7 +147,7 @@ def read_compiled(file: Path) -> dict[str, str]:
         OSError: The file cannot be read.
         ValueError: The file is damaged.
     """
-    content = file.read_bytes()
+    content = read_bytes(file)
     order = _MAGIC.get(content[:4])
     if order is None:
         raise ValueError("it does not start with the magic number of a compiled catalog")
@@ -171,7 +179,7 @@ def read_text(file: Path) -> dict[str, str]:
         OSError: The file cannot be read.
         ValueError: The file is damaged.
     """
-    content = file.read_bytes()
+    content = read_bytes(file)
     text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
     found: dict[str, str] = {}
     for flags, parts in _entries(text.replace("\r\n", "\n")):

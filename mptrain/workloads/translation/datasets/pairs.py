@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import PositiveInt
+from mptrain.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded, find_parts
@@ -81,7 +82,7 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
             ``stop``.
     """
     try:
-        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
     pairs: list[Pair] = []

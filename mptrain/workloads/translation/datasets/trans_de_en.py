@@ -13,6 +13,7 @@ from typing import Literal
 
 from mptrain.errors import DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded
@@ -76,7 +77,7 @@ def read_sentences(path: Path, faults: Faults) -> list[Pair]:
         DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise DataError(
             f"the dictionary {path} cannot be read: {error.strerror or error}",

@@ -1,0 +1,102 @@
+"""Search of folders for the files of a data set: within bounds, without cycles of links, and for regular files only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from mptrain.errors import DataError
+from mptrain.files import open_to_read
+
+#: Number of other files and folders after which a search ends, if there are not a tenth as many data files.
+MOST_OTHERS = 50_000
+
+
+def walk(
+    folder: str | Path, suffixes: Collection[str], *, links: bool = True
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each folder at and below a folder with the names of its folders and other entries, as `os.walk` does.
+
+    Links to a folder that contains them are left out, and so are folders that cannot be read. The caller may remove
+    names of folders, which are then not searched.
+
+    Args:
+        folder: The folder; no result if it does not exist.
+        suffixes: Suffixes of data files, in lower case.
+        links: Whether to search folders behind symbolic links.
+
+    Raises:
+        DataError: A data file is a named pipe, a socket or a device; or nearly all of more than `MOST_OTHERS` entries
+            are no data files.
+    """
+    found = others = 0
+    waiting: list[tuple[str, tuple[str, ...]]] = [(str(folder), (os.path.realpath(folder),))]
+    while waiting:
+        parent, within = waiting.pop()
+        folders: dict[str, str] = {}
+        names = []
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            for entry in entries:
+                if _is_folder(entry):
+                    place = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"
+                    if place not in within and (links or not entry.is_symlink()):
+                        folders[entry.name] = place
+                else:
+                    names.append(entry.name)
+                    if entry.name[entry.name.rfind(".") :].lower() in suffixes:
+                        found += 1
+                        if not entry.is_file(follow_symlinks=False) and (why := special_file(entry.path)):
+                            raise DataError(f"{entry.path} cannot be read: {why}", "keep regular files only")
+                        continue
+                others += 1
+                if others > MOST_OTHERS + 10 * found:
+                    kinds = " ".join(sorted(suffixes))
+                    raise DataError(
+                        f"more than {MOST_OTHERS:,} files and folders below {folder} are no {kinds}",
+                        "name the folder that holds the data set's own files",
+                    )
+        kept = list(folders)
+        yield parent, kept, names
+        waiting += [(f"{parent}/{name}", (*within, folders[name])) for name in reversed(kept)]
+
+
+def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Return the files with one of some suffixes in a folder and its subfolders, sorted; see `walk`.
+
+    Folders behind symbolic links are not searched.
+
+    Args:
+        folder: The folder.
+        suffixes: The suffixes, in lower case; those of the files may have any case.
+    """
+    walked = walk(folder, suffixes, links=False)
+    paths = (Path(parent, name) for parent, _, names in walked for name in names)
+    return sorted(path for path in paths if path.suffix.lower() in suffixes and path.is_file())
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def special_file(path: str | Path) -> str:
+    """Return why a path must not be opened: ``it is a named pipe, not a file``, or a socket, or a device.
+
+    The result is empty for regular files and folders, and for what does not exist or cannot be looked at.
+    """
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 (a path object for each of a million files)
+    except (OSError, ValueError):
+        return ""
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
+        return ""
+    try:
+        open_to_read(Path(path)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,119 @@
+"""Search for data files: devices, named pipes, cycles of links and whole file systems are refused, never read without end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from mptrain.cli.main import main
+from mptrain.errors import DataError
+from mptrain.workloads.base import data_files
+from mptrain.workloads.base.data_files import files_below, special_file, walk
+from mptrain.workloads.base.sample_digests import file_digests
+from mptrain.workloads.images.picture_files import picture_size
+from mptrain.workloads.sound.audio_files import RecordingError, recording_seconds
+
+#: Each data set that takes a path, with its key and a suffix of its files.
+TAKES = {
+    "coco": ("root", ".json"),
+    "fashion_mnist": ("root", ".gz"),
+    "gettext": ("path", ".mo"),
+    "image_folder": ("root", ".png"),
+    "imagenet": ("root", ".png"),
+    "labelled_text": ("path", ".tsv"),
+    "pairs": ("path", ".tsv"),
+    "photo_folder": ("root", ".png"),
+    "recordings": ("root", ".wav"),
+    "speech": ("path", ".wav"),
+    "text": ("path", ".txt"),
+    "trans_de_en": ("path", ".txt"),
+    "voc": ("root", ".xml"),
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", TAKES)
+def test_no_data_set_reads_a_special_file_or_a_whole_file_system(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    key, suffix = TAKES[name]
+    os.mkfifo("pipe")
+    for folder in ("pipes/train/fr/LC_MESSAGES", "links/train/fr/LC_MESSAGES"):
+        Path(folder).mkdir(parents=True)
+    os.mkfifo(f"pipes/train{suffix}")
+    os.mkfifo(f"pipes/train/fr/LC_MESSAGES/x{suffix}")
+    Path(f"links/train/fr/LC_MESSAGES/x{suffix}").symlink_to("/dev/zero")
+    Path(f"links/train{suffix}").symlink_to("/dev/zero")
+    for place in ("/dev/zero", "/dev/stdin", "pipe", "/", "/proc/self", "pipes", "links", f"links/train{suffix}"):
+        began = time.perf_counter()
+        code = main(["doctor", f"dataset={name}", f"dataset.{key}={place}"])
+        shown = capsys.readouterr().err
+        assert code in (2, 6), (place, code, shown)
+        assert time.perf_counter() - began < 10, place  # 5 s on an idle machine
+        assert "error: " in shown, place
+        assert "bug in mptrain" not in shown, (place, shown)
+
+
+def test_every_data_set_with_a_path_is_tried():
+    from mptrain.config import location
+
+    given = {
+        path.stem
+        for path in (location.configs() / "dataset").glob("*.yaml")
+        if any(line.strip().startswith(("root:", "path:")) for line in path.read_text().splitlines())
+    }
+    assert given - set(TAKES) == {"cifar10", "cifar100"}  # torchvision reads files of fixed names and digests
+
+
+def test_cycles_of_links_are_left_and_each_file_is_found_once_in_each_class(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.png").touch()
+    (tmp_path / "a/up").symlink_to("..")
+    (tmp_path / "a/other").symlink_to("../b")
+    (tmp_path / "b/other").symlink_to("../a")
+    (tmp_path / "b/itself").symlink_to("itself")
+    found = sorted(f"{parent}/{name}" for parent, _, names in walk(tmp_path, (".png",)) for name in names)
+    expected = ["a/a.png", "a/other/b.png", "a/other/itself", "b/b.png", "b/itself", "b/other/a.png"]
+    assert found == [f"{tmp_path}/{name}" for name in expected]
+    assert files_below(tmp_path, (".png",)) == [tmp_path / "a/a.png", tmp_path / "b/b.png"]
+
+
+def test_a_socket_is_refused_by_name_and_a_link_without_target_is_left_to_the_reader(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("gone.png").symlink_to("nowhere.png")
+    assert [names for _, _, names in walk(".", (".png",))] == [["gone.png"]]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s.PNG")
+        with pytest.raises(DataError, match=r"s\.PNG cannot be read: it is a socket, not a file"):
+            list(walk(".", (".png",)))
+
+
+@pytest.mark.timeout(20)
+def test_lists_of_files_lead_to_no_special_file_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.wav")
+    Path("list.tsv").touch()
+    with pytest.raises(RecordingError, match="it is a named pipe, not a file"):
+        recording_seconds("pipe.wav")
+    for path in ("pipe.wav", "/dev/zero"):
+        assert special_file(path).endswith(", not a file")
+        assert len(file_digests([path])) == 1
+        with pytest.raises(OSError, match="not a file"):
+            picture_size(path)
+    assert special_file("list.tsv") == special_file("nowhere") == special_file(".") == ""
+
+
+def test_a_search_ends_where_nearly_all_is_no_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_files, "MOST_OTHERS", 20)
+    for number in range(50):
+        (tmp_path / f"{number}.xml").touch()
+    with pytest.raises(DataError, match="more than 20 files and folders below"):
+        list(walk(tmp_path, (".png",)))
+    for number in range(10):
+        (tmp_path / f"{number}.png").touch()
+    monkeypatch.setattr(data_files, "MOST_OTHERS", 50)
+    assert len(files_below(tmp_path, (".png",))) == 10
