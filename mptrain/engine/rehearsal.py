@@ -23,7 +23,7 @@ from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
-from mptrain.torch_private import storage_key
+from mptrain.torch_private import disable_current_modes, storage_key
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
@@ -148,10 +148,11 @@ def _gathered_unchanged(parts: Parts) -> Iterator[None]:
     names = {id(module): name for name, module in parts.model.named_modules()}
 
     def look(module: nn.Module, given: Any, result: Any) -> None:
-        for name, gathered in module.named_parameters(names.get(id(module), "")):
-            if name in shards and not is_sharded(gathered):
-                own = part_for(gathered.detach(), shards[name])
-                changed.update({name} if not torch.equal(own, part(shards[name]).to(own.dtype)) else ())
+        with disable_current_modes():  # the census counts operators of the model only
+            for name, gathered in module.named_parameters(names.get(id(module), "")):
+                if name in shards and not is_sharded(gathered):
+                    own = part_for(gathered.detach(), shards[name])
+                    changed.update({name} if not torch.equal(own, part(shards[name]).to(own.dtype)) else ())
 
     with register_module_forward_hook(look):
         yield
