@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 #: Packages whose versions belong to a result.
-PACKAGES = ("torch", "torchvision", "hydra-core", "triton", "lightning", "accelerate", "timm")
+PACKAGES = ("torch", "torchvision", "hydra-core", "lightning", "accelerate", "timm")
 #: Instructions that decide how half-precision arithmetic runs on a CPU.
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16")
 

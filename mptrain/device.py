@@ -36,7 +36,6 @@ class Capabilities:
         pinned: Asynchronous copies from and to pinned host memory.
         streams: Concurrent streams and events.
         fused: torch's fused optimizers, which can skip an update on the device (``found_inf``).
-        triton: Triton kernels of mptrain for this device.
     """
 
     host: bool = False
@@ -48,7 +47,6 @@ class Capabilities:
     pinned: bool = False
     streams: bool = False
     fused: bool = True
-    triton: bool = False
 
 
 @functools.cache
@@ -64,7 +62,7 @@ def _ask(device: torch.device) -> Capabilities:
         level = compute_capability(device)
         volta, ampere = level >= (7, 0), level >= (8, 0)
         # Tensor cores support FP16 from Volta on, BF16 and TF32 from Ampere on.
-        return Capabilities(fp16=volta, bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True, triton=volta)
+        return Capabilities(fp16=volta, bf16=ampere, tf32=ampere, graphs=True, pinned=True, streams=True)
     if device.type == "xpu":
         properties: Any = torch.get_device_module(device).get_device_properties(device)
         # Some Intel devices have no FP64.
@@ -170,11 +168,6 @@ def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
     event = make(blocking=sleeping) if device.type == "cuda" else make()
     event.record(current_stream(device))  # explicit, because the device need not be the current one
     return event
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Return whether the current CUDA stream is being captured in a graph; always False for other kinds of device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def memory_in_use(device: torch.device) -> int:

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import functools
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.ring import Ring, _packed
 from mptrain.engine.step_runner import StepRunner
-from mptrain.optimizer import multi_tensor, updater
 from mptrain.precision import apply
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.precision.upcast import EagerMode, products
@@ -295,22 +293,9 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-class _Kernel:
-    """Stands for a kernel: is launched, and does nothing."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        return self._launch
-
-    def _launch(self, *args: Any, **options: Any) -> None:
-        assert all(one.device == META for one in args if isinstance(one, torch.Tensor))
-
-
 @pytest.fixture
 def device(monkeypatch):
-    """``meta`` as a device that has autocast and our kernels."""
-    kernels = SimpleNamespace(update=_Kernel(), partial_squares=_Kernel(), norms=_Kernel())
-    monkeypatch.setattr(multi_tensor, "_kernels", lambda: kernels)
-    monkeypatch.setattr(updater, "available", lambda device, rule: device == META)
+    """``meta`` as a device that has autocast."""
     monkeypatch.setattr(torch, "autocast", Autocast)
     with contextlib.suppress(AttributeError):
         monkeypatch.setattr(torch.amp, "autocast", Autocast)

@@ -107,7 +107,6 @@ def test_thresholds_of_nvidia_are_not_held_against_amd(monkeypatch):
     assert (support.ok, support.reason) == (True, "ROCm has bfloat16; untested")
     assert not supports(compose(["precision=tf32"]).precision, device).ok
     assert "ROCm/HIP is untested" in devices.untried(device)
-    assert not devices.capabilities(device).triton
 
 
 @pytest.mark.usefixtures("nothing_there")
@@ -138,7 +137,7 @@ def test_capabilities_of_xpu_are_what_its_properties_say(pretend):
     device = resolve_device("xpu:1")
     has = devices.capabilities(device)
     assert (has.fp64, has.fp16, has.bf16, has.pinned, has.streams) == (False, True, True, True, True)
-    assert (has.graphs, has.fused, has.triton, has.tf32) == (False, False, False, False)
+    assert (has.graphs, has.fused, has.tf32) == (False, False, False)
     assert devices.widest(device) == torch.float32
     assert "without FP64" in devices.untried(device)
     assert not supports(compose(["precision=tf32"]).precision, device).ok
@@ -150,7 +149,7 @@ def test_mps_has_neither_fp64_nor_streams_and_bf16_from_macos_14_on(pretend, mon
     pretend("mps")
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: False)
     has = devices.capabilities(torch.device("mps", 0))
-    assert not any((has.fp64, has.bf16, has.pinned, has.streams, has.graphs, has.fused, has.triton))
+    assert not any((has.fp64, has.bf16, has.pinned, has.streams, has.graphs, has.fused))
     assert has.fp16
     refused = supports(compose(["precision=bf16"]).precision, torch.device("mps", 0))
     assert (refused.ok, refused.advice) == (False, "use precision=fp32")

@@ -19,10 +19,7 @@ SOURCES = [
     *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "buffer_guard", "ring")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
-    *(
-        PACKAGE / "optimizer" / f"{name}.py"
-        for name in ("weights", "updater", "torch_updater", "rules", "multi_tensor", "gradient_table")
-    ),
+    *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "updater", "torch_updater", "rules")),
     PACKAGE / "schedule" / "rate_table.py",
     PACKAGE / "parallel" / "strategy.py",
     PACKAGE / "parallel" / "sync_batchnorm.py",
@@ -42,11 +39,7 @@ READING_FUNCTIONS = {
     ("overflow_check.py", "memory_order"): "asks for strides",
     ("overflow_check.py", "__init__"): "sums shapes up",
     ("exponent_counts.py", "read_counts"): "its numbers are on the host already",
-    ("multi_tensor.py", "obstacle"): "before the first step",
-    ("multi_tensor.py", "_try"): "before the first step",
-    ("multi_tensor.py", "_parts"): "its numbers are on the host already",
-    ("multi_tensor.py", "_rows"): "asks for dtypes",
-    ("multi_tensor.py", "__init__"): "asks for numbers of the configuration",
+    ("dynamic.py", "_grows_at"): "where the host has judged, in a CPU's memory",
     ("torch_updater.py", "_read"): "the one read of a step that the header tells of",
     ("torch_updater.py", "__init__"): "asks for properties of optimizers",
     ("torch_updater.py", "describe"): "counts parameters, before the first step",
@@ -55,8 +48,6 @@ READING_FUNCTIONS = {
     ("torch_updater.py", "_same"): "at a checkpoint: compares constants, which are on the host or few",
     ("torch_updater.py", "_require_sound"): "in the first updates, of which the host reads the flag in any case",
     ("torch_updater.py", "_failed"): "formats an error",
-    ("gradient_table.py", "_rows"): "asks for devices",
-    ("gradient_table.py", "_is_dense"): "asks for strides",
 }
 #: Files that hold plain numbers alone.
 WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py"})

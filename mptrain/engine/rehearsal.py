@@ -18,13 +18,12 @@ from mptrain.device import capabilities
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
 from mptrain.numerics.shards import is_sharded, part, part_for
-from mptrain.optimizer import multi_tensor
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
-from mptrain.torch_private import storage_key
+from mptrain.torch_private import disable_current_modes, storage_key
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
@@ -72,30 +71,12 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
-    for why in kernel_fallbacks(parts):
-        telemetry.warn(
-            f"Triton cannot be used here: torch computes norms and updates, with more passes over memory ({why})"
-        )
     if options.train.compile:
         parts.compile()
     if options.train.engine == "graph" and parts.comm.world_size > 1:
         telemetry.warn("train.engine=graph: with several ranks the step runs without a CUDA graph")
     elif options.train.engine == "graph" and not capabilities(parts.device).graphs:
         telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step runs without one")
-
-
-def kernel_fallbacks(parts: Parts) -> set[str]:
-    """Return the reasons why mptrain's Triton kernels cannot be used on a run's GPU; empty on a CPU.
-
-    Only learners whose update rule has such kernels count.
-
-    Args:
-        parts: The built run.
-    """
-    if parts.device.type == "cpu":
-        return set()
-    rules = [learner.weights.rule for learner in parts.learners]
-    return {multi_tensor.obstacle(parts.device, rule) for rule in rules if multi_tensor.supports(rule)} - {""}
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
@@ -167,10 +148,11 @@ def _gathered_unchanged(parts: Parts) -> Iterator[None]:
     names = {id(module): name for name, module in parts.model.named_modules()}
 
     def look(module: nn.Module, given: Any, result: Any) -> None:
-        for name, gathered in module.named_parameters(names.get(id(module), "")):
-            if name in shards and not is_sharded(gathered):
-                own = part_for(gathered.detach(), shards[name])
-                changed.update({name} if not torch.equal(own, part(shards[name]).to(own.dtype)) else ())
+        with disable_current_modes():  # the census counts operators of the model only
+            for name, gathered in module.named_parameters(names.get(id(module), "")):
+                if name in shards and not is_sharded(gathered):
+                    own = part_for(gathered.detach(), shards[name])
+                    changed.update({name} if not torch.equal(own, part(shards[name]).to(own.dtype)) else ())
 
     with register_module_forward_hook(look):
         yield

@@ -347,7 +347,7 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
             with plan.autocast:
                 loss = loss_of(micro)
             backward(loss, scale * share if share != 1 else scale)  # outside autocast, inside the choice of kernels
-            learner.weights.gradients.accumulate(single_microbatch=single)
+            learner.weights.gradients.accumulate()
             part = loss.detach() * share if share != 1 else loss.detach()
             total = part if total is None else total + part
         strategy.finish_gradient_sync(learner.weights, single_microbatch=single)

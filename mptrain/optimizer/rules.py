@@ -66,7 +66,7 @@ class UpdateInputs(NamedTuple):
         lr: Learning rate.
         step: Number of this update, from 1; unchanged if the update is skipped.
         grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in. None means no
-            division; the kernels of `mptrain.optimizer.multi_tensor` do not support None.
+            division.
         skip: Flag of the overflow check: 1 skips the update, 0 applies it.
     """
 

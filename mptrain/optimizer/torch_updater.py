@@ -49,14 +49,11 @@ class TorchUpdater:
         options: Learning rate factor and weight decay of each parameter.
 
     Attributes:
-        one_pass: False: no multi-tensor kernels are used.
         step: float32, shape (1,): number of updates applied so far.
 
     Raises:
         ConfigError: The optimizer cannot be made of these parameters.
     """
-
-    one_pass = False
 
     def __init__(
         self,

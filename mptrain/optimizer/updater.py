@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from mptrain.device import is_capturing
 from mptrain.numerics.overflow_check import Verdict, memory_order
 from mptrain.numerics.shards import as_part_of, part_for
-from mptrain.optimizer.gradient_table import same_order, upload
-from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.parameter_groups import ParameterOptions
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
@@ -32,7 +29,6 @@ class Updater:
         options: Learning rate factor and weight decay of each parameter.
 
     Attributes:
-        one_pass: Whether norms and update use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`).
         step: float32, shape (1,): number of updates applied so far.
     """
 
@@ -49,31 +45,11 @@ class Updater:
         self._state = [rule.state(work) for work in masters.work]
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
-        wide = {work.dtype for work in masters.work} == {torch.float32}
-        # The kernels only round to half precision and assume equal layouts; torch copies tensors with gaps back.
-        pairs = zip(masters.work, masters.rounded_into(), strict=True)
-        rounded = [(work, half) for work, half in pairs if half is not None]
-        unfit = [half for work, half in rounded if half.dtype.itemsize != 2 or not same_order(work, half)]
-        one_rate = {one.lr_factor for one in options} == {1.0}  # which the kernels assume
-        self.one_pass = wide and one_rate and not unfit and supports(rule) and available(device, rule)
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
-        self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
     def describe(self) -> str:
         """Return an empty text: the configuration says all about an update rule."""
         return ""
-
-    def norms(self, grads: list[Tensor | None]) -> Tensor:
-        """Return the L2 norm of each parameter's gradient, from the multi-tensor kernel; requires ``one_pass``.
-
-        Args:
-            grads: P gradients; None for a missing one.
-
-        Returns:
-            float64, shape (P,), on the device; -1 for a missing gradient.
-        """
-        present = [grad for grad in grads if grad is not None]
-        return self._kernels_for(grads).norms(present, len(grads))
 
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
         """Apply one update: change the weights in place and round them to half-precision parameters.
@@ -84,22 +60,16 @@ class Updater:
             grads: P scaled gradients; None for a parameter without one, which is not updated.
             verdict: Result of the overflow check on these gradients.
             lr: float32, shape (1,): learning rate.
-            grad_scale: float32, shape (1,): divisor of the gradients. None means no division, which the multi-tensor
-                kernels do not support.
+            grad_scale: float32, shape (1,): divisor of the gradients; None for no division.
         """
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
         self._masters.copy_from_params()
-        if self.one_pass:
-            if present := [grad for grad in grads if grad is not None]:
-                self._kernels_for(grads).update(present, inputs)
-                increment_version(self._masters.parts)
-            return
         with torch.no_grad():  # some working tensors are the parameters themselves
             for members in self._live_groups(grads):
                 members.follow_weights()
                 self._rule.apply(members.group, members.of(grads), members.at_own_rate(inputs))
-        increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones notify autograd
+        increment_version(self._masters.parts)  # torch's fused kernels do not notify autograd
         self._masters.copy_to_params()
 
     def state_dict(self) -> dict[str, object]:
@@ -139,25 +109,6 @@ class Updater:
                 tensor.copy_(part_for(state[name][key], p))
         self.step.copy_(step)
         return []
-
-    def _kernels_for(self, grads: list[Tensor | None]) -> _Kernels:
-        """Return the kernels for the parameters with gradients, cached for each set of parameters."""
-        live = _live(grads)
-        if live not in self._kernels:
-            work = self._masters.work
-            if is_capturing(work[0].device):  # an upload during capture has no data until the graph runs
-                raise RuntimeError("the set of parameters with gradients differs from the previous steps")
-            indices = [index for index, there in enumerate(live) if there]
-            halves = self._masters.rounded_into()
-            update = MultiTensorUpdate(
-                self._rule,
-                [work[i] for i in indices],
-                {key: [self._state[i][key] for i in indices] for key in self._state[0]},
-                [self._options[i].weight_decay for i in indices],
-                [halves[i] for i in indices],
-            )
-            self._kernels[live] = _Kernels(indices, [work[i] for i in indices], update)
-        return self._kernels[live]
 
     def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
         """Return the groups of parameters with gradients, cached for each set of parameters."""
@@ -223,28 +174,6 @@ class _Members:
             return tensors
         pairs = zip(tensors, self._orders, strict=True)
         return [tensor if order is None else tensor.permute(order) for tensor, order in pairs]
-
-
-class _Kernels:
-    """Kernels of `mptrain.optimizer.multi_tensor` for the parameters with gradients.
-
-    Args:
-        indices: Indices of the parameters.
-        weights: Their working tensors.
-        update: Their update kernel.
-    """
-
-    def __init__(self, indices: list[int], weights: list[Tensor], update: MultiTensorUpdate) -> None:
-        self.update = update
-        self._norms = MultiTensorNorms(weights, update.table)
-        self._places = upload(torch.tensor(indices), weights[0].device)
-
-    def norms(self, grads: list[Tensor], count: int) -> Tensor:
-        """Return the gradient norms: float64, shape (count,), -1 for a missing gradient."""
-        found = self._norms(grads)
-        if len(grads) == count:
-            return found
-        return torch.full((count,), -1.0, dtype=found.dtype, device=found.device).index_copy_(0, self._places, found)
 
 
 def _live(grads: list[Tensor | None]) -> tuple[bool, ...]:

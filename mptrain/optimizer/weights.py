@@ -102,17 +102,11 @@ class Weights:
             self.updater = TorchUpdater(rule, self.names, self.params, self.masters, self.options)
         else:
             self.updater = Updater(rule, self.names, self.params, self.masters, self.options)
-        self.gradients = Gradients(self.names, self.params, self.masters, read_half=self.updater.one_pass)
+        self.gradients = Gradients(self.names, self.params, self.masters)
         device = work[0].device
         has = capabilities(device)
         self._host_judge = HostJudge(work, exact=clip_norm is not None) if has.host and has.fp64 else None
-        self._one = torch.ones(1, device=device)
         self._no_gradient = torch.full((), -1.0, dtype=widest(device), device=device)
-
-    @property
-    def one_pass(self) -> bool:
-        """True if gradient norms and updates use the multi-tensor kernels (`mptrain.optimizer.multi_tensor`)."""
-        return self.updater.one_pass
 
     def judge(
         self,
@@ -143,14 +137,10 @@ class Weights:
         host_judge = self._host_judge if offenders_only and complete and across is None else None
         if host_judge and (verdict := host_judge(present, scale)):
             return verdict if measured is None else verdict._replace(measured=measured)
-        if self.one_pass and present:
-            assert isinstance(self.updater, Updater)  # the only one with multi-tensor kernels
-            norms = self.updater.norms(grads)
-        else:
-            norms = gradient_norms(present)
-            if not complete:
-                found_norms = iter(norms)
-                norms = torch.stack([self._no_gradient if grad is None else next(found_norms) for grad in grads])
+        norms = gradient_norms(present)
+        if not complete:
+            found_norms = iter(norms)
+            norms = torch.stack([self._no_gradient if grad is None else next(found_norms) for grad in grads])
         if across is not None:
             norms = across[0](norms)
         return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
@@ -176,8 +166,6 @@ class Weights:
         if self.clip_norm is not None:
             divisor = (1.0 if scale is None else scale) / clip_coefficient(verdict.grad_norm, self.clip_norm)
             scale = divisor.clamp(max=FLOAT32.max).to(torch.float32)  # dividing by inf would zero every gradient
-        elif scale is None and self.one_pass:
-            scale = self._one
         self.updater(self.gradients.tensors(), verdict, lr, scale)
 
 
@@ -203,19 +191,12 @@ class Gradients:
         names: Names of the parameters.
         params: The parameters.
         masters: Working tensors of the parameters, which the rule updates.
-        read_half: Whether the update kernels read half-precision gradients, so that a single micro-batch needs no sums.
-
-    Attributes:
-        read_half: As given.
     """
 
-    def __init__(
-        self, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights, *, read_half: bool
-    ) -> None:
+    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights) -> None:
         self._names = tuple(names)
         self._params = list(params)
         self._work = masters.work
-        self.read_half = read_half
         self._sharded = is_sharded(self._params[0])  # all are, or none
         halves = masters.rounded_into()
         self._summed = [index for index, half in enumerate(halves) if half is not None]
@@ -230,16 +211,11 @@ class Gradients:
             parameter.grad = None
         self._sums = {}
 
-    def accumulate(self, *, single_microbatch: bool = False) -> None:
+    def accumulate(self) -> None:
         """Add the half-precision gradients of a micro-batch to their FP32 sums, after its backward pass.
 
         FP32 gradients are left to autograd, which accumulates them itself.
-
-        Args:
-            single_microbatch: Whether the update has a single micro-batch, which needs no sums if ``read_half``.
         """
-        if single_microbatch and self.read_half:
-            return
         grads = {
             i: part(grad) if self._sharded else grad for i in self._summed if (grad := self._params[i].grad) is not None
         }

@@ -147,8 +147,8 @@ class DynamicScaler:
         See `Scaler.after`.
         """
         growth_tracker = state["growth_tracker"] + 1
-        if verdict.known_finite and self._is_plain and growth_tracker.item() != self.growth_interval:
-            return {**state, "growth_tracker": growth_tracker}  # which the host may read
+        if verdict.known_finite and self._is_plain and not self._grows_at(growth_tracker):
+            return {**state, "growth_tracker": growth_tracker}
         if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
@@ -163,6 +163,10 @@ class DynamicScaler:
             "growth_tracker": torch.where(overflow, -self.growth_delay, torch.where(grows, 0, growth_tracker)),
             "hysteresis_tracker": torch.where(refills, self.hysteresis, hysteresis_tracker),
         }
+
+    def _grows_at(self, growth_tracker: Tensor) -> bool:
+        """Return whether the scale grows after a clean step, from a count in host memory."""
+        return growth_tracker.item() == self.growth_interval
 
     @functools.cached_property
     def _is_plain(self) -> bool:

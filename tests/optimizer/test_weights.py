@@ -450,11 +450,8 @@ def test_the_gradients_of_a_refused_step_can_still_be_looked_at():
 def test_sums_in_fp32_take_memory_only_where_they_are_formed():
     _, weights = make("fp16 master", SGD(momentum=0.9))
     assert not any(wide is not None for wide in weights.gradients._sums)
-    weights.updater.one_pass = weights.gradients.read_half = True  # its kernels read half gradients
     for parameter in weights.params:
         parameter.grad = torch.ones_like(parameter)
-    weights.gradients.accumulate(single_microbatch=True)
-    assert not any(wide is not None for wide in weights.gradients._sums)
     weights.gradients.accumulate()
     halves = [p for p in weights.params if p.dtype != torch.float32]
     assert halves
@@ -505,7 +502,7 @@ def test_the_layout_of_weights_and_gradients_changes_no_update(rule, dtype):
             for name, parameter in named.items():
                 if step != 1 or name != "odd":  # one that has no gradient in one step
                     parameter.grad = laid_out(of_step[name], grad_layout)
-            weights.gradients.accumulate(single_microbatch=True)
+            weights.gradients.accumulate()
             weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), ONE * 4)
         for name, parameter in named.items():
             assert parameter.stride() == laid_out(values[name], weight_layout).stride()
@@ -531,7 +528,7 @@ def test_weights_with_gaps_in_memory_are_updated_and_their_neighbours_are_not(ru
         grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
         for parameter in named.values():
             parameter.grad = grad.clone()
-        weights.gradients.accumulate(single_microbatch=True)
+        weights.gradients.accumulate()
         weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), None)
     assert torch.equal(named["gaps"], named["dense"])
     assert torch.equal(room[:, 1::2], neighbours)

@@ -328,14 +328,6 @@ FAULTS = (
         "(1.0 - kept).float()",
         "the average of the weights moves in a refused step",
     ),
-    Fault(
-        41,
-        "optimizer/triton_kernels.py",
-        "limited = tl.where(values > 65504.0, 65504.0, values)",
-        "limited = values",
-        "FP16 weights of the one-pass kernel do not saturate at the upper end",
-        ("optimizer/test_one_pass.py", "optimizer/test_multi_tensor.py"),
-    ),
     # Numbers.
     Fault(
         42,
