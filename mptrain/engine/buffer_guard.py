@@ -74,6 +74,7 @@ class BufferGuard:
         self._places: list[_Place] = []
         by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         seen: set[int] = set()
+        self._attributes = [module.__dict__ for module in model.modules()]
         for path, module in model.named_modules():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
@@ -218,9 +219,11 @@ class BufferGuard:
     def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
         """Context manager that undoes all changes of buffers and parameters when it exits, and says what they were.
 
+        Attributes of modules that are numbers or plain tensors are restored too.
+
         Yields:
-            Two lists that are filled at the exit: names of the parameters that were changed, and of the buffers that
-            became tensors which a skipped step cannot restore.
+            Two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that
+            were changed; and names of the buffers that became tensors which a skipped step cannot restore.
 
         Raises:
             ConfigError: As in `settle`.
@@ -232,9 +235,21 @@ class BufferGuard:
             for place in places
             if isinstance(one := place.tensor, nn.Parameter)
         ]
+        attributes = [
+            (attributes, name, value, value.detach().clone() if isinstance(value, Tensor) else value)
+            for attributes in self._attributes
+            for name, value in attributes.items()
+            if isinstance(value, (Tensor, int, float))
+        ]
+        halves = [
+            (place.path, place.memory, place.memory.clone())
+            for place in places
+            if place.memory is not None and place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
+        ]
         try:
             yield changed, unguarded
             self.settle()
+            changed += [path for path, memory, values in halves if not torch.equal(memory, values)]
             for path, one, memory, *_ in before:
                 if _kind(one) != _kind(memory):
                     raise _exchanged(path, one)
@@ -257,6 +272,10 @@ class BufferGuard:
             for memory, saved in self._memory:
                 memory.copy_(saved)
             increment_version(self._guarded)
+            for of_module, name, value, content in attributes:
+                of_module[name] = value
+                if isinstance(value, Tensor) and isinstance(content, Tensor) and not torch.equal(value, content):
+                    value.detach().copy_(content)
 
 
 def _exchanged(path: str, now: Tensor | None) -> ConfigError:

@@ -41,11 +41,13 @@ class Rehearsal:
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
         operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
         in_half: Operators that ran with half-precision tensors.
+        rounded: Names of buffers and untrained parameters in half precision that passes change: small changes are lost.
     """
 
     untrained: dict[str, list[str]]
     operators: dict[str, list[dict[str, Any]]]
     in_half: frozenset[Any]
+    rounded: tuple[str, ...] = ()
 
 
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
@@ -113,7 +115,9 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
             missing += learner.weights.gradients.missing()
             learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
-    guard.follow(_changed_parameters(parts, changed, census))
+    found = _changed_tensors(parts, changed, census)
+    guard.follow(found)
+    rounded = _rounded(parts, batch, found)
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
@@ -121,6 +125,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         {**untrained_parameters(parts), "no_gradient": missing, "unguarded": unguarded},
         census.table(),
         frozenset(census.in_half),
+        rounded,
     )
 
 
@@ -164,20 +169,44 @@ def _gathered_unchanged(parts: Parts) -> Iterator[None]:
         )
 
 
-def _changed_parameters(parts: Parts, changed: list[str], census: OperatorCensus) -> list[str]:
-    """Return the names of the parameters that passes change, or write to without a change yet, on any rank."""
+def _changed_tensors(parts: Parts, changed: list[str], census: OperatorCensus) -> list[str]:
+    """Return the parameters that passes change, or write to without a change yet, and changed half buffers, sorted."""
     if parts.blank is not None:
         return []
     written = [n for n, p in parts.model.named_parameters() if storage_key(p.untyped_storage()) in census.written]
-    found = sorted(set().union(*parts.comm.all_gather_object([*changed, *written])))
+    return sorted(set().union(*parts.comm.all_gather_object([*changed, *written])))
+
+
+def _rounded(parts: Parts, batch: Batch, changed: list[str]) -> tuple[str, ...]:
+    """Return the changed tensors in half precision that accumulate over steps, unless an optimizer updates them.
+
+    A tensor accumulates if most of a shift of all its values is still there after a step, as in a counter or a running
+    mean. Rounding does not harm others, such as the vectors of a spectral norm. A warning names those returned.
+    """
     trained = {name for learner in parts.learners for name in learner.weights.names}
-    halves = [n for n in found if n not in trained and parts.model.get_parameter(n).dtype.itemsize == 2]
+    tensors = {**dict(parts.model.named_parameters()), **dict(parts.model.named_buffers())}
+    halves = [name for name in changed if name not in trained and tensors[name].dtype.itemsize == 2]
+    shifts = {name: max(1.0, float(tensors[name].abs().max())) / 8 for name in halves}
+    ends: list[list[torch.Tensor]] = []
+    for times in (0, 1) if halves else ():
+        with parts.plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
+            for name, shift in shifts.items():
+                tensors[name].add_(times * shift)
+            for learner in parts.learners:
+                with torch.enable_grad():
+                    accumulate_gradients(learner, parts.model, batch, parts.plan)
+                learner.weights.gradients.zero_grad()
+            parts.plan.guard.settle()
+            ends.append([tensors[name].float() for name in halves])
+    moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)] if ends else []
+    halves = [name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2]
     if halves:
+        more = f" and {len(halves) - 3} more" if halves[3:] else ""
         parts.plan.guard.notes.append(
-            f"forward passes change {len(halves)} frozen parameters in {parts.policy.parameters}, which rounds small "
-            f"changes away: {', '.join(halves)} (precision.keep_fp32 can name their modules)"
+            f"forward passes change {len(halves)} buffers or frozen parameters in {parts.policy.parameters}, which "
+            f"rounds small changes away: {', '.join(halves[:3])}{more} (precision.keep_fp32 can name their modules)"
         )
-    return found
+    return tuple(halves)
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:

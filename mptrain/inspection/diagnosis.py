@@ -122,7 +122,8 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     """Return the saved step that ended a run; None if none did, or if the run was resumed from there."""
     paths = directory.paths
     state = directory.read_state()
-    if not paths.failure.exists() or (state is not None and state.status == "done"):
+    traceback_only = [path.name for path in paths.failure.glob("*")] == ["traceback.txt"]  # of an exception
+    if not paths.failure.exists() or traceback_only or (state is not None and state.status == "done"):
         return None
     failed_step = _read_ending(directory, config.extensions.allow)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)

@@ -17,7 +17,7 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, no_fault
+from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, listed, no_fault
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
@@ -100,6 +100,16 @@ class DiagnosisCase:
         restore_step(parts, self.saved_step)
         return parts
 
+    @functools.cached_property
+    def rounded(self) -> tuple[str, ...]:
+        """Half-precision buffers and frozen parameters in which small changes of the forward pass are lost."""
+        if not self._comparable or self.seen.refusal is not None:
+            return ()
+        try:
+            return rehearse(self.parts, self.saved_step.batch.cast(input_dtype(self.parts.policy))).rounded
+        except (EnvironmentRefused, ConfigError):
+            return ()
+
     def refusal(self) -> str:
         """Return the reason why a run with this configuration would end before its first step; empty if it starts."""
         try:
@@ -142,13 +152,17 @@ class DiagnosisCase:
     def remarks(self) -> tuple[str, ...]:
         """Remarks for the user on a sound step, one sentence each; empty for any other step.
 
-        They name infinities of the forward pass without effect, and inexact gradients.
+        They name infinities of the forward pass without effect, inexact gradients, and tensors that are `rounded`.
         """
         if not self.seen.finite or not self.is_sound:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
         infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
-        return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
+        more = inexact(self.seen, self.accuracy) if self.accuracy is not None else []
+        if self.rounded:
+            dtype = self.config.precision.parameters
+            more.append(f"forward passes change {listed(self.rounded)} in {dtype}, which rounds small changes away")
+        return (*infinite, *more)
 
     @property
     def _suspicious(self) -> bool:

@@ -136,11 +136,7 @@ def compare_with_fp32(
             forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
         else:
             inexact = accuracy.operator
-            first = (
-                f"; {inexact.operator} is the first operator that is off, by {percent(inexact.error)}"
-                if inexact
-                else ""
-            )
+            first = f"; rounding {inexact.operator} alone makes it {percent(inexact.error)} wrong" if inexact else ""
             what, operator = f"{off}{first}; all its values are finite", inexact.operator if inexact else ""
             kind = "loss" if module == LOSS else "forward"
             forward.insert(0, Finding(kind, (module,), what, operator=operator, phase="forward"))
@@ -316,8 +312,7 @@ def _broken(
         scale = f" at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 and not again else ""
     what = (
         f"{operator_name(first)} {backward} {describe_module(seen, first.module)}{function} returns {first.kind} in "
-        f"{dtype}{' and in FP32' if again and dtype != 'float32' else ''}{scale} for finite inputs up to "
-        f"{first.largest_input:.3g}"
+        f"{dtype}{' and in FP32' if again and dtype != 'float32' else ''}{scale} for {first.given}"
     )
     return Finding(kind, modules, f"{before}{what}{more}{behind}", operator=first.operator, phase=first.phase)
 
@@ -325,7 +320,7 @@ def _broken(
 def _off(seen: Observation, boundary: str, accuracy: StepAccuracy) -> str:
     errors, allowed = accuracy.outputs[boundary], accuracy.allowed(boundary)
     module, handed, child = boundary.partition(HANDED)
-    subject = f"the output of {describe_module(seen, module)}"
+    subject = f"the output of {describe_module(seen, module)}" if module != LOSS else "the value of the loss"
     if handed:
         subject = f"what {describe_module(seen, module)} computes and hands to {describe_module(seen, child)}"
     if not math.isfinite(errors.half):

@@ -14,21 +14,27 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.device import beside_fp64
+from mptrain.engine.parts import Parts
+from mptrain.precision.census import current_pass
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
 from mptrain.torch_private import tree_leaves, tree_map
 
 #: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
-#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed.
+#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`.
 Outputs = dict[str, list[Tensor]]
 
 #: Function from the key of a boundary and a tensor there to the replacement of the tensor.
 Change = Callable[[str, Tensor], Tensor]
+
+#: Dtypes of indices, which are compared too: one that is made in half precision may choose another row.
+INDICES = (torch.int64, torch.int32)
 
 #: Separator of caller and module in the key of a boundary; names of modules have no blanks.
 HANDED = " to "
@@ -51,7 +57,8 @@ def record_outputs(found: Outputs) -> Change:
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
-        found.setdefault(name, []).append(value.detach().clone())
+        if current_pass() == "forward":  # not computed again by activation checkpointing
+            found.setdefault(name, []).append(value.detach().clone())
         return value
 
     return keep
@@ -70,7 +77,8 @@ class OutputReplacement:
     """
 
     def __init__(self, said: Outputs) -> None:
-        self._rest = {name: list(reversed(tensors)) for name, tensors in said.items()}
+        self._said = said
+        self._calls = Counter[tuple[str, str]]()
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
@@ -83,9 +91,16 @@ class OutputReplacement:
         Returns:
             Tensor with the recorded values, and the dtype, shape and gradient of ``value``.
         """
-        other = self._rest[name].pop() if self._rest.get(name) else value
+        place, recorded = (current_pass(), name), self._said.get(name, [])
+        at = self._calls[place] % len(recorded) if recorded and place[0] == "backward" else self._calls[place]
+        self._calls[place] += 1  # activation checkpointing computes some calls again in the backward pass
+        other = recorded[at] if at < len(recorded) else value
         if other.shape != value.shape:
             return value
+        if not value.is_floating_point():
+            off, size = self._own.get(name, (0.0, 0.0))
+            self._own[name] = math.hypot(off, norm(other != value)), math.hypot(size, value.numel() ** 0.5)
+            return other
         other, finite = other.detach().to(value.dtype), value.isfinite()
         if torch.equal(other, value):
             self._own.setdefault(name, (0.0, 0.0))
@@ -112,7 +127,7 @@ class OutputReplacement:
 
 
 def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies a function to every floating-point tensor at the boundaries of modules.
+    """Return a context manager that applies a function to tensors at the boundaries of modules: numbers and indices.
 
     These are outputs of modules, and inputs that their callers have computed. A tensor that crosses several boundaries
     unchanged is changed only once, at the first. Inputs of the model itself are left alone.
@@ -123,10 +138,11 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
     """
     known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that crossed a boundary, with their versions
     running: list[str] = []
+    callers: dict[str, str] = {}
 
     def crossing(boundary: str | None, values: Any) -> Any:
         def changed(value: Any) -> Any:
-            if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.dtype in INDICES):
                 return value
             crossed, version = known.get(id(value), (None, 0))
             if boundary is not None and (crossed is None or crossed() is not value or value._version != version):
@@ -139,8 +155,10 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
     def hooked(name: str, module: nn.Module) -> Iterator[Any]:
         def entering(module: nn.Module, args: Any, kwargs: Any) -> Any:
             caller = running[-1] if running else LOSS
+            if running or current_pass() == "forward":
+                callers[name] = caller
             running.append(name)
-            return crossing(f"{caller}{HANDED}{name}" if name else None, (args, kwargs))
+            return crossing(f"{callers.get(name, caller)}{HANDED}{name}" if name else None, (args, kwargs))
 
         def leaving(module: nn.Module, args: Any, output: Any) -> Any:
             if running:
@@ -153,10 +171,33 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
     return module_hooks(model, hooked)
 
 
+@contextlib.contextmanager
+def hook_step(parts: Parts, change: Change) -> Iterator[None]:
+    """Apply a function at every boundary of modules, and to the loss (key `LOSS`), in passes inside the context.
+
+    Args:
+        parts: The run.
+        change: Function from the key of a boundary and a tensor to the tensor that replaces it.
+    """
+    objectives = [learner.objective for learner in parts.learners]
+    for learner, one in zip(parts.learners, objectives, strict=True):
+        learner.objective = replace(one, loss=_changed(one.loss, change))
+    try:
+        with hook_outputs(parts.model, change):
+            yield
+    finally:
+        for learner, one in zip(parts.learners, objectives, strict=True):
+            learner.objective = one
+
+
+def _changed(loss: Callable[..., Tensor], change: Change) -> Callable[..., Tensor]:
+    return lambda model, micro: change(LOSS, loss(model, micro))
+
+
 def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the relative L2 error of a module's outputs against reference outputs; inf if an output is not finite.
 
-    Infinities that the reference has too are ignored.
+    Infinities that the reference has too are ignored. Indices are compared for equality.
 
     Args:
         said: Outputs, call by call.
@@ -164,6 +205,9 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """
     if [tensor.shape for tensor in said] != [tensor.shape for tensor in right]:
         return 0.0
+    whole = [not other.is_floating_point() for other in right]  # of indices, the share that differs
+    said = [one == other if index else one for one, other, index in zip(said, right, whole, strict=True)]
+    right = [torch.ones_like(other) if index else other for other, index in zip(right, whole, strict=True)]
     same = [(one == other) & other.isinf() for one, other in zip(said, right, strict=True)]  # masked scores of -inf
     said = [one.masked_fill(at, 0) for one, at in zip(said, same, strict=True)]
     right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
@@ -178,7 +222,8 @@ def _double(tensor: Tensor) -> Tensor:
 
 def norm(tensor: Tensor) -> float:
     """Return the L2 norm of a tensor of any dtype and shape, accumulated in FP64."""
-    return float(torch.linalg.vector_norm(beside_fp64(tensor), dtype=torch.float64))
+    numbers = beside_fp64(tensor) if tensor.is_floating_point() else _double(tensor)
+    return float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -1,89 +1,102 @@
-"""The operator in which a module's own arithmetic becomes wrong in half precision, although all its values are finite.
+"""The operator whose rounding makes a module's own arithmetic wrong in half precision, although all values are finite.
 
-Each operator of the module is computed a second time, in FP64, from the FP64 results of the operators before it. What
-the module is given (its inputs, its weights, outputs of its submodules) counts as exact. The first operator whose
-half-precision result is far from the FP64 result is the one that loses accuracy: a difference of nearly equal numbers,
-a product that underflows, a long sum, a cast of a number that the format cannot hold.
+The forward pass is computed in FP64, where only the results of one operator of the module are rounded to the format. It
+is repeated for each operator that returns half precision there. What the module is given (its inputs, its weights,
+outputs of its submodules) is the same in all passes. The operator that makes the module most wrong loses the accuracy:
+a sum of large numbers, a product that underflows, a constant or a position that the format cannot hold.
+
+If no operator does, it is sought again with each operator computed in the format. An operator may round inside, such as
+a sum over indices, or take the difference of nearly equal values, which is exact: it makes the rounding of its inputs
+grow.
 """
 
 from __future__ import annotations
 
-import weakref
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mptrain.inspection.module_tensors import distance, norm
 from mptrain.precision.census import current_pass, floating_in
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver
-from mptrain.torch_private import tree_leaves, tree_map
+from mptrain.torch_private import tree_map, written_tensors
+
+#: Names for the user of operators that no code calls by name.
+_SHOWN = {"_to_copy": "a cast", "lift_fresh": "a constant"}
 
 
 class OperatorError(NamedTuple):
-    """Operator whose result is the first of its module to be wrong.
+    """Operator whose rounding makes its module wrong.
 
     Attributes:
-        operator: Name of the operator in torch, such as ``sub``; ``a cast`` for a conversion.
-        error: Relative L2 error of its result.
+        operator: Name of the operator in torch, such as ``cumsum``; ``a cast`` for a conversion.
+        error: Relative L2 error of what the module computes, if only the results of that operator are rounded.
     """
 
     operator: str
     error: float
 
 
-class OperatorErrors(ModuleObserver):
-    """Dispatch mode that compares each operator of some modules with FP64, in the forward pass.
+class RoundedOperator(ModuleObserver):
+    """Dispatch mode that rounds the results of one operator of some modules to half precision, in the forward pass.
 
     Args:
         trail: Tracker of the current module. The caller follows it on the observed model.
         modules: Qualified names of the modules, or `mptrain.probe.module_trail.LOSS`.
-        tolerance: Relative L2 error up to which a result is not wrong.
+        half: The half-precision dtype.
+        chosen: Name of the operator, as in `OperatorError`; None rounds nothing.
+        inside: Whether the operator is computed in the dtype, so that its inputs are rounded too.
 
     Attributes:
-        found: First operator of each module whose result is wrong.
+        results: Copies of the floating-point results in the modules, in order, each with its module and operator.
     """
 
-    def __init__(self, trail: ModuleTrail, modules: Collection[str], tolerance: float) -> None:
+    def __init__(
+        self,
+        trail: ModuleTrail,
+        modules: Collection[str],
+        half: torch.dtype,
+        chosen: str | None = None,
+        inside: bool = False,
+    ) -> None:
         super().__init__(trail)
-        self.found: dict[str, OperatorError] = {}
-        self._modules, self._tolerance = modules, tolerance
-        self._exact: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.results: list[tuple[str, str, Tensor]] = []
+        self._modules, self._half, self._chosen, self._inside = modules, half, chosen, inside
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        module = self.trail.module()
-        if module not in self._modules or current_pass() != "forward":
-            return func(*args, **kwargs)
-        given = tree_map(self._wide, (args, kwargs))  # before the call, which may change its arguments
-        result = func(*args, **kwargs)
-        values = list(floating_in(result))
-        if not values:
+        module, name = self.trail.module(), func.overloadpacket.__name__
+        if self._inside and name.strip("_") == self._chosen and module in self._modules:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # no kernel in the dtype
+                if current_pass() == "forward" and not any(written_tensors(func, args, kwargs or {})):
+                    small = func(*tree_map(self._rounded, args), **tree_map(self._rounded, dict(kwargs or {})))
+                    return tree_map(lambda one: one.double() if _is_of(one, self._half) else one, small)
+        result = func(*args, **(kwargs or {}))
+        if module not in self._modules or current_pass() != "forward" or (func.is_view and name not in _SHOWN):
             return result
-        try:
-            exact = [result] if torch.Tag.nondeterministic_seeded in func.tags else func(*given[0], **given[1])
-        except (RuntimeError, NotImplementedError):  # no FP64 kernel
-            return result
-        for value, right in zip(values, map(torch.Tensor.double, floating_in(tree_leaves(exact))), strict=False):
-            self._exact[id(value)] = (weakref.ref(value), right)
-            size = norm(right)
-            error = distance(value.double(), right) / size if size and value.shape == right.shape else 0.0
-            if self._tolerance < error < float("inf") and module not in self.found:
-                name = func.overloadpacket.__name__
-                self.found[module] = OperatorError("a cast" if name == "_to_copy" else name.strip("_"), error)
+        name = _SHOWN.get(name, name.strip("_"))
+        if name == self._chosen and torch.Tag.nondeterministic_seeded not in func.tags:
+            written = list(written_tensors(func, args, kwargs or {}))
+
+            def rounded(value: Any) -> Any:
+                new = self._rounded(value)
+                if new is value:
+                    return value
+                return value.copy_(new) if any(value is one for one in written) else new.double()
+
+            result = tree_map(rounded, result)
+        if self._chosen is None:
+            self.results += [(module, name, one.detach().clone()) for one in floating_in(result)]
         return result
 
-    def _wide(self, value: Any) -> Any:
-        """Return the FP64 value of an argument: the result of the operators before, or else the argument itself."""
-        if isinstance(value, torch.dtype):
-            return torch.float64 if value.is_floating_point else value
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        known = self._exact.get(id(value))
-        if known is None or known[0]() is not value:
-            known = self._exact[id(value)] = (weakref.ref(value), value.detach().double().clone())
-        return known[1]
+    def _rounded(self, value: Any) -> Any:
+        """Return a tensor in the half-precision dtype if it is FP64; others are FP32 in every precision."""
+        return value.to(self._half) if _is_of(value, torch.float64) else value
+
+
+def _is_of(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype

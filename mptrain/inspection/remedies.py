@@ -62,6 +62,8 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
     """
     if not case.is_sound:
         return case.cause.module or ""
+    if underflow and case.rounded:
+        return case.rounded[0].rpartition(".")[0]
     return case.lost[0].module if underflow and case.lost else None
 
 
@@ -96,6 +98,8 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "forward" | "refused":
             lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
             return _keeping(case, module, lost), _other_precisions(case, lost)
+    if case.rounded:
+        return _keeping(case, case.rounded[0].rpartition(".")[0], True), _wide_inputs(case, True)
     if case.underflow_matters:
         return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
     exact = accuracy is not None and not accuracy.inexact_gradients
@@ -160,10 +164,11 @@ def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -
         yield remedy
 
 
-def _wide_inputs(case: DiagnosisCase) -> Iterator[Remedy]:
-    """Try the modes whose inputs stay FP32, for a batch that is finite before its cast to half precision."""
+def _wide_inputs(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
+    """Try the modes whose inputs, parameters and buffers stay FP32."""
     for name, text in (("amp_dynamic", "autocast with FP16"), ("amp_bf16", "autocast with bfloat16"), ("fp32", "FP32")):
-        yield _try_remedy(case, (f"precision={name}",), f"{text}, whose inputs stay FP32", False)[0]
+        stay = f"{text}, whose {'buffers' if underflow else 'inputs'} stay FP32"
+        yield _try_remedy(case, (f"precision={name}",), stay, underflow)[0]
 
 
 def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
@@ -171,6 +176,11 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
     if policy.half and policy.compute == "float16":
         name = "amp_bf16" if policy.autocast else "bf16"
         yield _try_remedy(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
+    if policy.half and not policy.autocast and case.cause.module == "":  # no entry of keep_fp32 names the whole model
+        name = "amp_dynamic" if policy.compute == "float16" else "amp_bf16"
+        yield _try_remedy(case, (f"precision={name}",), "autocast, which keeps inputs and weights in FP32", underflow)[
+            0
+        ]
     if policy.half:
         remedy, tried = _try_remedy(case, ("precision=fp32",), "FP32", underflow)
         yield remedy

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from mptrain.config.build import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
+from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.diagnosis_case import with_overrides
@@ -123,12 +126,17 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     step = 2 if seconds > SLOW else 1
     evidence = inspection.evidence
     if evidence.refused:
+        if evidence.raised_in is not None:  # an error in FP32 too is that of a model and a task that do not fit
+            wide, _ = build(replace(config, precision=_FP32))
+            wide.model.train()
+            rehearse(wide, wide.prepare(batch))
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
     unrounded = wide.prepare(batch)
-    half_inputs = unrounded.cast(DTYPES[policy.parameters]).inputs
-    if columns := lost_columns(unrounded, DTYPES[policy.parameters]):
+    half = DTYPES[policy.parameters]
+    half_inputs = unrounded.cast(half).inputs
+    if columns := lost_columns(unrounded, half):
         evidence = replace(evidence, lost_columns=columns)
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
@@ -136,9 +144,14 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         breaking = passes.breaking_operators(wide, wide.prepare(batch))
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
-    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
+    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
+
+    def another() -> tuple[Parts, Batch]:
+        wide, _ = build(replace(config, precision=_FP32))
+        return wide, wide.prepare(batch).cast(half).cast(torch.float32)
+
     parts, _ = build(config)
     prepared = parts.prepare(batch)
     broken = next((one for one in passes.breaking_operators(parts, prepared) if one.breaks), None)
@@ -149,7 +162,9 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     evidence = replace(evidence, modules=modules, outputs=reference.outputs)
     if wrong := wrong_outputs(evidence):
         breaking = passes.breaking_operators(parts, prepared)
-        inexact = passes.operator_errors(parts, prepared, wrong, form)
+        inexact = passes.operator_errors(
+            (parts, prepared), another, inspection.outputs, wrong, form, half_weights(parts.model)
+        )
         breaks_half = [one for one in breaking if one.phase == "forward"]
         evidence = replace(evidence, breaks_half=breaks_half, operators=inexact)
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
@@ -159,11 +174,10 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     }
     evidence = replace(evidence, lost_values=lost, breaks=breaks)
     if not breaks and (suspects := wrong_gradients(modules)):
-        wide, _ = build(replace(config, precision=_FP32))
         scale, weights = 2.0 ** suspects[0], half_weights(parts.model)
         breaks, right = passes.compare_backward(
             (parts, prepared),
-            lambda: (wide, wide.prepare(batch)),
+            another,
             inspection.outputs,
             scale,
             suspects[1],

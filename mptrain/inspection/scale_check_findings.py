@@ -18,6 +18,7 @@ from mptrain.inspection.scale_check_ranges import (
     ModuleScaling,
     OutputErrors,
     ScalingEvidence,
+    lost_boundary,
     scales_of,
 )
 from mptrain.numerics.formats import scale_in_words
@@ -42,14 +43,25 @@ _OPERATOR = (
 def findings(evidence: ScalingEvidence) -> list[Finding]:
     """Return all problems of training a network in a half-precision mode, causes first.
 
-    Their kinds are ``constant``, ``value``, ``norm``, ``narrow``, ``cast``, ``output``, ``no_gradient``,
-    ``proportion``, ``fp32``; for gradients ``overflow``, ``error``, ``drift``, ``range``; and ``scale``. If the step is
-    not finite in FP32, there are no findings on gradients and scales.
+    Their kinds are ``refused``, ``input``, ``constant``, ``value``, ``norm``, ``changed``, ``narrow``, ``cast``,
+    ``output``, ``no_gradient``, ``proportion``, ``fp32``; for gradients ``overflow``, ``error``, ``drift``, ``range``;
+    and ``scale``. If the step is not finite in FP32, there are no findings on gradients and scales.
 
     Args:
         evidence: Measurements and observations of the network's first step.
     """
-    causes = [*_inputs(evidence), *_constants(evidence), *_stored(evidence), *_narrow(evidence), *_casts(evidence)]
+    causes = [
+        *_refused(evidence),
+        *_inputs(evidence),
+        *_constants(evidence),
+        *_stored(evidence),
+        *_narrow(evidence),
+        *_casts(evidence),
+    ]
+    judged, tolerance = [one for one in evidence.modules if one.judged], EPSILONS * evidence.form.epsilon
+    agree = all(one.half <= one.allowed(tolerance) for one in evidence.outputs.values())
+    if judged and agree and not any(one.wrong or not one.good for one in judged):  # nothing depends on infinities
+        causes = [replace(one, minor=one.minor or one.hint == _NO_FILL) for one in causes]
     if not evidence.fp32_finite:
         return [*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)]
     causes += _outputs(evidence, causes)
@@ -85,7 +97,8 @@ def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
 def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
     """Return the modules whose own arithmetic is wrong by more than rounding explains, in an output or between calls.
 
-    Modules that are already wrong in FP32, or wrong only because of their inputs, are left out.
+    Modules that are already wrong in FP32, or wrong only because of their inputs, are left out. If there are none,
+    `lost_boundary` may blame one.
 
     Args:
         evidence: Measurements and observations of the network's first training step.
@@ -100,6 +113,8 @@ def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
             before = evidence.outputs.get(worst.get(owner(boundary), ""))
             if before is None or errors.own > before.own:
                 worst[owner(boundary)] = boundary
+    if not worst and (lost := lost_boundary(evidence.outputs, evidence.modules, evidence.form)):
+        worst[owner(lost[0])] = lost[0]
     return worst
 
 
@@ -133,10 +148,13 @@ def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[s
     outermost = [name for name in kept if name != LOSS and not any(is_inside(name, outer) for outer in kept)]
     if outermost and "" not in kept:
         yield f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
+    wide = f"precision={'amp_dynamic' if evidence.compute == 'float16' else 'amp_bf16'}"
     if evidence.lost_columns:
-        yield f"precision={'amp_dynamic' if evidence.compute == 'float16' else 'amp_bf16'}"
+        yield wide
     if kept and evidence.compute == "float16":
         yield f"precision={'amp_bf16' if evidence.autocast else 'bf16'}"
+    if "" in kept and not evidence.autocast:
+        yield wide
 
 
 def with_words(found: Sequence[Finding], words: str | None) -> list[Finding]:
@@ -175,10 +193,18 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
         return
     first = evidence.breaks_fp32[0]
     what = (
-        f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP32 too, for finite inputs up to "
-        f"{first.largest_input:.3g}: neither {form} nor the loss scale is the cause"
+        f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP32 too, for {first.given}: "
+        f"neither {form} nor the loss scale is the cause"
     )
     yield Finding("fp32", (first.module,), what, _OPERATOR)
+
+
+def _refused(evidence: ScalingEvidence) -> Iterator[Finding]:
+    if evidence.raised_in is not None:
+        what = f"raises an error in {_NAMES[evidence.compute]} and not in FP32: {evidence.refused}"
+        hint = "check for an index or a size that is computed in half precision before it"
+        keep = _keep(evidence, [evidence.raised_in.rpartition(".")[0]])
+        yield Finding("refused", (evidence.raised_in,), what, hint, keep)
 
 
 def _inputs(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -217,6 +243,10 @@ def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
     if norms:
         what = f"parameters and statistics of {_count(norms, 'norm layer')} are {name}"
         yield Finding("norm", tuple(norms), what, "keep them in FP32", ("norms",))
+    if changed := [one for one in evidence.rounded if one.rpartition(".")[0] not in norms]:
+        what = f"forward passes change {_count(changed, 'tensor')} in {name}, which rounds small changes away"
+        keep = _keep(evidence, [one.rpartition(".")[0] for one in changed])
+        yield Finding("changed", tuple(changed), what, "keep running statistics and counters in FP32", keep)
 
 
 def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -279,7 +309,7 @@ def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
     no_matter = f"against FP64: {_NAMES[evidence.compute]} is not the cause"
     for boundary, errors in evidence.outputs.items():
-        if errors.fp32 > ILL_CONDITIONED_OUTPUT:  # later modules use this output
+        if errors.fp32 > ILL_CONDITIONED_OUTPUT and boundary != LOSS:  # later modules use this output
             name = owner(boundary)
             what = f"the output is off by {_percent(errors.fp32)} in FP32 already, {no_matter}"
             yield Finding("fp32", (name,), what, _CONDITION)
@@ -292,7 +322,7 @@ def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _overflows(evidence: ScalingEvidence) -> Iterator[Finding]:
     never = [module for module in evidence.modules[::-1] if module.judged and not module.finite]
     # Infinities of the forward pass make the gradients infinite.
-    if never and not any(math.isinf(evidence.outputs[one].own) for one in wrong_outputs(evidence).values()):
+    if never and not any(math.isinf(evidence.outputs[one].half) for one in wrong_outputs(evidence).values()):
         leaves = f"the backward pass itself exceeds the range of {_NAMES[evidence.compute]}"
         what = f"gradients of {_count(never, 'module')} ({_first(never)}) are not finite at any scale: {leaves}"
         where, hint = tuple(evidence.breaks) or _names(never), "reduce the factors that multiply gradients there"
@@ -303,7 +333,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
     """Yield findings on modules that make their output wrong themselves, unless another finding explains it."""
     form = _NAMES[evidence.compute]
     alike: dict[tuple[bool, str], list[tuple[str, str, OutputErrors, Operation | None]]] = {}
-    known = _modules(causes)
+    known = _modules([one for one in causes if not one.minor])
     for name, boundary in wrong_outputs(evidence).items():
         errors, module, first = evidence.outputs[boundary], name, _first_break(evidence, name)
         if first is None:  # a parent may compute the input of this module
@@ -321,16 +351,17 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
         off = f"off by {_percent(errors.half)} against FP64, rounding explains {_percent(explained)}"
         beyond = ""
         if first is not None:
-            finite = f"for finite inputs up to {first.largest_input:.3g}"
-            beyond = f": {operator_name(first)} returns {first.kind} {finite}"
+            beyond = f": {operator_name(first)} returns {first.kind} for {first.given}"
         elif not math.isfinite(errors.own) and errors.largest > evidence.form.max:
             beyond = f": it reaches {errors.largest:.3g} in FP64"
         elif inexact := evidence.operators.get(worst):
-            beyond = f": {inexact.operator} is the first operator that is off, by {_percent(inexact.error)}"
+            beyond = f": rounding {inexact.operator} alone makes it {_percent(inexact.error)} wrong"
         child = boundary.partition(HANDED)[2]
         subject = f"what it hands to {child}" if child else "the output"
         what = f"{subject} in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}"
         hint = "check for half-precision arithmetic that should be FP32"
+        if where == (LOSS,):
+            what, hint = what.replace("the output", "its value", 1), "compute the loss in FP32, from logits.float()"
         yield Finding("output", where, what, hint, _keep(evidence, where))
 
 
@@ -352,7 +383,7 @@ def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -
     inexact = evidence.operators.get(module)
     operators = {operator for one, operator in evidence.narrow if one == module}
     operators |= {_plain(operator) for one, operator, _, _ in evidence.constants if one == module}
-    operators |= {"a cast" for one, _ in evidence.casts if one == module}
+    operators |= {"a cast" for one, dtype in evidence.casts if one == module and dtype != evidence.compute}
     if first is None and inexact is not None:
         return _plain(inexact.operator) in operators
     return first is None or _plain(operator_name(first)) in operators

@@ -30,19 +30,20 @@ from mptrain.inspection.module_tensors import (
     Outputs,
     breaks_proportion,
     distance,
-    hook_outputs,
+    hook_step,
     norm,
+    owner,
     record_outputs,
     relative_error,
 )
-from mptrain.inspection.operator_errors import OperatorError, OperatorErrors
+from mptrain.inspection.operator_errors import OperatorError, RoundedOperator
 from mptrain.inspection.random_draws import SameDraws
 from mptrain.inspection.scale_check_observation import disable_dropout, largest_values
 from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.numerics.formats import Format
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
-from mptrain.probe.module_trail import ModuleTrail
+from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import Observer, Operation
 from mptrain.random_state import other_random_numbers
 from mptrain.scaler.static import StaticScaler
@@ -51,6 +52,9 @@ from mptrain.workloads.base.task import Objective
 
 #: Exponents of the scales at which FP32 gradients are compared with those at scale 1.
 FP32_EXPONENTS = (12, 24)
+
+#: Ratio of errors up to which two operators are equally wrong.
+SAME = 1.1
 
 #: Gradients by parameter name, float64.
 Gradients = dict[str, Tensor]
@@ -80,7 +84,12 @@ class Reference:
 
 
 def compute_reference(
-    parts: Parts, batch: Batch, form: Format, said: Outputs, weights: Mapping[str, Tensor] | None = None
+    parts: Parts,
+    batch: Batch,
+    form: Format,
+    said: Outputs,
+    weights: Mapping[str, Tensor] | None = None,
+    inputs: torch.dtype = torch.float32,
 ) -> Reference:
     """Compute gradients and outputs of one step without half precision, to compare a half-precision step with.
 
@@ -91,6 +100,7 @@ def compute_reference(
         said: Outputs of each module in half precision, call by call.
         weights: Half-precision parameters by name that produced those outputs, if any. Their rounding belongs to the
             forward pass.
+        inputs: Dtype of the model's inputs in half precision, whose rounding belongs to the forward pass too.
 
     Raises:
         ConfigError: The task's loss is not a float32 scalar.
@@ -113,7 +123,7 @@ def compute_reference(
     wide = _gradients_under(record_outputs(right), parts, batch)
     replacement = OutputReplacement(said)
     with _weights(parts.model, weights or {}):
-        exact = _gradients_under(replacement, parts, batch)
+        exact = _gradients_under(replacement, parts, batch.cast(inputs).cast(dtype))
     exact32 = _gradients_under(OutputReplacement(said32), parts, batch)
     rounded = _rounded_outputs(parts, batch, form)
     return Reference(
@@ -208,8 +218,8 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
 
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
-    """Return the gradients at scale 1 with a function applied to every module output."""
-    with hook_outputs(parts.model, change):
+    """Return the gradients at scale 1 with a function applied at every boundary."""
+    with hook_step(parts, change):
         return gradients(parts, batch, 1.0)
 
 
@@ -240,26 +250,68 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 
 
 def operator_errors(
-    parts: Parts, batch: Batch, modules: Collection[str], form: Format, scale: float = 1.0
+    half: tuple[Parts, Batch],
+    wide: Callable[[], tuple[Parts, Batch]],
+    said: Outputs,
+    modules: Collection[str],
+    form: Format,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, OperatorError]:
-    """Return the first operator of each of some modules that is wrong in the forward pass although it is finite.
+    """Return the operator of each of some modules whose rounding makes the module wrong in the forward pass.
 
     Args:
-        parts: The run in half precision.
-        batch: The prepared batch.
-        modules: Qualified names of the modules whose own arithmetic is wrong.
-        form: The half-precision format, for the tolerance.
-        scale: The loss scale.
+        half: The run in half precision and its prepared batch.
+        wide: Function that returns a newly built run in ``precision=fp32`` and its batch.
+        said: Tensors at the boundaries of modules in half precision, call by call.
+        modules: Qualified names of the modules.
+        form: The half-precision format.
+        weights: Half-precision parameters by name that produced ``said``, if any.
+
+    Returns:
+        The operators by module; empty if the model or its task does not run in FP64.
     """
-    if not capabilities(parts.device).fp64:
-        return {}
+    dtype = DTYPES[form.name]  # type: ignore[index]
+
+    def observed(
+        parts: Parts, batch: Batch, change: Change, chosen: str | None = None, inside: bool = False
+    ) -> RoundedOperator:
+        trail = ModuleTrail()
+        rounding = RoundedOperator(trail, modules, dtype, chosen, inside)
+        plan = replace(parts.plan, products=rounding.inside(parts.plan.products))
+        with trail.followed(parts.model):
+            _gradients_under(change, replace(parts, plan=plan), batch)
+        return rounding
+
+    names = {
+        (module, name): None
+        for module, name, value in observed(*half, lambda _, value: value).results
+        if value.dtype == dtype
+    }
+    parts, batch = wide()
     parts.model.train()
-    trail = ModuleTrail()
-    errors = OperatorErrors(trail, set(modules), EPSILONS * form.epsilon)
-    plan = replace(parts.plan, products=errors.inside(parts.plan.products))
-    with trail.followed(parts.model):
-        gradients(replace(parts, plan=plan), batch, scale)
-    return errors.found
+    disable_dropout(parts.model)
+    if not _runs_in_float64(parts, batch):
+        return {}
+    batch = batch.cast(torch.float64)
+
+    def own(chosen: str | None = None, inside: bool = False) -> Outputs:
+        computed, replacement = Outputs(), OutputReplacement({} if inside else said)
+        keep = record_outputs(computed)
+        observed(parts, batch, lambda at, one: replacement(at, keep(at, one)), chosen, inside)
+        return computed
+
+    found: dict[str, OperatorError] = {}
+    with _weights(parts.model, weights or {}):
+        for inside in (False, True):
+            plain = own(None, inside)
+            wanted = [(module, name) for module, name in names if module not in found]
+            rounded = {chosen: own(chosen, inside) for chosen in dict.fromkeys(name for _, name in wanted)}
+            for module, name in wanted:
+                errors = (relative_error(rounded[name][at], plain[at]) for at in plain if owner(at) == module)
+                known = found.get(module, OperatorError("", EPSILONS * form.epsilon / 4)).error
+                if (error := max(errors, default=0.0)) > SAME * known:  # the first of those that only pass values on
+                    found[module] = OperatorError(name, error)
+    return found
 
 
 def find_breaks(
@@ -393,7 +445,7 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
     keep = record_outputs(found)
 
     def rounded(name: str, value: Tensor) -> Tensor:
-        return keep(name, value.to(half).to(value.dtype))
+        return keep(name, value.to(half).to(value.dtype) if value.is_floating_point() and name != LOSS else value)
 
     with torch.no_grad():
         for parameter in parts.model.parameters():

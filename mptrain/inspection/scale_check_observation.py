@@ -19,7 +19,7 @@ from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
-from mptrain.inspection.module_tensors import Outputs, hook_outputs, record_outputs
+from mptrain.inspection.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.inspection.random_draws import SameDraws
 from mptrain.inspection.scale_check_ranges import ScalingEvidence
 from mptrain.numerics.formats import FORMATS, Format
@@ -177,17 +177,21 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     parts.model.train()
     policy = parts.policy
     scales = {one.name: (one.scale.item(), isinstance(one.scaler, (StaticScaler, NoScaler))) for one in parts.learners}
-    trail, refused, untrained = ModuleTrail(), "", {}
+    trail, refused, raised_in, untrained = ModuleTrail(), "", None, {}
+    rounded: tuple[str, ...] = ()
     disable_dropout(parts.model)
     said: Outputs = {}
     half = HalfArithmetic(trail)
     observed = replace(parts, plan=replace(parts.plan, products=half.inside(parts.plan.products)))
     try:
-        with SameDraws(), trail.followed(parts.model), hook_outputs(parts.model, record_outputs(said)):
-            untrained = rehearse(observed, batch).untrained
+        with SameDraws(), trail.followed(parts.model), hook_step(parts, record_outputs(said)):
+            rehearsed = rehearse(observed, batch)
+            untrained, rounded = rehearsed.untrained, rehearsed.rounded
     except (FirstBatchError, EnvironmentRefused) as error:
         if not any(constant.becomes == "infinite" for constant in half.constants):
-            raise
+            if isinstance(error, EnvironmentRefused) or trail.raised_in is None:
+                raise
+            raised_in = trail.raised_in[0]
         refused = str(error.__cause__ or error).splitlines()[0]
     evidence = ScalingEvidence(
         policy.compute,
@@ -198,6 +202,8 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
         no_gradient=(*untrained.get("no_gradient", ()), *untrained.get("no_learner", ())),
         scales=scales,
         floors={one.name: one.scaler.floor for one in parts.learners if getattr(one.scaler, "min_scale", None)},
+        rounded=rounded,
+        raised_in=raised_in,
         epsilons=_small_epsilons(parts.model, form),
         refused=refused,
         keep_fp32=policy.keep_fp32,

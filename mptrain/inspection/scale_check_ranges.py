@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 
 from mptrain.inspection.operator_errors import OperatorError
 from mptrain.numerics.formats import FORMATS, Format
+from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
 
 #: Acceptable relative error in multiples of the format's epsilon: 2^-7 for FP16.
@@ -54,6 +55,13 @@ TIMES_ROUNDED = 2.0
 
 #: Share of its norm that a gradient may lose to underflow without effect on training: see `ModuleScaling.allowed_loss`.
 LOST = 0.08
+
+#: Error of an output, in multiples of what is acceptable for any, above which a module makes rounding errors grow. The
+#: errors of the sound models above are at most once as large.
+TIMES_GROWN = 16.0
+
+#: Relative error above which most of an output or of a gradient is lost.
+MUCH = 0.5
 
 #: Minimum factor by which an error from underflow falls with each doubling of the scale. Without rounding it halves.
 FALLING = 1.5
@@ -308,6 +316,38 @@ class OutputErrors:
         return max(tolerance, TIMES_ROUNDED * self.explained if math.isfinite(self.explained) else 0.0)
 
 
+def least_grown(form: Format) -> float:
+    """Return the relative error above which rounding errors of a half-precision format have grown: `TIMES_GROWN`."""
+    return min(TIMES_GROWN * EPSILONS * form.epsilon, MUCH)
+
+
+def lost_boundary(
+    outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScaling], form: Format
+) -> tuple[str, str] | None:
+    """Return a boundary to blame for one at which many digits are lost although all modules are exact, and the latter.
+
+    The first is where a module's own error is largest up to the second, such as sums whose offset is subtracted later.
+    If all errors are only those of rounding, it is the second: its module takes the difference of nearly equal values.
+    If rounding explains the loss, wrong gradients must confirm that the values matter.
+
+    Args:
+        outputs: Errors at each boundary, in the order of the forward pass.
+        modules: Errors of gradients.
+        form: The half-precision format.
+    """
+    tolerance, least = EPSILONS * form.epsilon, least_grown(form)
+    matters = any(one.judged and least < one.expected < math.inf for one in modules)
+    before: list[str] = []
+    for at, errors in outputs.items():
+        if errors.fp32 > ILL_CONDITIONED_OUTPUT or errors.own > tolerance:  # or values that underflow
+            return None
+        before.append(at)
+        if at != LOSS and errors.half > least and (matters or errors.half > errors.allowed(tolerance)):
+            worst = max(before, key=lambda one: outputs[one].own)
+            return (worst if outputs[worst].own > form.epsilon else at), at
+    return None
+
+
 @dataclass(frozen=True)
 class ScalingEvidence:
     """Measurements and observations of a network's first training step, for the findings of ``mptrain doctor``.
@@ -338,6 +378,8 @@ class ScalingEvidence:
         autocast: Whether the precision mode uses autocast.
         lost_columns: Columns of the inputs that the cast to half precision rounds away, for display; empty for none.
         floors: Lowest loss scale of each learner's scaler.
+        rounded: Buffers and frozen parameters in half precision in which small changes are lost.
+        raised_in: Module that raised the error in ``refused``; None if a constant explains it.
     """
 
     compute: str
@@ -362,6 +404,8 @@ class ScalingEvidence:
     autocast: bool = False
     lost_columns: str = ""
     floors: Mapping[str, float] = field(default_factory=dict)
+    rounded: Sequence[str] = ()
+    raised_in: str | None = None
 
     @property
     def form(self) -> Format:

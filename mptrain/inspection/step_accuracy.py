@@ -16,23 +16,28 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_outputs, owner, record_outputs
+from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
 from mptrain.inspection.operator_errors import OperatorError
-from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients, operator_errors
+from mptrain.inspection.scale_check_gradients import (
+    compare_backward,
+    compute_reference,
+    gradients,
+    operator_errors,
+)
 from mptrain.inspection.scale_check_observation import disable_dropout
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
+    MUCH,
     ModuleScaling,
     OutputErrors,
     by_module,
+    lost_boundary,
 )
 from mptrain.inspection.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype, set_matmul_precision
-
-#: Relative error above which most of an output is lost.
-MUCH = 0.5
+from mptrain.probe.module_trail import LOSS
 
 
 def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScaling]) -> tuple[float, float]:
@@ -45,7 +50,7 @@ def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[Module
         modules: Errors of gradients; the best loss scale counts.
     """
     gradients = [math.hypot(one.expected, one.best) for one in modules if one.judged]
-    right = [one.half for one in outputs.values() if one.fp32 <= ILL_CONDITIONED_OUTPUT]
+    right = [one.half for at, one in outputs.items() if one.fp32 <= ILL_CONDITIONED_OUTPUT and at != LOSS]
     return max(right, default=0.0), max(gradients, default=0.0)
 
 
@@ -59,7 +64,7 @@ def why_worse(before: tuple[float, float] | None, after: tuple[float, float]) ->
     for what, at in (("an output", 0), ("the gradients of a module", 1)):
         if after[at] > MUCH:
             return f"{what} would be off by {100 * after[at]:.3g} % against FP32"
-    if before is not None and math.isfinite(before[1]) and before[1] < after[1] and before[0] < after[0]:
+    if before is not None and math.isfinite(before[1]) and 2 * before[1] < after[1] and before[0] < after[0]:
         instead = f"{100 * after[1]:.3g} % instead of {100 * before[1]:.3g} %"
         return f"rounding errors grow: gradients are off by up to {instead}"
     return ""
@@ -75,7 +80,7 @@ class StepAccuracy:
             of the forward pass.
         modules: Gradient errors by module at one loss scale, in the same order; modules without own outputs come last.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
-        operator: First operator whose result is wrong but finite in the module that `wrong_output` blames.
+        operator: Operator whose rounding makes the module wrong that `wrong_output` blames.
     """
 
     form: Format
@@ -95,7 +100,8 @@ class StepAccuracy:
 
         Half precision is not the cause of such errors.
         """
-        outputs = (owner(one) for one, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
+        wrong = (one for one, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
+        outputs = (owner(one) for one in wrong if one != LOSS)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
@@ -111,8 +117,8 @@ class StepAccuracy:
     def wrong_output(self) -> str | None:
         """First boundary whose error is larger than rounding explains, a key of ``outputs``; later modules use it.
 
-        It is one to which the module's own arithmetic adds the error, if there is one. None if there is no such
-        boundary, or if an earlier module is already wrong in FP32.
+        It is one to which the module's own arithmetic adds the error, or else one that `lost_boundary` blames. None if
+        there is no such boundary, or if an earlier module is already wrong in FP32.
         """
         wrong = []
         for boundary, errors in self.outputs.items():
@@ -123,7 +129,8 @@ class StepAccuracy:
             if not errors.half <= self.allowed(boundary):
                 wrong.append(boundary)
         own = (one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon)
-        return next(own, next(iter(wrong), None))
+        lost = lost_boundary(self.outputs, self.modules, self.form)
+        return next(own, lost[0] if lost else None)
 
     def allowed(self, name: str) -> float:
         """Return the largest acceptable relative error of a module's output in half precision.
@@ -187,9 +194,11 @@ def measure_accuracy(
     parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
     form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
     said: Outputs = {}
-    with hook_outputs(parts.model, record_outputs(said)):
+    with hook_step(parts, record_outputs(said)):
         found = gradients(parts, batch, scale)
-    reference = compute_reference(_alone(wide(), learner), batch32, form, said)
+    inputs = input_dtype(parts.policy)
+    reference = compute_reference(_alone(wide(), learner), batch32, form, said, inputs=inputs)
+    batch32 = batch32.cast(inputs).cast(torch.float32)
     exponent = round(math.log2(scale))
     distances = [
         replace(one, errors={exponent: distance(found[name], reference.exact[name])}, shifts={exponent: 0.0})
@@ -201,7 +210,8 @@ def measure_accuracy(
     if (wrong_output := accuracy.wrong_output) is not None:
         module = owner(wrong_output)
         set_matmul_precision(parts.policy)
-        accuracy = replace(accuracy, operator=operator_errors(parts, batch, [module], form, scale).get(module))
+        operators = operator_errors((parts, batch), lambda: (_alone(wide(), learner), batch32), said, [module], form)
+        accuracy = replace(accuracy, operator=operators.get(module))
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
     set_matmul_precision(parts.policy)

@@ -39,6 +39,7 @@ class Operation:
         finite_inputs: Whether all tensors and numbers among the inputs are finite.
         largest_input: Largest finite magnitude of the inputs.
         zero_inputs: Number of zeros in the inputs.
+        nan_inputs: Whether an input contains NaN, or an earlier operator overflowed, so that NaN may follow.
     """
 
     phase: Pass
@@ -50,6 +51,7 @@ class Operation:
     finite_inputs: bool
     largest_input: float
     zero_inputs: int = 0
+    nan_inputs: bool = True
 
     @property
     def finite(self) -> bool:
@@ -58,13 +60,19 @@ class Operation:
 
     @property
     def breaks(self) -> bool:
-        """True if this operator produces inf or NaN: all inputs are finite and an output is not."""
-        return self.finite_inputs and not self.finite
+        """True if this operator produces inf or NaN: from finite inputs, or NaN from infinities, as 0 * inf does."""
+        makes_nan = not self.nan_inputs and any(counts.nan for counts in self.outputs)
+        return makes_nan or (self.finite_inputs and not self.finite)
+
+    @property
+    def given(self) -> str:
+        """Description of the inputs, as part of a sentence about an operator that `breaks`."""
+        return f"finite inputs up to {self.largest_input:.3g}" if self.finite_inputs else "infinite inputs"
 
     @property
     def kind(self) -> str:
         """Kind of a non-finite output: ``inf`` if an output contains infinities, else ``NaN``."""
-        return "inf" if any(counts.inf for counts in self.outputs) else "NaN"
+        return "inf" if self.finite_inputs and any(counts.inf for counts in self.outputs) else "NaN"
 
 
 @dataclass
@@ -224,7 +232,7 @@ class Observer(ModuleObserver):
         self.operations: list[Operation] = []
         self.functions: dict[tuple[str, str], CustomFunction] = {}
         self.refusal: OperatorError | None = None
-        self._explored = False
+        self._explored = self._overflowed = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -233,7 +241,7 @@ class Observer(ModuleObserver):
         given = list(floating_in((args, kwargs)))
         wanted = bool(given) and (computes(func) or func.overloadpacket.__name__ == "_to_copy")
         # Read before the operator changes an input in place.
-        finite, largest, zeros = _operands(given, args, kwargs) if wanted else (True, 0.0, 0)
+        finite, largest, zeros, nan = _operands(given, args, kwargs) if wanted else (True, 0.0, 0, False)
         inputs, name = dtype_names(given), func.overloadpacket.__name__
         try:
             result = func(*args, **(kwargs or {}))
@@ -246,8 +254,11 @@ class Observer(ModuleObserver):
         if wanted:
             outputs = tuple(read_counts(count_exponents(t).tolist(), t.dtype) for t in floating_in(result))
             if outputs:
-                seen = Operation(phase, module, function, name, inputs, outputs, finite, largest, zeros)
+                seen = Operation(
+                    phase, module, function, name, inputs, outputs, finite, largest, zeros, nan or self._overflowed
+                )
                 self.operations.append(seen)
+                self._overflowed |= seen.breaks  # NaN follows from it
         return result
 
     def _function(self) -> str:
@@ -282,12 +293,13 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
-def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int]:
-    """Return whether all inputs of an operator are finite, their largest finite magnitude and their number of zeros.
+def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int, bool]:
+    """Return whether all inputs of an operator are finite, their largest finite magnitude, their zeros, and any NaN.
 
     Plain numbers count as inputs, so that filling an attention mask with -inf is not an operator that produces inf.
     """
-    finite, largest, zeros = all(math.isfinite(number) for number in _numbers(arguments)), 0.0, 0
+    numbers = list(_numbers(arguments))
+    finite, largest, zeros, nan = all(map(math.isfinite, numbers)), 0.0, 0, any(map(math.isnan, numbers))
     for tensor in tensors:
         if not tensor.numel():
             continue
@@ -296,9 +308,9 @@ def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float
         if math.isfinite(low) and math.isfinite(high):
             largest = max(largest, low, high)
         else:
-            finite = False
+            finite, nan = False, nan or math.isnan(low)
             largest = max(largest, read_counts(count_exponents(tensor).tolist(), tensor.dtype).largest)
-    return finite, largest, zeros
+    return finite, largest, zeros, nan
 
 
 def _numbers(values: Any) -> Iterator[float]:

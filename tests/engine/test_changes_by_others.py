@@ -356,12 +356,41 @@ def test_a_frozen_average_is_saved_as_it_is_and_small_changes_in_half_precision_
     assert not wide.plan.guard.notes
     (note,) = half.plan.guard.notes
     assert note.startswith(
-        "forward passes change 1 frozen parameters in float16, which rounds small changes away: slow.weight"
+        "forward passes change 1 buffers or frozen parameters in float16, which rounds small changes away: slow.weight"
     )
     saved = {**dict(half.model.named_parameters()), **half.full_precision()}
     assert "slow.weight" not in half.full_precision()
     assert "slow.bias" in half.full_precision()  # not changed, so as precise as it was drawn
     torch.testing.assert_close(saved["slow.weight"].float(), wide.model.slow.weight, rtol=0.02, atol=2e-3)
+
+
+class Accumulates(nn.Module):
+    """A step counter, a running mean that is assigned, the last mean, and the rows of a queue: only two accumulate."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        for name, shape in {"steps": (), "mean": 16, "last": 16, "queue": (64, 16)}.items():
+            self.register_buffer(name, torch.zeros(shape))
+
+    def forward(self, images):
+        hidden = torch.tanh(self.body(images.flatten(1)))
+        if self.training:
+            with torch.no_grad():
+                self.steps += 1
+                self.mean = torch.lerp(self.mean, hidden.mean(0).to(self.mean.dtype), 0.1)
+                self.last.copy_(hidden.mean(0))
+                self.queue[:4].copy_(hidden[:4])
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "bf16"])
+def test_counters_and_running_means_in_half_precision_are_warned_of_and_kept_in_fp32_by_name(precision, monkeypatch):
+    (note,) = run(Accumulates, f"precision={precision}", monkeypatch=monkeypatch).plan.guard.notes
+    assert "forward passes change 2 buffers or frozen parameters" in note
+    assert ": mean, steps (precision.keep_fp32 can name their modules)" in note
+    assert not run(Accumulates, "precision=amp_dynamic", monkeypatch=monkeypatch).plan.guard.notes
 
 
 class Casts(Clips):

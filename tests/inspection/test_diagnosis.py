@@ -146,3 +146,16 @@ def test_the_step_of_a_later_learner_is_compared_with_none_that_lacks_the_update
     found = diagnose_config(compose(words), learner=learner).found
     assert found.cause == "none"
     assert ("agree with those of FP32" in found.verdict) is compared
+
+
+def test_of_a_run_that_an_exception_ended_the_next_step_is_examined():
+    assert main([*TINY, "precision=fp16_dynamic", "run.name=run"]) == 0
+    record, failure = Path("outputs/run/run.json"), Path("outputs/run/failure")
+    record.write_text(record.read_text().replace('"status": "done"', '"status": "failed"'))
+    failure.mkdir()
+    (failure / "traceback.txt").write_text("IndexError: index out of range in self")  # of the exception
+    found = diagnose_run("run").found
+    assert "the checkpoint of step" in found.remarks[0]
+    (failure / "diagnosis.json").write_text("{")
+    with pytest.raises(StorageError):
+        diagnose_run("run")

@@ -11,6 +11,7 @@ from mptrain.engine.step import accumulate_gradients
 from mptrain.inspection.scale_check_gradients import compare_scales, compute_reference, gradients
 from mptrain.inspection.scale_check_observation import disable_dropout, inspect_step, largest_values
 from mptrain.numerics.formats import FLOAT16
+from mptrain.probe.module_trail import LOSS
 
 
 def first(parts):
@@ -60,6 +61,7 @@ def test_in_fp32_every_error_is_that_of_fp32_alone():
         assert one.expected < 1e-5 * one.reference
         assert one.fp32_shift == 0
     assert not reference.breaks
+    assert reference.outputs.pop(LOSS).half < 1e-6
     assert all(errors.half < 1e-6 and errors.explained > 1e-5 for errors in reference.outputs.values())
 
 
