@@ -170,7 +170,7 @@ class _Members:
         return [view if view.is_contiguous() else view.contiguous() for view in views]
 
     def _views(self, tensors: list[Tensor]) -> list[Tensor]:
-        if not any(self._orders):
+        if set(self._orders) == {None}:
             return tensors
         pairs = zip(tensors, self._orders, strict=True)
         return [tensor if order is None else tensor.permute(order) for tensor, order in pairs]
