@@ -188,18 +188,20 @@ def _rounded(parts: Parts, batch: Batch, changed: list[str]) -> tuple[str, ...]:
     halves = [name for name in changed if name not in trained and tensors[name].dtype.itemsize == 2]
     shifts = {name: max(1.0, float(tensors[name].abs().max())) / 8 for name in halves}
     ends: list[list[torch.Tensor]] = []
-    for times in (0, 1) if halves else ():
-        with parts.plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
-            for name, shift in shifts.items():
-                tensors[name].add_(times * shift)
-            for learner in parts.learners:
-                with torch.enable_grad():
-                    accumulate_gradients(learner, parts.model, batch, parts.plan)
-                learner.weights.gradients.zero_grad()
-            parts.plan.guard.settle()
-            ends.append([tensors[name].float() for name in halves])
-    moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)] if ends else []
-    halves = [name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2]
+    with contextlib.suppress(Exception):  # a model may refuse the shifted values
+        for times in (0, 1) if halves else ():
+            with parts.plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
+                for name, shift in shifts.items():
+                    tensors[name].add_(times * shift)
+                for learner in parts.learners:
+                    with torch.enable_grad():
+                        accumulate_gradients(learner, parts.model, batch, parts.plan)
+                    learner.weights.gradients.zero_grad()
+                parts.plan.guard.settle()
+                ends.append([tensors[name].float() for name in halves])
+    if len(ends) == 2:  # else all are named
+        moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)]
+        halves = [name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2]
     if halves:
         more = f" and {len(halves) - 3} more" if halves[3:] else ""
         parts.plan.guard.notes.append(

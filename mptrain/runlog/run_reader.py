@@ -131,6 +131,10 @@ class Run:
                     yield number, line[:-1].decode("utf-8", "replace")
 
 
+#: Largest configuration; pages show it whole.
+_MOST_BYTES = 1_000_000
+
+
 def read_run(path: Path | str) -> Run:
     """Read the run in a directory; its record files are read later, by the methods of `Run`.
 
@@ -168,9 +172,12 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 def _text(path: Path) -> str:
     with storage_errors(path, "read"):
         try:
-            return read_bytes(path).decode("utf-8", "surrogateescape")
+            found = read_bytes(path)
         except FileNotFoundError:
             return ""
+    if len(found) > _MOST_BYTES:
+        raise StorageError(f"{path} has {len(found):,} bytes, more than any configuration", "restore it from a copy")
+    return found.decode("utf-8", "surrogateescape")
 
 
 def _usual_step(line: str) -> StepRecord | None:

@@ -393,6 +393,17 @@ def test_counters_and_running_means_in_half_precision_are_warned_of_and_kept_in_
     assert not run(Accumulates, "precision=amp_dynamic", monkeypatch=monkeypatch).plan.guard.notes
 
 
+class Refuses(Accumulates):
+    def forward(self, images):
+        assert self.steps == self.steps.round(), "a count is a whole number"
+        return super().forward(images)
+
+
+def test_a_model_that_refuses_other_counts_trains_and_what_it_changes_is_named(monkeypatch):
+    (note,) = run(Refuses, "precision=bf16", monkeypatch=monkeypatch).plan.guard.notes
+    assert "forward passes change 4 buffers" in note
+
+
 class Casts(Clips):
     def forward(self, images):
         self.head.bias.data = self.head.bias.data.double()

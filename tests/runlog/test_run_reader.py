@@ -182,6 +182,12 @@ def test_overrides_that_were_edited_into_something_else_are_located(run, line):
         read_run(run.root)
 
 
+def test_a_configuration_of_many_megabytes_is_refused(run):
+    run.paths.config.write_text("x: 1\n" + "y" * 2_000_000)
+    with pytest.raises(StorageError, match=r"config.yaml has 2,000,005 bytes, more than any configuration"):
+        read_run(run.root)
+
+
 def test_what_is_not_a_run_is_said_to_be_none(tmp_path):
     with pytest.raises(StorageError, match=r"no run\.json"):
         read_run(tmp_path)
