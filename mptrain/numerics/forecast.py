@@ -61,6 +61,7 @@ from mptrain.numerics.exponents import (
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
     FEWEST,
+    MOST,
     OverflowEvidence,
     RecordedSteps,
     SampledStep,
@@ -241,7 +242,7 @@ class GradientHistory:
             at_smallest=self._at_smallest,
             unusable=self._unusable,
             largest=max(sound, key=lambda sample: sample.largest, default=None),
-            evidence=find_evidence(sampled_steps, record),
+            evidence=_agreeing(find_evidence(sampled_steps, record), limits),
         )
         if found.largest is None or found.largest.largest == 0:
             return found
@@ -285,6 +286,15 @@ class GradientHistory:
                 )
             )
         return tuple(found)
+
+
+def _agreeing(evidence: OverflowEvidence, limits: Counter[int]) -> OverflowEvidence:
+    """Return evidence whose samples prove no scale at which the norms of all steps let more of them overflow."""
+    most = MOST * limits.total()
+    allowed = [exponent for exponent in EXPONENTS if sum(n for at, n in limits.items() if at <= exponent) < most]
+    if evidence.by_samples is None or evidence.by_samples in allowed:
+        return evidence
+    return replace(evidence, by_samples=max(allowed, default=None))
 
 
 def _is_settled(found: Forecast) -> bool:

@@ -105,6 +105,18 @@ def test_steps_between_looks_count_by_their_norms():
     assert found.highest == min(limits) - 1
 
 
+@each("high", [4, 16, 1000])
+@each("others", [2, 4, 40])
+def test_samples_prove_no_scale_at_which_the_norms_of_other_steps_overflow(high, others):
+    sampled_steps = [look(at, {}, {"w": [0.5]}) for at in range(1, 40)]
+    norms = [step(at, 1.0) for at in range(1, 300)] + [step(at, float(high)) for at in range(300, 300 + others)]
+    found = forecast_of(*sampled_steps, steps=norms)
+    shares = [one.overflow_share for one in found.scales]
+    assert shares[found.evidence.by_samples] < 0.01
+    calm = forecast_of(*sampled_steps, steps=norms[:299]).evidence.by_samples
+    assert (found.evidence.by_samples < calm) == (others > 3)
+
+
 def test_norms_before_the_first_look_take_its_ratio():
     found = forecast_of(look(5, {}, {"w": [1.0]}), steps=[step(1, 8.0), step(5, 1.0)])
     assert found.highest == 12  # 8 * 2^13 is too large
