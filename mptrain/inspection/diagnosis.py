@@ -21,6 +21,7 @@ from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
 from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine
+from mptrain.inspection.findings import listed
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.records import StepRecord
@@ -294,9 +295,24 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Loca
         _require_fit(parts, loaded.state)
     saved_step = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    place = LocatedStep(parts, saved_step, None, (remark,), _on_record(directory, wanted), trained=more)
+    skipped = _unexpected(directory, config.extensions.allow) if step is None else ()
+    place = LocatedStep(parts, saved_step, None, (remark, *skipped), _on_record(directory, wanted), trained=more)
     state = directory.read_state()
     return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
+
+
+def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, ...]:
+    """Return a remark on a run's unexpected overflows, with a command that examines the first; empty without any."""
+    try:
+        events = [event for event in read_run(directory.root).events() if event.get("phase") == "unexpected"]
+    except StorageError:
+        return ()
+    steps = list(dict.fromkeys(event["step"] for event in events))
+    if not steps:
+        return ()
+    line = command_with(f"mptrain diagnose {directory.root} --step {steps[0]}", packages)
+    which = "step" if len(steps) == 1 else "steps"
+    return (f"{which} {listed([str(one) for one in steps])} overflowed unexpectedly; to examine the first: {line}",)
 
 
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:

@@ -140,6 +140,17 @@ def test_the_report_of_a_run_that_failed_has_the_hint_of_the_terminal(capsys):
     assert f"To fix it: {state['hint'][:30]}" in page
 
 
+def test_of_a_run_that_ended_well_the_steps_that_overflowed_unexpectedly_are_named():
+    words = (*TINY, "precision=fp16_dynamic", "train.epochs=4", "scaler.init_scale=1024")
+    assert main([*words, "inject.step=20", "inject.tensor=input", "run.name=run"]) == 0
+    remarks = diagnose_run("run").found.remarks
+    assert any(
+        one == "step 20 overflowed unexpectedly; to examine the first: mptrain diagnose outputs/run --step 20"
+        for one in remarks
+    )
+    assert not any("unexpectedly" in one for one in diagnose_run("run", step=20).found.remarks)
+
+
 @pytest.mark.parametrize(("learner", "compared"), [("discriminator", True), ("generator", False)])
 def test_the_step_of_a_later_learner_is_compared_with_none_that_lacks_the_update_before_it(learner, compared):
     words = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "scaler.scale=64")
