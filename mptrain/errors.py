@@ -228,8 +228,8 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
     said = str(error) if isinstance(error, RuntimeError) else ""
     if "device-side assert" in said:
         return DataError(
-            "a check in a kernel of the device failed (device-side assert): an index is out of range, such as a label "
-            "beyond the number of classes or a token beyond the vocabulary",
+            "a check in a kernel of the device failed (device-side assert): usually an index is out of range, such "
+            "as a label beyond the number of classes or a token beyond the vocabulary, or a probability is NaN",
             "device=cpu names the operator, and so does CUDA_LAUNCH_BLOCKING=1 with --traceback; mptrain doctor "
             "dataset=... checks the data",
         )

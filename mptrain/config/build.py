@@ -226,8 +226,9 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     set_matmul_precision(policy)
-    if config.train.deterministic is not None:
+    if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch demands it; cuBLAS reads it when it begins
+    if config.train.deterministic is not None:
         torch.use_deterministic_algorithms(config.train.deterministic)
     if config.train.cudnn_benchmark is not None:
         torch.backends.cudnn.benchmark = config.train.cudnn_benchmark

@@ -8,9 +8,10 @@ constraint on its norm, a moving average of other parameters).
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+import copy
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ class BufferGuard:
         self._places: list[_Place] = []
         by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         seen: set[int] = set()
-        self._attributes = [module.__dict__ for module in model.modules()]
+        self._modules = list(model.modules())
         for path, module in model.named_modules():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
@@ -219,7 +220,8 @@ class BufferGuard:
     def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
         """Context manager that undoes all changes of buffers and parameters when it exits, and says what they were.
 
-        Attributes of modules that are numbers or plain tensors are restored too.
+        Plain attributes of the modules are restored too: tensors, numbers, texts, None, and what lists, sets,
+        dictionaries and deques hold.
 
         Yields:
             Two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that
@@ -235,21 +237,17 @@ class BufferGuard:
             for place in places
             if isinstance(one := place.tensor, nn.Parameter)
         ]
-        attributes = [
-            (attributes, name, value, value.detach().clone() if isinstance(value, Tensor) else value)
-            for attributes in self._attributes
-            for name, value in attributes.items()
-            if isinstance(value, (Tensor, int, float))
-        ]
         halves = [
-            (place.path, place.memory, place.memory.clone())
+            (place.path, place.memory, place.memory.to("cpu", copy=True))
             for place in places
             if place.memory is not None and place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
         ]
+        attributes = [(vars(module), _public(vars(module))) for module in self._modules]
+        tensors = [_contents(one) for _, kept in attributes for one, _ in kept.values() if _is_plain(one)]
         try:
             yield changed, unguarded
             self.settle()
-            changed += [path for path, memory, values in halves if not torch.equal(memory, values)]
+            changed += [path for path, memory, values in halves if not torch.equal(memory.cpu(), values)]
             for path, one, memory, *_ in before:
                 if _kind(one) != _kind(memory):
                     raise _exchanged(path, one)
@@ -272,10 +270,34 @@ class BufferGuard:
             for memory, saved in self._memory:
                 memory.copy_(saved)
             increment_version(self._guarded)
-            for of_module, name, value, content in attributes:
-                of_module[name] = value
-                if isinstance(value, Tensor) and isinstance(content, Tensor) and not torch.equal(value, content):
-                    value.detach().copy_(content)
+            for now, kept in attributes:
+                for name in _public(now).keys() - kept:
+                    del now[name]
+                for name, (value, content) in kept.items():
+                    now[name] = value
+                    if content is not None:
+                        value.clear()
+                        (value.extend if isinstance(value, (list, deque)) else value.update)(content)
+            for tensor, version, address, values in tensors:
+                if tensor._version != version or tensor.data_ptr() != address:
+                    tensor.data = values
+
+
+def _public(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the public attributes of a module, each with a copy of what a container holds, or None."""
+    return {
+        name: (value, copy.copy(value) if type(value) in (list, set, dict, deque) else None)
+        for name, value in attributes.items()
+        if not name.startswith("_")
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_inference()
+
+
+def _contents(tensor: Tensor) -> tuple[Tensor, int, int, Tensor]:
+    return tensor, tensor._version, tensor.data_ptr(), tensor.detach().clone()
 
 
 def _exchanged(path: str, now: Tensor | None) -> ConfigError:

@@ -41,13 +41,13 @@ class Rehearsal:
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
         operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
         in_half: Operators that ran with half-precision tensors.
-        rounded: Names of buffers and untrained parameters in half precision that passes change: small changes are lost.
+        changed: Names of parameters that passes change, and of changed buffers in half precision, on any rank.
     """
 
     untrained: dict[str, list[str]]
     operators: dict[str, list[dict[str, Any]]]
     in_half: frozenset[Any]
-    rounded: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
@@ -73,6 +73,12 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
+    if halves := rounded_tensors(parts, batch, found):
+        more = f" and {len(halves) - 3} more" if halves[3:] else ""
+        telemetry.warn(
+            f"forward passes change {len(halves)} buffers or frozen parameters in {parts.policy.parameters}, which "
+            f"rounds small changes away: {', '.join(halves[:3])}{more} (precision.keep_fp32 can name their modules)"
+        )
     if options.train.compile:
         parts.compile()
     if options.train.engine == "graph" and parts.comm.world_size > 1:
@@ -117,7 +123,6 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         _require_same_everywhere(parts, missing)
     found = _changed_tensors(parts, changed, census)
     guard.follow(found)
-    rounded = _rounded(parts, batch, found)
     model = parts.model if parts.blank is None else parts.blank  # has the dtypes of a forward pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
@@ -125,7 +130,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
         {**untrained_parameters(parts), "no_gradient": missing, "unguarded": unguarded},
         census.table(),
         frozenset(census.in_half),
-        rounded,
+        tuple(found),
     )
 
 
@@ -177,38 +182,47 @@ def _changed_tensors(parts: Parts, changed: list[str], census: OperatorCensus) -
     return sorted(set().union(*parts.comm.all_gather_object([*changed, *written])))
 
 
-def _rounded(parts: Parts, batch: Batch, changed: list[str]) -> tuple[str, ...]:
+def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[str, ...]:
     """Return the changed tensors in half precision that accumulate over steps, unless an optimizer updates them.
 
     A tensor accumulates if most of a shift of all its values is still there after a step, as in a counter or a running
-    mean. Rounding does not harm others, such as the vectors of a spectral norm. A warning names those returned.
+    mean. Rounding does not harm others, such as the vectors of a spectral norm. With several ranks, or if a pass fails
+    with shifted values, all changed ones are returned.
+
+    Args:
+        parts: The built run; the model in training mode.
+        batch: A prepared batch; it is not changed.
+        rehearsal: Result of `rehearse`.
     """
-    trained = {name for learner in parts.learners for name in learner.weights.names}
-    tensors = {**dict(parts.model.named_parameters()), **dict(parts.model.named_buffers())}
-    halves = [name for name in changed if name not in trained and tensors[name].dtype.itemsize == 2]
+    trained = {id(one) for learner in parts.learners for one in learner.weights.params}
+    tensors: dict[str, torch.Tensor] = {
+        **dict(parts.model.named_parameters(remove_duplicate=False)),
+        **dict(parts.model.named_buffers(remove_duplicate=False)),
+    }
+    halves = [
+        name for name in rehearsal.changed if tensors[name].dtype.itemsize == 2 and id(tensors[name]) not in trained
+    ]
+    if parts.comm.world_size > 1 or not halves:
+        return tuple(halves)
     shifts = {name: max(1.0, float(tensors[name].abs().max())) / 8 for name in halves}
     ends: list[list[torch.Tensor]] = []
-    with contextlib.suppress(Exception):  # a model may refuse the shifted values
-        for times in (0, 1) if halves else ():
+    try:
+        for times in (0, 1):
             with parts.plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
                 for name, shift in shifts.items():
                     tensors[name].add_(times * shift)
                 for learner in parts.learners:
                     with torch.enable_grad():
-                        accumulate_gradients(learner, parts.model, batch, parts.plan)
+                        accumulate_gradients(learner, parts.model, batch.clone(), parts.plan)
                     learner.weights.gradients.zero_grad()
                 parts.plan.guard.settle()
                 ends.append([tensors[name].float() for name in halves])
-    if len(ends) == 2:  # else all are named
-        moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)]
-        halves = [name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2]
-    if halves:
-        more = f" and {len(halves) - 3} more" if halves[3:] else ""
-        parts.plan.guard.notes.append(
-            f"forward passes change {len(halves)} buffers or frozen parameters in {parts.policy.parameters}, which "
-            f"rounds small changes away: {', '.join(halves[:3])}{more} (precision.keep_fp32 can name their modules)"
-        )
-    return tuple(halves)
+    except Exception as error:  # a model may refuse the shifted values
+        if isinstance(error, torch.AcceleratorError) or out_of_memory(error):
+            raise
+        return tuple(halves)
+    moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)]
+    return tuple(name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2)
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:

@@ -14,7 +14,7 @@ from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
-from mptrain.engine.rehearsal import rehearse
+from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, listed, no_fault
@@ -106,7 +106,8 @@ class DiagnosisCase:
         if not self._comparable or self.seen.refusal is not None:
             return ()
         try:
-            return rehearse(self.parts, self.saved_step.batch.cast(input_dtype(self.parts.policy))).rounded
+            batch = self.saved_step.batch.cast(input_dtype(self.parts.policy))
+            return rounded_tensors(self.parts, batch, rehearse(self.parts, batch))
         except (EnvironmentRefused, ConfigError):
             return ()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
-from mptrain.engine.rehearsal import rehearse
+from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.inspection.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.inspection.random_draws import SameDraws
@@ -186,7 +186,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     try:
         with SameDraws(), trail.followed(parts.model), hook_step(parts, record_outputs(said)):
             rehearsed = rehearse(observed, batch)
-            untrained, rounded = rehearsed.untrained, rehearsed.rounded
+        untrained, rounded = rehearsed.untrained, rounded_tensors(parts, batch, rehearsed)
     except (FirstBatchError, EnvironmentRefused) as error:
         if not any(constant.becomes == "infinite" for constant in half.constants):
             if isinstance(error, EnvironmentRefused) or trail.raised_in is None:

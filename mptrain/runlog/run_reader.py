@@ -132,7 +132,7 @@ class Run:
 
 
 #: Largest configuration; pages show it whole.
-_MOST_BYTES = 1_000_000
+_MOST_BYTES = 5_000_000
 
 
 def read_run(path: Path | str) -> Run:

@@ -204,6 +204,17 @@ def test_a_counter_in_half_precision_is_a_finding_with_its_module_as_remedy(monk
     assert [remedy.words[0].endswith("odd]") for remedy in result.remedies if remedy.helped] == [True]
 
 
+class CountsAndRounds(Counts):
+    def forward(self, given):
+        return (super().forward(given) * 0.01 + 1000) - 1000
+
+
+def test_a_wrong_output_is_found_beside_a_counter(monkeypatch):
+    found = {one.kind: one for one in examined(CountsAndRounds, monkeypatch).findings}
+    assert found.keys() == {"changed", "output"}
+    assert found["output"].where == ("odd",)
+
+
 class Remembers(nn.Module):
     """Subtracts a running mean that is a plain attribute, in FP32."""
 

@@ -183,8 +183,8 @@ def test_overrides_that_were_edited_into_something_else_are_located(run, line):
 
 
 def test_a_configuration_of_many_megabytes_is_refused(run):
-    run.paths.config.write_text("x: 1\n" + "y" * 2_000_000)
-    with pytest.raises(StorageError, match=r"config.yaml has 2,000,005 bytes, more than any configuration"):
+    run.paths.config.write_text("x: 1\n" + "y" * 6_000_000)
+    with pytest.raises(StorageError, match=r"config.yaml has 6,000,005 bytes, more than any configuration"):
         read_run(run.root)
 
 

@@ -14,6 +14,8 @@ from mptrain.files import open_to_read
 #: Number of other files and folders after which a search ends, if there are not a tenth as many data files.
 MOST_OTHERS = 50_000
 
+_UNREADABLE = (FileNotFoundError, NotADirectoryError, PermissionError, ProcessLookupError)
+
 
 def walk(
     folder: str | Path, suffixes: Collection[str], *, links: bool = True
@@ -36,21 +38,22 @@ def walk(
     waiting: list[tuple[str, tuple[str, ...]]] = [(str(folder), (os.path.realpath(folder),))]
     while waiting:
         parent, within = waiting.pop()
+        others += 1
         folders: dict[str, str] = {}
         names = []
-        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        with contextlib.suppress(*_UNREADABLE), os.scandir(parent) as entries:
             for entry in entries:
                 if _is_folder(entry):
                     place = os.path.realpath(entry.path) if entry.is_symlink() else f"{within[-1]}/{entry.name}"
                     if place not in within and (links or not entry.is_symlink()):
                         folders[entry.name] = place
-                else:
-                    names.append(entry.name)
-                    if entry.name[entry.name.rfind(".") :].lower() in suffixes:
-                        found += 1
-                        if not entry.is_file(follow_symlinks=False) and (why := special_file(entry.path)):
-                            raise DataError(f"{entry.path} cannot be read: {why}", "keep regular files only")
-                        continue
+                    continue
+                names.append(entry.name)
+                if _has_suffix(entry.name, suffixes):
+                    found += 1
+                    if not entry.is_file(follow_symlinks=False) and (why := special_file(entry.path)):
+                        raise DataError(f"{entry.path} cannot be read: {why}", "keep regular files only")
+                    continue
                 others += 1
                 if others > MOST_OTHERS + 10 * found:
                     kinds = " ".join(sorted(suffixes))
@@ -73,8 +76,12 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
         suffixes: The suffixes, in lower case; those of the files may have any case.
     """
     walked = walk(folder, suffixes, links=False)
-    paths = (Path(parent, name) for parent, _, names in walked for name in names)
-    return sorted(path for path in paths if path.suffix.lower() in suffixes and path.is_file())
+    paths = (Path(parent, name) for parent, _, names in walked for name in names if _has_suffix(name, suffixes))
+    return sorted(path for path in paths if path.is_file())
+
+
+def _has_suffix(name: str, suffixes: Collection[str]) -> bool:
+    return name[name.rfind(".") :].lower() in suffixes
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -189,8 +190,13 @@ def loose_images(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether a folder contains an image file at any depth; the search stops at the first one."""
-    return any(_images_among(parent, names) for parent, _, names in walk(folder, EXTENSIONS, links=False))
+    """Return whether a folder contains an image file at any depth; the search stops at the first one, or if it is long.
+
+    It is long beyond the bound of `walk`.
+    """
+    with contextlib.suppress(DataError):
+        return any(_images_among(parent, names) for parent, _, names in walk(folder, EXTENSIONS, links=False))
+    return False
 
 
 def _files_in(folder: Path) -> tuple[str, list[str]]:

@@ -14,6 +14,7 @@ from mptrain.errors import DataError
 from mptrain.workloads.base import data_files
 from mptrain.workloads.base.data_files import files_below, special_file, walk
 from mptrain.workloads.base.sample_digests import file_digests
+from mptrain.workloads.images.image_listing import has_images
 from mptrain.workloads.images.picture_files import picture_size
 from mptrain.workloads.sound.audio_files import RecordingError, recording_seconds
 
@@ -105,6 +106,20 @@ def test_lists_of_files_lead_to_no_special_file_either(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="not a file"):
             picture_size(path)
     assert special_file("list.tsv") == special_file("nowhere") == special_file(".") == ""
+
+
+def test_many_folders_with_a_file_each_are_searched_and_what_has_no_images_has_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_files, "MOST_OTHERS", 20)
+    for number in range(60):
+        (tmp_path / f"train/{number}").mkdir(parents=True)
+        (tmp_path / f"train/{number}/x.png").touch()
+        (tmp_path / f"train/{number}/x.json").touch()
+    (tmp_path / "labels").mkdir()
+    for number in range(60):
+        (tmp_path / f"labels/{number}.txt").touch()
+    assert len(files_below(tmp_path / "train", (".png",))) == 60
+    assert has_images(tmp_path / "train")
+    assert not has_images(tmp_path / "labels")
 
 
 def test_a_search_ends_where_nearly_all_is_no_data(tmp_path, monkeypatch):

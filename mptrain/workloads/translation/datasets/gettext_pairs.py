@@ -106,7 +106,7 @@ def find_catalogs(folder: Path, language: str) -> list[Path]:
         folder: Folder to search.
         language: Language code as in the folder names: fr, de, pt_BR.
     """
-    found = [file for file in _catalogs(folder) if file.parts[-3] == language]
+    found = [file for file in _catalogs(folder) if file.parent.parent.name == language]
     return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
 
 
@@ -117,7 +117,7 @@ def _catalogs(folder: Path) -> list[Path]:
 
 
 def _languages(folders: list[Path]) -> str:
-    there = sorted({file.parts[-3] for folder in folders for file in _catalogs(folder)})
+    there = sorted({file.parent.parent.name for folder in folders for file in _catalogs(folder)})
     return (
         f"dataset.language may be {', '.join(there[:12])}{' ...' if len(there) > 12 else ''}"
         if there
