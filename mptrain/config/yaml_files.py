@@ -110,6 +110,9 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
 
 def _excess(text: str) -> str:
     """Return the reason not to parse YAML text; empty if it is short, flat, and its aliases expand to few values."""
+    too_long = f"it has more than {_LONGEST:,} characters" if len(text) > _LONGEST else ""
+    if len(text) > 20 * _LONGEST:  # the other reasons are not looked for
+        return too_long
     if _LONG_NUMBER.search(text):
         return "it has a number of more than 1,000 digits"
     brackets = accumulate(1 if letter in "[{" else -1 for letter in re.findall(r"[][{}]", text))
@@ -118,8 +121,8 @@ def _excess(text: str) -> str:
     indents = max(len(line) - len(line.lstrip(" -?")) for line in text.split("\n"))
     if indents > 4 * _DEEPEST:
         return _TOO_DEEP
-    if len(text) > _LONGEST:
-        return f"it has more than {_LONGEST:,} characters"
+    if too_long:
+        return too_long
     return _of_events(text) if indents > _DEEPEST or ("&" in text and "*" in text) else ""
 
 
