@@ -74,11 +74,8 @@ OTHERWISE = (
 
 
 @pytest.mark.workload
-@pytest.mark.parametrize("ours", [True, False], ids=["our kernels", "torch's kernels"])
 @pytest.mark.parametrize("words", OTHERWISE, ids=" ".join)
-def test_so_do_steps_with_other_parts(words, ours, monkeypatch):
-    if not ours:
-        monkeypatch.setattr("mptrain.optimizer.updater.available", lambda device, rule: False)
+def test_so_do_steps_with_other_parts(words):
     for precision, model in itertools.product(("amp_dynamic", "fp16_dynamic"), ("mlp", "dcgan")):
         assert look_at(*parts_of(model, precision, *words)).found == [], (precision, model)
 

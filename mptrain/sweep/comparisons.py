@@ -246,13 +246,16 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
 
 
 def single_runs(places: Sequence[str]) -> list[RunMeasures]:
-    """Return the measures of runs that are compared as they are; empty if a place stands for several runs.
+    """Return the measures of runs that are compared as they are; empty if a place, or each arm, has several runs.
 
     Args:
         places: Run directories, names of runs below ``outputs``, or ``last``.
     """
     found = [_runs_of(place) for place in places]
-    return [measure(run) for run in read_runs(paths[0] for paths in found)] if all(len(p) == 1 for p in found) else []
+    runs = [measure(run) for run in read_runs(paths[0] for paths in found if len(paths) == 1)]
+    differ = [[bool(config_differences(one.config, other.config)) for other in runs] for one in runs]
+    several = all(row.count(False) > 1 for row in differ) and any(map(any, differ))  # arms, each with several runs
+    return [] if len(runs) < len(found) or several else runs
 
 
 def _compare(

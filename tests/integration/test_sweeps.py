@@ -274,7 +274,7 @@ def test_a_comparison_and_a_recipe_go_on_after_a_sigkill(folder, deed, child):
     assert process.returncode == (7 if child else -signal.SIGKILL), output
     if child:
         assert "status=failed exit=-9 " in output
-        assert "\nto run the rest: mptrain " in output
+        assert re.search(r"\nto run the rest: (PYTHONPATH=\S+ )?mptrain ", output), output
     wait_until(lambda: nothing_is_left(processes), 20)
 
     again = mptrain(folder, *(("resume", "outputs/mine", WORDS[3]) if deed == "compare" else words))
