@@ -94,7 +94,9 @@ def test_other_shapes_of_training_on_two_ranks():
             answer[1]["evaluations"] = []
         # norms of gradients that are rounded once more: 1.04 % after 21 steps on a CPU without AVX512
         rounded_again = "distributed.reduce=gradients" in case or "scaler=logmax" in case
-        require_same(alone, answer, tolerance=2e-2 if rounded_again else 1e-4 if "model=cnn" in case else FP32_ROUNDING)
+        require_same(
+            alone, answer, tolerance=1.2e-2 if rounded_again else 1e-4 if "model=cnn" in case else FP32_ROUNDING
+        )
 
 
 @pytest.mark.distributed
