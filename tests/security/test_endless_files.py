@@ -19,7 +19,8 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         (BOMB, "expand to more than"),
         ("a: &a [*a]\n", "expand to more than"),
         ("a: " + "[" * 20_000 + "]" * 20_000 + "\n", "nested too deeply"),
-        ("".join(" " * n + f"k{n}:\n" for n in range(3000)), "nested too deeply"),
+        ("".join(" " * n + f"k{n}:\n" for n in range(200)), "nested too deeply"),
+        ("".join(" " * n + f"k{n}:\n" for n in range(3000)), "more than 40,000 characters"),
     ],
 )
 def test_a_file_without_end_is_refused(tmp_path, text, said):
