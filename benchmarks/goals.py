@@ -59,6 +59,7 @@ GOALS = {
         Goal("C16", "sweep of two jobs less two single runs", "-", "-", {"": 2.0}, "low", "s"),
         Goal("C17", "default command on all cores / bare script of the same training", "1.0", "0.8", {"fp32: wall": 1.0, "fp32: training": 1.15, "amp_dynamic: wall": 1.0, "amp_dynamic: training": 1.15}, "low"),
         Goal("C18", "optimizer=torch optimizer.name=AdamW / the best bare loop", "1.0", "-", {"resnet18": 1.05, "mlp": 1.20}, "low"),
+        Goal("C19", "samples/s of the default threads / the best of one thread, spinning and sleeping threads", "1.0", "1.0", {"cnn fp32": 0.95, "cnn amp_dynamic": 0.95, "resnet18 fp32": 0.95, "resnet18 amp_dynamic": 0.95}, "high"),
         Goal("C20", "transformer amp_bf16 step with record / bare autocast to BF16, on a CPU with BF16", "1.0", "0.65", {"": 0.75}, "low"),
         Goal("C21", "watching what others change (MLP) / fp32 step", "-", "0", {"fp32": 0.01, "half": 0.01}, "low"),
         Goal("G1", "ResNet-50, batch 256, NHWC, every step recorded: throughput / others", "they wait for the host once or twice a step", "1.0 against bare best", {"bare": 1.02, "bare_best": 0.995, "lightning": 1.03, "fabric": 1.03, "accelerate": 1.03, "timm": 1.03}, "high"),

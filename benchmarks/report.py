@@ -35,9 +35,8 @@ def main(argv: list[str] | None = None) -> int:
 def show(results: Results) -> None:
     """A table for a terminal."""
     machine = results.machine
-    title = (
-        f"{results.suite} on {machine['processor']}, {machine['cores']} cores, torch {machine['versions'].get('torch')}"
-    )
+    cores = f"{machine['cores']} cores, {machine['threads']} threads"
+    title = f"{results.suite} on {machine['processor']}, {cores}, torch {machine['versions'].get('torch')}"
     if device := machine.get("device"):
         title += f", {device['name']}"
     if results.rehearsal:

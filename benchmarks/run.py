@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="JSON to write; a file in benchmarks/results by default")
     parser.add_argument("--only", default="", help="goals, as in C1,G7")
+    parser.add_argument("--threads", type=int, help="threads that compute a step on the CPU; all cores by default")
     parser.add_argument("--no-peers", action="store_true", help="leave other frameworks out")
     parser.add_argument(
         "--rehearse", action="store_true", help="the gpu suite on a CPU, in sizes whose numbers mean nothing"
@@ -46,8 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     device = "cuda" if asked.suite == "gpu" and not asked.rehearse else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("the gpu suite needs a CUDA device; --rehearse goes through it on a CPU")
-    if device == "cpu":
-        torch.set_num_threads(1)
+    if asked.threads is not None:
+        if asked.threads < 1:
+            parser.error(f"--threads {asked.threads}: give a positive number")
+        torch.set_num_threads(asked.threads)
     wanted = {name.strip().upper() for name in asked.only.split(",") if name.strip()}
     cases = [case for case in cases_of(asked.suite) if not wanted or wanted & set(case.goals)]
     measured = {goal for case in cases for goal in case.goals}

@@ -1,4 +1,4 @@
-"""Whole commands: their peak memory, those that read long records, a short sweep, the default command (C14 to C17)."""
+"""Whole commands: peak memory, long records, a short sweep, the default command and its threads (C14 to C17, C19)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.cases.case import Case, Setting
+from benchmarks.cases.resnet_cpu import RESNET18
 from benchmarks.cases.startup import ENVIRONMENT, PYTHON, ROOT, process
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Times, estimate
@@ -122,10 +123,38 @@ def default_command(setting: Setting) -> list[Measurement]:
     return rows
 
 
-def _ours(mode: str) -> _Run:
+def default_threads(setting: Setting) -> list[Measurement]:
+    """C19: seconds of training, with other numbers of threads and other ways to wait in turns."""
+    others = {
+        "one thread": {"OMP_NUM_THREADS": "1"},
+        "spinning": {"OMP_WAIT_POLICY": "active"},
+        "sleeping": {"OMP_WAIT_POLICY": "passive"},
+    }
+    rows = []
+    for model, words in {"cnn": ("train.epochs=6",), "resnet18": (*RESNET18, "train.epochs=1")}.items():
+        for mode in ("fp32", "amp_dynamic"):
+            name = f"{model} {mode}"
+            if mode != "fp32" and not has_native_half("float16"):
+                rows.append(unavailable("C19", name, _NO_FP16))
+                continue
+            seconds: dict[str, list[float]] = {}
+            for _ in range(1 if setting.rehearsal else _ROUNDS):
+                for way, environment in {"default": {}, **others}.items():
+                    seconds.setdefault(way, []).append(_ours(mode, *words, **environment).training)
+            best = min(others, key=lambda way: estimate(seconds[way]).value)
+            speed = estimate([other / own for other, own in zip(seconds[best], seconds["default"], strict=True)])
+            rows.append(measured("C19", name, speed))
+            rows += [
+                measured("C19", f"{name}: seconds, {way}", estimate(spent), judged=False)
+                for way, spent in seconds.items()
+            ]
+    return rows
+
+
+def _ours(mode: str, *more: str, **environment: str) -> _Run:
     with tempfile.TemporaryDirectory() as folder:
-        words = (f"precision={mode}", "device=cpu", f"run.root={folder}", "run.name=run")
-        wall, _ = _on_all_cores("mptrain", *words)
+        words = (f"precision={mode}", "device=cpu", f"run.root={folder}", "run.name=run", *more)
+        wall, _ = _on_all_cores("mptrain", *words, **environment)
         return _Run(wall, json.loads((Path(folder) / "run" / "summary.json").read_text())["train_seconds"])
 
 
@@ -134,11 +163,13 @@ def _bare(mode: str) -> _Run:
     return _Run(wall, float(printed))
 
 
-def _on_all_cores(*words: str) -> tuple[float, str]:
-    """Seconds of a program, and what it printed."""
+def _on_all_cores(*words: str, **environment: str) -> tuple[float, str]:
+    """Seconds of a program, and what it printed; only the given variables decide about threads."""
     free = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
     started = time.perf_counter()
-    done = subprocess.run((PYTHON, "-m", *words), cwd=ROOT, env=free, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        (PYTHON, "-m", *words), cwd=ROOT, env={**free, **environment}, check=True, capture_output=True, text=True
+    )
     return time.perf_counter() - started, done.stdout
 
 
@@ -179,5 +210,6 @@ CASES = (
     Case("peak memory", ("C14",), peak_memory, 3),
     Case("long records", ("C15",), long_records, 3),
     Case("default command", ("C17",), default_command, 4),
+    Case("default threads", ("C19",), default_threads, 4),
     Case("short sweep", ("C16",), short_sweep, 2),
 )

@@ -1,4 +1,4 @@
-"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13, C18, C20, C21)."""
+"""Steps of small networks on a CPU: what a loop costs besides the network (C1 to C5, C12, C13, C18, C20, C21)."""
 
 from __future__ import annotations
 

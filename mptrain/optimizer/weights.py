@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FLOAT16_MAX = FLOAT16.max
 
 #: Updates between two comparisons of parameters with master weights, for changes that no version counter shows.
-LOOK_EVERY = 16
+LOOK_EVERY = 32
 
 
 class Weights:
@@ -371,8 +371,10 @@ class MasterWeights:
 
     def touched(self) -> set[int]:
         """Return the indices of the half-precision parameters that were changed in place since `mark`."""
-        now = enumerate(zip(self._half, self._versions, strict=True))
-        return {index for index, (own, version) in now if own._version != version}
+        now = [own._version for own in self._half]
+        if now == self._versions:
+            return set()
+        return {index for index, (own, version) in enumerate(zip(now, self._versions, strict=True)) if own != version}
 
     def take_changes(self, applied: Tensor) -> None:
         """Write changes that passes made to half-precision parameters into their permanent master weights.
@@ -403,7 +405,9 @@ class MasterWeights:
         if self._updates % LOOK_EVERY == 1:
             for index in set(range(len(self._half))) - changed:
                 own = self._half[index]
-                self._unseen.append((index, ((own != _rounded(self._wide[index], own)) & (own == own)).any()))
+                rounded = _rounded(self._wide[index], own)
+                if not (self._host and torch.equal(own, rounded)):
+                    self._unseen.append((index, ((own != rounded) & (own == own)).any()))
             if self._host:
                 self.require_seen()
 

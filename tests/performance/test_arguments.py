@@ -14,6 +14,7 @@ from benchmarks.results import Results
         (["--suite", "smoke", "--budget", "0"], "no positive number"),
         (["--suite", "smoke", "--budget", "inf"], "no positive number"),
         (["--suite", "smoke", "--rehearse"], "needs no GPU"),
+        (["--suite", "smoke", "--threads", "0"], "a positive number"),
         (["--suite", "cpu", "--only", "C1,Z"], "no case of cpu measures Z"),
         (["--suite", "cpu", "--out", "."], "a file in a folder that exists"),
         (["--suite", "cpu", "--out", "nowhere/x.json"], "a file in a folder that exists"),
@@ -43,5 +44,5 @@ def test_a_missing_file_is_refused_and_an_empty_result_is_shown(capsys, tmp_path
         report.main([str(tmp_path / "nowhere.json")])
     assert "nowhere.json" in capsys.readouterr().err
     path = tmp_path / "x.json"
-    Results("cpu", {"processor": "a", "cores": 1, "versions": {}}).write(path)
+    Results("cpu", {"processor": "a", "cores": 1, "threads": 1, "versions": {}}).write(path)
     assert report.main([str(path)]) == 0
