@@ -10,7 +10,7 @@
     │   └── UnusableSample (6)  a file or sample that training cannot use
     ├── StorageError (6)        run directory, records or disk
     │   ├── CheckpointError (6) no usable checkpoint
-    │   └── OlderLayout (6)     written by an older mptrain in a format that is no longer read
+    │   └── OtherVersion (6)    written by another version of mptrain in a format that this one does not read
     └── Preempted (75 / 130)    a signal or a lost rank stopped the run, which can be resumed
 
 Messages are for the user at the terminal: ``str(error)`` says what and where, ``hint`` says what to do. This module
@@ -22,12 +22,9 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
-
-from mptrain import __version__
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -135,24 +132,8 @@ class CheckpointError(StorageError):
     """Error raised if a run has no checkpoint that can be loaded."""
 
 
-class OlderLayout(StorageError):
-    """Error for run directories that an older mptrain wrote in a format that is no longer read.
-
-    Args:
-        writers: Maps each directory to the version of mptrain that wrote it.
-    """
-
-    def __init__(self, writers: Mapping[Path, str]) -> None:
-        self.writers = writers
-        shown = list(map(str, writers))
-        shown[4:] = [f"{len(shown) - 4} more"] if shown[4:] else []
-        versions = " and ".join(sorted(set(writers.values())))
-        were, them = ("was", "it") if len(shown) == 1 else ("were", "them")
-        places = " and ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
-        super().__init__(
-            f"{places} {were} written by mptrain {versions}, which mptrain {__version__} cannot read",
-            f"read {them} with mptrain {versions}, or train again in another folder",
-        )
+class OtherVersion(StorageError):
+    """Error for a run or sweep that another version of mptrain wrote in a format that this one does not read."""
 
 
 class Preempted(MptrainError):

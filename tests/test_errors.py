@@ -21,7 +21,7 @@ EXIT_CODES = {
     "UnusableSample": 6,
     "StorageError": 6,
     "CheckpointError": 6,
-    "OlderLayout": 6,
+    "OtherVersion": 6,
 }
 
 

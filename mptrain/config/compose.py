@@ -31,7 +31,7 @@ from mptrain.config.trust import apply_typed_allow, download_arguments
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
-from mptrain.runlog.directory import refuse_older_layout
+from mptrain.runlog.directory import refuse_other_version
 
 #: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -135,7 +135,7 @@ class Composer:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
-            refuse_older_layout(folder)  # a run directory can be named here, for its config.yaml
+            refuse_other_version(folder)  # a run directory can be named here, for its config.yaml
         if problem := find_endless(folders[1:]):
             raise ConfigError(problem)
         # Hydra looks for the top-level file in its first folder only.

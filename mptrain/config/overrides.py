@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 
 from mptrain.config.catalogue import SHARED, Catalogue, Option
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
-from mptrain.config.synonyms import model_named, near_options, new_key, optimizer_named, translate
+from mptrain.config.synonyms import model_named, near_options, optimizer_named, translate
 from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
 from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
@@ -338,9 +338,6 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         catalogue: All groups and options, to find the key elsewhere.
     """
     what = f"unknown key '{key}'"
-    if new := new_key(key):
-        other = f", or {words}" if (words := translate(key, show(value))) else ""
-        return Problem(f"{what}: renamed to {new} in 0.2", f"write {new}={show(value)}{other}")
     group = key.split(".")[0]
     if group == "learners" and (guess := did_you_mean(key, known_keys(tree, key))):
         return Problem(what, f"did you mean {guess}={show(value)}?")

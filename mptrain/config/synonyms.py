@@ -1,4 +1,4 @@
-"""Names in other frameworks and in mptrain 0.1 for groups, options, keys, targets and commands, used in hints.
+"""Names in other frameworks for groups, options, keys, targets and commands, used in hints.
 
 No command accepts these names. Imports nothing heavy, so that usage errors are reported at once.
 """
@@ -10,25 +10,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.config import location
 from mptrain.errors import did_you_mean, either, near_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mptrain.config.catalogue import Catalogue
-
-#: Maps keys of 0.1 to their current names.
-RENAMED_KEYS = {
-    "checkpoint.background": "checkpoint.async_save",
-    "log.stalled": "log.stall_report_after",
-    "scaler.refill": "scaler.hysteresis_reset",
-    "scaler.uncounted_steps": "scaler.growth_delay",
-    "train.patience": "train.max_consecutive_overflows",
-}
-
-#: Maps key to its old values and their current names.
-RENAMED_VALUES = {"precision.cpu_kernels": {"widened": "upcast"}}
 
 #: Values that disable a group in other frameworks; they mean its option ``none``, if it has one.
 _OFF = "off false no none null disabled"
@@ -131,37 +118,6 @@ _COMMANDS = {
 }
 
 
-#: Packages of 0.1 whose contents have moved to `mptrain.workloads` and `mptrain.probe`.
-_PACKAGES = ("mptrain.dataset.", "mptrain.diagnostics.", "mptrain.model.", "mptrain.task.")
-
-
-def new_key(key: str) -> str:
-    """Return the current name of a configuration key of mptrain 0.1 that was renamed; empty if it was not renamed.
-
-    Args:
-        key: Dotted key, also one below ``learners.NAME``.
-    """
-    learner = re.match(r"learners\.[^.]+\.", key)
-    prefix = learner.group() if learner else ""
-    new = RENAMED_KEYS.get(key.removeprefix(prefix), "")
-    return prefix + new if new else ""
-
-
-def new_target(path: str) -> str:
-    """Return the current dotted path of a class or function that moved since mptrain 0.1; empty if it was not moved.
-
-    It is found in the configuration files, by its name.
-
-    Args:
-        path: Dotted path in ``_target_``.
-    """
-    if not path.startswith(_PACKAGES):
-        return ""
-    written = re.compile(rf"_target_: (mptrain\.[\w.]+\.{re.escape(path.rpartition('.')[2])})$", re.MULTILINE)
-    files = sorted(location.configs().rglob("*.yaml"))
-    return next((found for file in files for found in written.findall(file.read_text(encoding="utf-8"))), "")
-
-
 def near_options(group: str, word: str, options: list[str]) -> list[str]:
     """Return the options of a configuration group that a word may mean: ``amp_bf16`` for Lightning's ``bf16-mixed``.
 
@@ -203,7 +159,7 @@ def translate_value(key: str, value: object) -> str:
     """Return mptrain's value for another framework's value of a key (``cuda`` for ``device=gpu``), or empty text."""
     if key == "device" and str(value).isdecimal():
         return f"cuda:{value}"
-    return {**_VALUES, **RENAMED_VALUES}.get(key, {}).get(str(value).lower(), "")
+    return _VALUES.get(key, {}).get(str(value).lower(), "")
 
 
 def translate_command(word: str) -> str:

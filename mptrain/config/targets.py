@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.catalogue import SHARED
-from mptrain.config.synonyms import new_target, torchvision_names, translate
+from mptrain.config.synonyms import torchvision_names, translate
 from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, either, instance, near_names, out_of_memory
 
@@ -286,8 +286,6 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         raise ConfigError(
             f"_target_ '{path}' is not the dotted path of a class or function", "set it to package.module.Name"
         )
-    if new := new_target(path):
-        raise ConfigError(f"_target_ '{path}': moved to {new} in 0.2", f"write _target_={new}")
     if not is_allowed(path, allow):
         raise ConfigError(
             f"_target_ '{path}' is not in an allowed package ({', '.join(allow)})", _how_to_allow(path, allow)

@@ -9,7 +9,7 @@ from mptrain.runlog.directory import RunDirectory, create_run, existing_run, fin
 from mptrain.runlog.lock import LockHolder
 from mptrain.runlog.record_writer import RecordWriter, truncate_records
 from mptrain.runlog.run_paths import RunPaths, check_run_name
-from mptrain.runlog.run_reader import Run, read_run, read_runs
+from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.run_state import Attempt, RunState
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.summary_file import read_summary, write_summary
@@ -31,7 +31,6 @@ __all__ = [
     "last_run",
     "open_run",
     "read_run",
-    "read_runs",
     "read_summary",
     "readable_bytes",
     "storage_errors",

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
+from mptrain.errors import ConfigError, OtherVersion, StorageError, did_you_mean
 from mptrain.files import read_bytes
 from mptrain.runlog.atomic_files import (
     TEMPORARY,
@@ -191,7 +191,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
     Raises:
         ConfigError: The name is invalid.
-        OlderLayout: An older version of mptrain wrote the run.
+        OtherVersion: Another version of mptrain wrote the run.
         StorageError: ``ROOT/NAME`` is not a run directory, contains symbolic links, or cannot be read.
     """
     paths = RunPaths(root / check_run_name(name))
@@ -213,7 +213,7 @@ def open_run(path: Path) -> RunDirectory:
     """Return the run directory at a path, after checking that it is one.
 
     Raises:
-        OlderLayout: An older version of mptrain wrote the run.
+        OtherVersion: Another version of mptrain wrote the run.
         StorageError: The directory does not exist, has no ``run.json``, or contains symbolic links.
     """
     paths = RunPaths(path)
@@ -227,31 +227,31 @@ def open_run(path: Path) -> RunDirectory:
     return _readable(paths)
 
 
-def refuse_older_layout(path: Path) -> None:
-    """Check that a run directory was not written by an older mptrain, whose formats this one cannot read.
+def refuse_other_version(path: Path) -> None:
+    """Check that no other version of mptrain, whose formats this one cannot read, wrote a run directory.
 
     Only the schema number in ``run.json`` is checked. A missing or damaged file passes.
 
     Raises:
-        OlderLayout: An older version wrote the run; the error names the folder.
+        OtherVersion: Another version wrote the run.
     """
     try:
         RunDirectory(RunPaths(path)).read_state()
-    except OlderLayout:
+    except OtherVersion:
         raise
     except StorageError:
         return
 
 
 def _readable(paths: RunPaths) -> RunDirectory:
-    """Return the run directory after checking that it has no symbolic links and that no older version wrote it.
+    """Return the run directory after checking that it has no symbolic links and that no other version wrote it.
 
     Raises:
-        OlderLayout: An older version wrote it.
+        OtherVersion: Another version wrote it.
         StorageError: It contains a symbolic link.
     """
     require_no_links(paths.root, paths.folders)
-    refuse_older_layout(paths.root)
+    refuse_other_version(paths.root)
     return RunDirectory(paths)
 
 
@@ -299,23 +299,23 @@ def last_run(root: Path) -> RunDirectory:
         root: Root folder of all runs (``run.root``).
 
     Raises:
-        OlderLayout: Older versions of mptrain wrote all runs below the root.
+        OtherVersion: Other versions of mptrain wrote all runs below the root.
         StorageError: There is no run below the root, or the last one contains symbolic links.
     """
     newest: tuple[str, RunDirectory] | None = None
-    older: dict[Path, str] = {}
+    other: OtherVersion | None = None
     for run in _runs_below(root):
         try:
             state = run.read_state()
-        except OlderLayout as error:
-            older |= error.writers
+        except OtherVersion as error:
+            other = error
             continue
         except StorageError:
             continue
         if state is not None and (newest is None or state.started > newest[0]):
             newest = (state.started, run)
-    if newest is None and older:
-        raise OlderLayout(older)
+    if newest is None and other is not None:
+        raise other
     if newest is None:
         raise StorageError(f"there is no run in {root}", "train first, or set run.root to where the runs are")
     return _readable(newest[1].paths)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mptrain.errors import OlderLayout, StorageError
+from mptrain.errors import StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, HistogramRecord, StepRecord
 from mptrain.runlog.atomic_files import storage_errors
@@ -139,7 +139,7 @@ def read_run(path: Path | str) -> Run:
     """Read the run in a directory; its record files are read later, by the methods of `Run`.
 
     Raises:
-        OlderLayout: An older version of mptrain wrote the run.
+        OtherVersion: Another version of mptrain wrote the run.
         StorageError: The path is not a run directory, or one of its small files is damaged.
     """
     directory = open_run(Path(path))
@@ -148,25 +148,6 @@ def read_run(path: Path | str) -> Run:
         raise StorageError(f"{path}: run.json was removed while the run was being read", "try again")
     paths = directory.paths
     return Run(paths, state, _text(paths.config), directory.read_overrides(), read_summary(paths.summary))
-
-
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read the runs in several directories, in the given order.
-
-    Raises:
-        OlderLayout: Older versions of mptrain wrote some of the runs; the error names all of these.
-        StorageError: As for `read_run`.
-    """
-    found: list[Run] = []
-    older: dict[Path, str] = {}
-    for path in paths:
-        try:
-            found.append(read_run(path))
-        except OlderLayout as error:
-            older |= error.writers
-    if older:
-        raise OlderLayout(older)
-    return found
 
 
 def _text(path: Path) -> str:

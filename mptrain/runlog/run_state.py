@@ -140,7 +140,7 @@ def read_state(path: Path) -> RunState | None:
     """Read the state of a run from its ``run.json``; None if the file does not exist.
 
     Raises:
-        OlderLayout: An older version of mptrain wrote the file.
+        OtherVersion: Another version of mptrain wrote the file.
         StorageError: The file cannot be read, is not JSON, has missing fields, wrong types or another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):

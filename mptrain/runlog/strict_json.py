@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from mptrain.errors import OlderLayout, StorageError
+from mptrain import __version__
+from mptrain.errors import OtherVersion, StorageError
 from mptrain.files import read_bytes
 from mptrain.records import as_json
 from mptrain.runlog.atomic_files import storage_errors
-
-#: Release that wrote files with an older schema number, if they do not name one themselves.
-_OLDER: Final = "0.1"
 
 #: Maximum nesting depth of mappings and lists in a record.
 DEEPEST: Final = 60
@@ -60,8 +58,8 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
         The fields. Non-finite numbers are not restored (see `restore_nonfinite`).
 
     Raises:
-        OlderLayout: An older mptrain wrote the file; the error names its folder.
-        StorageError: The file cannot be read, is damaged, or has no schema number or a newer one.
+        OtherVersion: The file has another schema number.
+        StorageError: The file cannot be read, is damaged, or has no schema number.
     """
     with storage_errors(path, "read"):
         try:
@@ -86,15 +84,14 @@ def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
     schema = fields.get("schema")
     if type(schema) is not int or schema < 1:
         raise damaged(path, "no schema number")
-    if schema > known:
-        raise StorageError(
-            f"{path} has schema {schema}; this version of mptrain reads schema {known}",
-            "use the newer version of mptrain that wrote it",
-        )
-    if schema < known:
+    if schema != known:
         versions = fields.get("versions")
-        named = versions.get("mptrain") if isinstance(versions, dict) else None
-        raise OlderLayout({path.parent: named if isinstance(named, str) and named else _OLDER})
+        writer = versions.get("mptrain") if isinstance(versions, dict) else None
+        raise OtherVersion(
+            f"{path} was written by {f'mptrain {writer}' if isinstance(writer, str) else 'another version'} in schema "
+            f"{schema}; mptrain {__version__} reads schema {known}",
+            "use the version of mptrain that wrote it, or train again in another folder",
+        )
 
 
 def damaged(path: Path, why: str) -> StorageError:

@@ -79,7 +79,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         path: ``RunPaths.summary``.
 
     Raises:
-        OlderLayout: An older version of mptrain wrote the file.
+        OtherVersion: Another version of mptrain wrote the file.
         StorageError: The file cannot be read, is damaged or has another schema.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):

@@ -178,7 +178,7 @@ def read_sweep(folder: Path) -> Sweep:
     """Read the sweep in a folder from its ``sweep.json``.
 
     Raises:
-        OlderLayout: An older version of mptrain wrote the sweep.
+        OtherVersion: Another version of mptrain wrote the sweep.
         StorageError: The folder holds no sweep or has symbolic links, or ``sweep.json`` is damaged or has another
             schema.
     """

@@ -22,7 +22,7 @@ from mptrain.config.trust import command_with, packages_of
 from mptrain.config.value_checks import InvalidValueError, check_value, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
-from mptrain.runlog import last_run, read_run, read_runs
+from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
@@ -234,7 +234,7 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
     for place in places:
         for path in _runs_of(place):
             found.setdefault(path.resolve(), place)
-    runs = [measure(run) for run in read_runs(found)]
+    runs = [measure(read_run(path)) for path in found]
     _require_keys(options.claimed, runs)
     comparison = _compare(group_runs(runs, places=list(found.values())), options, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
@@ -252,7 +252,7 @@ def single_runs(places: Sequence[str]) -> list[RunMeasures]:
         places: Run directories, names of runs below ``outputs``, or ``last``.
     """
     found = [_runs_of(place) for place in places]
-    runs = [measure(run) for run in read_runs(paths[0] for paths in found if len(paths) == 1)]
+    runs = [measure(read_run(paths[0])) for paths in found if len(paths) == 1]
     differ = [[bool(config_differences(one.config, other.config)) for other in runs] for one in runs]
     several = all(row.count(False) > 1 for row in differ) and any(map(any, differ))  # arms, each with several runs
     return [] if len(runs) < len(found) or several else runs
