@@ -25,13 +25,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Properties of one picture file that was read.
+    """Path, class index, and size (width and height in pixels) of a picture file that was read.
 
-    Attributes:
-        name: Path of the file.
-        label: Class index.
-        size: Width and height in pixels.
-        content: Hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
+    ``content`` is a hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
     """
 
     name: str
