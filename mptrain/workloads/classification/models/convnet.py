@@ -21,16 +21,7 @@ def cnn(
     """Build a small image classifier: stages of 3x3 convolution, BatchNorm and ReLU, 2x2 max-pools, a linear layer.
 
     The pools are between the stages. The first stage has two convolutions. A global average precedes the linear layer.
-    The smallest image leaves one pixel after the pools: 4 pixels for three stages.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        image_size: Side of the input in pixels; None skips the check of the size.
-        widths: Channels of each stage.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
+    The smallest image leaves one pixel after the pools: 4 pixels for three stages. A size of None is not checked.
 
     Raises:
         ConfigError: The image is too small for the pools.

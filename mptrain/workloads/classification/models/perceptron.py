@@ -15,19 +15,9 @@ def mlp(
     hidden: tuple[PositiveInt, ...] = (128, 128, 128),
     dropout: BelowOne | None = None,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron that classifies flattened images: linear layers with ReLU between them.
+    """Build a multilayer perceptron on flattened images: linear layers with ReLU, in PyTorch's default initialisation.
 
-    The weights have PyTorch's default initialisation.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        hidden: Width of each hidden layer.
-        dropout: Dropout probability after each hidden layer; None for no dropout.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
+    ``dropout`` is the probability after each hidden layer; None for no dropout.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_channels * image_size * image_size

@@ -19,16 +19,6 @@ def plain16(
     default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers are below the
     smallest FP16 number; a loss scale is enough to correct this.
 
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        width: Channels of every convolution.
-        depth: Number of convolutions.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-
     Raises:
         ConfigError: The image is too small for the pools.
     """
