@@ -17,9 +17,7 @@ from mptrain.workloads.base.survey import Survey
 class Split(Protocol):
     """Training, validation or test part of a data set: samples with fixed indices.
 
-    Attributes:
-        in_memory: Whether the samples are in memory, so that worker processes would cost more than they save.
-        faults: Unusable samples found so far, with the setting that either stops at them or skips them.
+    If they are ``in_memory``, worker processes would cost more than they save. ``faults`` has the unusable ones so far.
     """
 
     in_memory: bool

@@ -17,10 +17,7 @@ _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unpicklin
 
 
 def missing(what: str, where: str, other_way: str = "") -> DataError:
-    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``).
-
-    ``where`` says where they were searched; ``other_way`` extends the hint, as ``or install Debian's package`` does.
-    """
+    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``)."""
     ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
     ways += f", {other_way}" if other_way else ""
     return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")

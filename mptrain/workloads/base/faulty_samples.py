@@ -87,11 +87,9 @@ class Faults:
     def report(self, problems: dict[str, str], hint: str = "fix or remove it", *, skippable: bool = True) -> None:
         """Record unusable samples with their reasons by file or index, or raise an error for the first of them.
 
-        ``hint`` is advice other than skipping; ``skippable`` tells whether training can leave the samples out.
-
         Raises:
-            UnusableSample: ``problems`` is not empty, and ``on_error`` is ``stop`` or the samples cannot be left out.
-                Never raised inside `checking`.
+            UnusableSample: ``problems`` is not empty, and ``on_error`` is ``stop`` or training cannot leave the samples
+                out (``skippable``). Never raised inside `checking`.
             DataError: A folder was removed while training.
         """
         if not problems:
@@ -123,11 +121,7 @@ def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def describe(remarks: Mapping[str, str], names: int = 1) -> str:
-    """Return the kinds of conversion as text, each with its number of files and the first ``names`` of them.
-
-    Example:
-        ``palette: 12 files, such as a.png; CMYK: b.jpg``
-    """
+    """Return the files by kind of conversion as text, such as ``palette: 12 files, such as a.png; CMYK: b.jpg``."""
     parts = []
     for remark, files in by_remark(remarks).items():
         such = f"{len(files):,} files, such as " if len(files) > names else ""

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class IndependentSamples(ABC):
-    """Base class of a split whose samples do not depend on each other, with the parts of `Split` that all these share.
-
-    Subclasses add ``__len__``, ``fetch`` and the attribute ``in_memory``.
-    """
+    """Base class of a split of independent samples; subclasses add ``__len__``, ``fetch`` and ``in_memory``."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults

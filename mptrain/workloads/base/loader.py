@@ -114,10 +114,7 @@ class Loader:
         return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
     def whole_batch(self, epoch: int, number: int = 0) -> Batch:
-        """Return one batch with the samples of all ranks, fetched in this process and not page-locked.
-
-        The errors are those of `Split.fetch`.
-        """
+        """Return one batch with the samples of all ranks, fetched in this process and not page-locked."""
         indices = self.order(epoch)[number * self.batch_size :][: self.batch_size].tolist()
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 

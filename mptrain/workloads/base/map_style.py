@@ -34,10 +34,8 @@ def torch_parts(made: Any) -> dict[str, Any]:
     """Return the training, validation and test data in what a user's class or function has returned, by name.
 
     It is one dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them in
-    this order. A part is a map-style dataset, or a tuple of two tensors. Anything else gives an empty result.
-
-    Raises:
-        DataError: A part cannot be taken, such as an `IterableDataset`.
+    this order. A part is a map-style dataset, or a tuple of two tensors; an iterable one raises `DataError`. Anything
+    else gives an empty result.
     """
     if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
         found = {"train": made}
@@ -146,11 +144,7 @@ _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
 class MapDataset(Dataset):
-    """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64.
-
-    Raises:
-        DataError: A sample cannot be used (see `MapSplit`).
-    """
+    """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64."""
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}

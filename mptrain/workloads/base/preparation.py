@@ -59,8 +59,7 @@ class Preparation:
     def card(self) -> dict[str, Any]:
         """Return the constants of the conversion by operation, in the order of the operations, as JSON values.
 
-        They are what trained weights need elsewhere. Picture files are resized by Pillow, which antialiases, stored
-        images by `torch.nn.functional.interpolate`.
+        Picture files are resized by Pillow, which antialiases, stored images by `torch.nn.functional.interpolate`.
         """
         resize: dict[str, Any] = {"side": self.image_size, "mode": "bilinear", "antialias": self.fit is not None}
         if self.fit is None:

@@ -10,12 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Survey:
-    """Counts and lengths of the samples of one split.
+    """Counts and lengths of the samples of one split, by name, such as ``tokens`` and ``seconds``, to show to the user.
 
-    Attributes:
-        labels: Class index of each sample, or of each object in the samples, int64 ``[N]``; None without classes.
-        totals: Numbers to show, by name, such as ``tokens``.
-        lengths: Length of each sample in some unit, ``[N]``, by name, such as ``seconds``.
+    ``labels`` are class indices of the samples, or of the objects in them, int64 ``[N]``; None without classes.
     """
 
     labels: Tensor | None = None

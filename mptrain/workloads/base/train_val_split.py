@@ -37,10 +37,7 @@ def hold_out(
     """Return stratified indices of the samples to train on and of those held out for validation and testing.
 
     The held-out samples do not depend on ``train_samples`` (None for all that remain), and a smaller ``train_samples``
-    selects a subset of a larger one.
-
-    Raises:
-        ConfigError: There are too few samples.
+    selects a subset of a larger one. Too few samples raise `ConfigError`.
     """
     train = len(targets) - val_samples - test_samples
     if train < 1:
@@ -81,11 +78,7 @@ def hold_out_by_name(
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
-    """Return the first ``train_samples`` of the training samples' indices in an order, or all of them for None.
-
-    Raises:
-        ConfigError: There are fewer samples than requested.
-    """
+    """Return the first ``train_samples`` of an order of indices, all for None; `ConfigError` if there are fewer."""
     if train_samples is None:
         return order
     if train_samples > len(order):

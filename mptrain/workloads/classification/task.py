@@ -55,8 +55,7 @@ class Classify(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of a micro-batch plus weighted auxiliary losses, after mixup and smoothing.
 
-        The network returns logits ``[N, num_classes]``, or a tuple of these and those of its auxiliary heads. The loss
-        is a float32 scalar.
+        The network returns logits ``[N, num_classes]``, or a tuple of these and those of its auxiliary heads.
         """
         if self.mixup > 0:
             if not batch.inputs.is_floating_point():

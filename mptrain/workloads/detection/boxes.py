@@ -62,11 +62,7 @@ def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
 
 
 class DetectionSplit(IndependentSamples):
-    """Split of pictures, uint8 ``[N, C, H, W]``, and their boxes in memory.
-
-    Raises:
-        DataError: There are no pictures, or none of them has a box.
-    """
+    """Split of pictures, uint8 ``[N, C, H, W]``, and their boxes in memory; `DataError` if there are no boxes."""
 
     in_memory = True
 
@@ -188,7 +184,7 @@ def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> 
     """Convert the boxes of a training picture to those of its resized crop, in pixels of the result.
 
     Boxes whose centre is outside of the crop are left out, the others are clipped at its edges. Boxes thinner than one
-    pixel after resizing are left out too. ``scale`` has the horizontal and the vertical factor.
+    pixel after resizing are left out too.
     """
     part = torch.tensor(window, dtype=torch.float32)
     return _cut_off(boxes.select(_centre_inside(boxes.corners, part)), part, scale, _THINNEST)
@@ -197,8 +193,7 @@ def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> 
 def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -> Boxes:
     """Convert the boxes of a whole picture to those of the resized picture, for evaluation, clipped at its edges.
 
-    Unlike training, evaluation must not lose objects that are small or partly outside. Each box must have an area
-    inside the picture. ``scale`` has the horizontal and the vertical factor.
+    Unlike training, evaluation must not lose objects that are small or partly outside; each box needs an area inside.
     """
     return _cut_off(boxes, torch.tensor((0, 0, width, height), dtype=torch.float32), scale, _NOTHING_LEFT)
 

@@ -148,10 +148,7 @@ class Listing:
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """Return a description of the first of boxes ``[M, 4]`` that has no area inside the picture; None if all have one.
-
-    Boxes that are only partly outside are valid; they are clipped.
-    """
+    """Return a description of the first of boxes ``[M, 4]`` without area inside the picture; None if all have one."""
     edge = torch.tensor([width, height], dtype=boxes.dtype)
     inside = torch.minimum(boxes[:, 2:], edge) > boxes[:, :2].clamp(min=0)
     wrong = ~(inside.all(1) & boxes.isfinite().all(1))

@@ -49,8 +49,7 @@ class Detect(Task):
     Attributes:
         boxes: Unit of the box coordinates, a fact that data sets without boxes lack.
         metric: Metric that selects the best checkpoint: ``map50``, the mean over classes of the average precision at an
-            overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or COCO's ``map``, its mean over overlaps of
-            .5 to .95.
+            overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or COCO's ``map``, the mean over .5 to .95.
         shown_score: Lowest score of boxes that are shown in pictures; metrics use all boxes.
         class_names: Names of the classes in pictures; if empty, their indices are shown.
 

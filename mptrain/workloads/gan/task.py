@@ -83,8 +83,7 @@ class Gan(Task):
     def generator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of generated images with the label of real images; float32 scalar.
 
-        This is the non-saturating loss of Goodfellow et al. 2014, section 3. The batch of real images gives only the
-        number, dtype and device of the generated ones.
+        This is the non-saturating loss of Goodfellow et al. 2014, section 3. Real images give only number and dtype.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
@@ -140,10 +139,7 @@ class Gan(Task):
 
     @override
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``samples``: images that the generator draws from the same noise after each validation.
-
-        The noise comes from a separate random generator, so that showing pictures does not change later measurements.
-        """
+        """Return ``samples`` of the same noise each time, drawn separately to leave later measurements unchanged."""
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
         drawn = (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)

@@ -36,8 +36,7 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
 
     These are "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section 6)
     with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
-    centre crop with an allowed ratio. The box is left, upper, right, lower in whole pixels; ``draws`` are 40 numbers in
-    [0, 1), four a try.
+    centre crop with an allowed ratio. It is left, upper, right, lower in whole pixels; ``draws`` are 40, in [0, 1).
     """
     found = _tried(width, height, draws, _AREA, _RATIO)
     if found is not None:
@@ -96,10 +95,7 @@ class Shifting:
     flip: bool
 
     def apply(self, images: Tensor, indices: Sequence[int], epoch: int, seed: int) -> Tensor:
-        """Return copies of images, uint8 or float ``[N, C, H, W]`` on the host, each shifted and flipped at random.
-
-        The random numbers of an image depend on ``(seed, epoch, index)`` only.
-        """
+        """Return shifted and flipped copies of uint8 or float ``[N, C, H, W]``, random by (seed, epoch, index)."""
         samples, _, height, width = images.shape
         draws = uniforms(seed, epoch, indices, 3)
         offsets = (draws[:, :2] * (2 * self.pixels + 1)).long()
@@ -129,12 +125,9 @@ DRAWS_EACH = 3
 
 @dataclass(frozen=True)
 class PixelPolicy:
-    """Augmentation policy such as RandAugment: random operations on an image, drawn from `OPERATIONS`.
-
-    Each operation has a strength from 0 to its maximum, which the attributes give.
+    """Augmentation policy such as RandAugment: random `OPERATIONS` on an image, with strengths from 0 to given maxima.
 
     Attributes:
-        operations: Number of operations applied in sequence.
         level: Strength of all operations, from 0 to 30; None draws it for each operation.
         shear: Largest shear, as the tangent of its angle.
         shift: Largest shift in pixels.
@@ -168,10 +161,7 @@ class PixelPolicy:
         return image
 
     def operate(self, image: Tensor, name: str, strength: float, sign: float) -> Tensor:
-        """Return an image, uint8 ``[C, H, W]``, after one operation with a strength from 0 to 1, the policy's maximum.
-
-        ``sign`` is the direction, 1 or -1, of operations that have one.
-        """
+        """Return an image, uint8 ``[C, H, W]``, after an operation with strength 0 to 1 and a direction of 1 or -1."""
         from torchvision.transforms.v2 import functional as F
 
         arguments: dict[str, Any] = {}

@@ -33,10 +33,7 @@ class ClassifierFeatures:
     def extract(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features ``[N, D]`` and logits ``[N, classes]`` of pictures, float32 on the device, without gradients.
 
-        Pictures are floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.
-
-        Raises:
-            ConfigError: The classifier has no linear layer.
+        Pictures are floats ``[N, C, H, W]`` from -1 to 1. A classifier without linear layer raises `ConfigError`.
         """
         seen: list[Tensor] = []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):

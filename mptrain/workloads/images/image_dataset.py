@@ -95,13 +95,11 @@ class MemoryDataset(ImageDataset, ABC):
         image_size: Side in pixels to which images are resized; None keeps the stored size.
         channels: 3 for RGB, 1 for grey: a grey image is repeated, a colour image is reduced to its luminance. None
             keeps the stored channels.
-        augment: Whether to augment training images by ``shifting``.
-        val_samples: Number of training images to hold out for validation.
-        train_samples: Number of images to train on; None for all.
+        train_samples: Number of images to train on; None for all that are not held out for validation.
         workers: Not used, because the images are in memory.
         on_error: Handling of labels outside the classes and of images with NaN or inf: ``stop`` or ``skip``.
-        normalise: Normalisation of the network's input: ``standard`` by ``mean`` and ``std`` of each channel over the
-            training images, as fractions of 255; ``symmetric`` to the range -1 to 1.
+        normalise: ``standard`` by ``mean`` and ``std`` of each channel over the training images, as fractions of 255;
+            ``symmetric`` to the range -1 to 1.
 
     Raises:
         DataError: The files are missing or damaged, or a sample is unusable and ``on_error`` is ``stop``.

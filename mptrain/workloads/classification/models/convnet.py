@@ -21,10 +21,8 @@ def cnn(
     """Build a small image classifier: stages of 3x3 convolution, BatchNorm and ReLU, 2x2 max-pools, a linear layer.
 
     The pools are between the stages. The first stage has two convolutions. A global average precedes the linear layer.
-    The smallest image leaves one pixel after the pools: 4 pixels for three stages. A size of None is not checked.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    The smallest image leaves one pixel after the pools: 4 pixels for three stages. Smaller ones raise `ConfigError`,
+    unless ``image_size`` is None.
     """
     if image_size is not None and image_size >> (len(widths) - 1) == 0:
         raise ConfigError(

@@ -15,10 +15,7 @@ def mlp(
     hidden: tuple[PositiveInt, ...] = (128, 128, 128),
     dropout: BelowOne | None = None,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron on flattened images: linear layers with ReLU, in PyTorch's default initialisation.
-
-    ``dropout`` is the probability after each hidden layer; None for no dropout.
-    """
+    """Build a classifier of linear layers with ReLU and ``dropout`` (unless None), in PyTorch's initialisation."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_channels * image_size * image_size
     for wanted in hidden:

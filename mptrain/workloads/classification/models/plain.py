@@ -17,10 +17,7 @@ def plain16(
 
     It has 3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, and one linear layer. PyTorch's
     default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers are below the
-    smallest FP16 number; a loss scale is enough to correct this.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    smallest FP16 number; a loss scale is enough to correct this. Images too small for the pools raise `ConfigError`.
     """
     layers: list[nn.Module] = []
     side = image_size

@@ -28,11 +28,10 @@ def torchvision_classifier(
     """Build a torchvision image classifier for any number of classes, with random or pretrained weights.
 
     GoogLeNet and Inception v3 have their auxiliary heads: in training mode they return a named tuple of logits, in
-    evaluation mode one tensor. torchvision is imported only here, because the import takes a second.
-
-    ``name`` is one of ``torchvision.models.list_models()``, and ``arguments`` are further keywords of its function,
-    such as ``dropout``. If ``pretrained``, a new run starts from the weights that torchvision calls ``DEFAULT``; a head
-    for other classes keeps its random weights.
+    evaluation mode one tensor. torchvision is imported only here, because the import takes a second. ``name`` is one of
+    ``torchvision.models.list_models()``, and ``arguments`` are further keywords of its function, such as ``dropout``.
+    If ``pretrained``, a new run starts from the weights that torchvision calls ``DEFAULT``; a head for other classes
+    keeps its random weights.
 
     Raises:
         ConfigError: There is no such classifier, or it does not support an argument or the input, which has 3 channels.
@@ -95,11 +94,7 @@ def _own_choices(name: str, image_size: int) -> dict[str, Any]:
 
 
 def require_size(model: nn.Module, name: str, image_size: int, in_channels: int) -> None:
-    """Check that a network takes images of a size, on the meta device: some pools and windows need a minimum size.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Raise `ConfigError` if pools or windows of a network need larger images than these; runs on the meta device."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")

@@ -50,10 +50,7 @@ def small_vgg(
 ) -> nn.Sequential:
     """Build a small VGG (Simonyan and Zisserman 2014): stages of two 3x3 convolutions and a pool, no normalisation.
 
-    ``widths`` has the channels of each stage. Dropout precedes both hidden layers.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    Dropout precedes both hidden layers. Images that are too small for the pools raise `ConfigError`.
     """
     layers: list[nn.Module] = []
     for width in widths:
@@ -83,11 +80,9 @@ def small_resnext(
 ) -> nn.Sequential:
     """Build a small ResNeXt (Xie et al. 2016): a 3x3 convolution, then torchvision's grouped bottlenecks.
 
-    ``widths`` has the channels of each stage's output; all stages but the first halve the image. ``cardinality`` is the
-    number of groups of each 3x3 convolution, which has half as many channels as the output.
-
-    Raises:
-        ConfigError: A width is not divisible by 4, or its half is not divisible by ``cardinality``.
+    ``widths`` has the channels of each stage's output; all stages but the first halve the image. A 3x3 convolution has
+    half as many, in ``cardinality`` groups. Widths must be multiples of 4 and of twice ``cardinality``, otherwise there
+    is a `ConfigError`.
     """
     from torchvision.models.resnet import Bottleneck
 

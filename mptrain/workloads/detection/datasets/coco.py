@@ -47,10 +47,9 @@ def load_coco(
 
     The annotations are in ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``. The
     classes are the categories of the training part, in the order of their ids. Boxes without width or height contain no
-    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
-
-    The defaults, None, are 300 pixels, 3 channels and all training pictures; a part that is None is left out.
-    ``on_error`` is for pictures that are missing, cannot be decoded, or have boxes outside of the picture.
+    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two. None means
+    300 pixels, 3 channels and all training pictures; a part that is None is left out. ``on_error`` is for pictures that
+    are missing, cannot be decoded, or have boxes outside of the picture.
 
     Raises:
         DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category or
@@ -115,8 +114,6 @@ class Instances:
 
     def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
         """Return the usable pictures, and the number of their boxes without width or height, which are left out.
-
-        ``ids`` has the category ids in the order of the classes.
 
         Raises:
             DataError: A picture is unusable and ``faults.on_error`` is ``stop``.

@@ -57,11 +57,9 @@ def load_voc(
     The parts are lists of pictures, written ``FOLDER/LIST``. A list is the file ``FOLDER/ImageSets/Main/LIST.txt``. Its
     pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension from the annotation), and their annotations
     ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root. Coordinates are pixels counted from 1,
-    including the last pixel, as VOC defines them.
-
-    The folders are in ``root`` or in ``root/VOCdevkit``; ``download`` gets missing ones named VOC2007 to VOC2012
-    through torchvision. The defaults, None, are the twenty classes of VOC, 300 pixels, 3 channels and all training
-    pictures. ``on_error`` is for unusable pictures and annotations.
+    including the last pixel, as VOC defines them. The folders are in ``root`` or in ``root/VOCdevkit``; ``download``
+    gets missing ones named VOC2007 to VOC2012 through torchvision. None means the twenty classes of VOC, 300 pixels,
+    3 channels and all training pictures. ``on_error`` is for unusable pictures and annotations.
 
     Raises:
         DataError: A folder, list, annotation or picture is missing, or a list or annotation is damaged.

@@ -38,8 +38,7 @@ _SMALLEST = 32  # smallest side in pixels for which the last map is not empty
 def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """Build the detector SSD300 on VGG-16 (Liu et al. 2016) with torchvision's initialisation, no pretrained weights.
 
-    Raises:
-        ConfigError: The images do not have 3 channels and 300x300 pixels.
+    Images that do not have 3 channels and 300x300 pixels raise `ConfigError`.
     """
     _require_colours("ssd300_vgg16", in_channels)
     if image_size != _STRIDES[-1]:
@@ -64,10 +63,7 @@ def fasterrcnn_resnet50(
 
     The feature pyramid is that of Lin et al. 2017. With ``frozen_norms``, for weights loaded with ``model.weights``,
     BatchNorm keeps its loaded statistics and gains, as published. ``trained_stages`` is the number of backbone stages
-    to train, counted from the last; 3 as published, 5 for all.
-
-    Raises:
-        ConfigError: The images do not have 3 channels.
+    to train, counted from the last; 3 as published, 5 for all. Images without 3 channels raise `ConfigError`.
     """
     _require_colours("fasterrcnn_resnet50", in_channels)
     from mptrain.workloads.detection.models.faster_rcnn import FasterRCNN
@@ -79,10 +75,8 @@ def ssd_small(*, num_classes: int, in_channels: int, image_size: int, width: Pos
     """Build a small SSD detector with BatchNorm for small images and quick experiments.
 
     It has seven convolutions, three feature maps, and default boxes of 0.2 to 0.7 of the side. ``width`` is the number
-    of channels at half the image's side; the feature maps have four times as many.
-
-    Raises:
-        ConfigError: The images are too small for three maps.
+    of channels at half the image's side; the feature maps have four times as many. Images that are too small for three
+    maps raise `ConfigError`.
     """
     if image_size < _SMALLEST:
         raise ConfigError(

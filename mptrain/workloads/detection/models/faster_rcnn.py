@@ -44,7 +44,7 @@ class WideRPNHead(RPNHead):  # type: ignore[misc]
 
     @override
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return object logits ``[N, A, H, W]`` and box offsets ``[N, 4 * A, H, W]`` of each map (A anchors each)."""
+        """Return object logits ``[N, A, H, W]`` and offsets ``[N, 4 * A, H, W]`` of each map, for A anchors a place."""
         logits, offsets = super().forward(maps)
         return [said.float() for said in logits], [said.float() for said in offsets]
 

@@ -39,8 +39,7 @@ LOWEST_SCORE, OVERLAP, MOST, CANDIDATES = 0.01, 0.45, 200, 400
 class SingleShot(nn.Module):
     """SSD detector (Liu et al. 2016): a backbone with several feature maps and a head on each, for images of one size.
 
-    State dicts are compatible with torchvision's SSD, because the parts have the same names. The backbone maps images
-    to feature maps by name, in any floating-point dtype.
+    State dicts are compatible with torchvision's SSD, because the parts have the same names.
     """
 
     anchor_bits: Tensor
@@ -164,10 +163,7 @@ def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
-    """Decode predicted offsets ``[..., A, 4]`` from SSD's default boxes ``[A, 4]`` to boxes, the inverse of `encode`.
-
-    Their sizes are at most 62.5 times those of the default boxes.
-    """
+    """Decode offsets from SSD's default boxes, inverting `encode`, to boxes of at most 62.5 times their size."""
     own_centre, own_size = _centre_and_size(anchors)
     centre = offsets[..., :2] / WEIGHTS[0] * own_size + own_centre
     size = torch.exp(offsets[..., 2:] / WEIGHTS[2]).clamp(max=_LARGEST) * own_size
@@ -185,7 +181,7 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
     A default box is matched to the true box with the largest overlap (intersection over union) if that is at least
     `MATCHED`. In addition, each true box is matched to the default box that overlaps it most, whatever the overlap. If
     several true boxes claim the same default box, the last one is matched. The result is int64 ``[N, A]``, -1 for
-    background. ``boxes`` may not be empty; ``present``, bool ``[N, M]``, tells them from padding.
+    background. ``present``, bool ``[N, M]``, tells boxes from padding; M is at least 1.
     """
     samples, places = present.shape
     overlaps = box_iou(boxes.flatten(0, 1), anchors).view(samples, places, len(anchors))
@@ -229,10 +225,7 @@ def multibox_losses(
 
 
 def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
-    """Select the background boxes with the largest losses, `NEGATIVES` per matched box (hard negative mining).
-
-    ``surprise`` is the cross-entropy of each default box; mask and result are bool ``[N, A]``.
-    """
+    """Return the mask ``[N, A]`` of the background boxes with the largest losses, `NEGATIVES` per matched box."""
     falling = surprise.masked_fill(objects, float("-inf")).argsort(dim=1, descending=True, stable=True)
     return (falling.argsort(dim=1) < NEGATIVES * objects.sum(1, keepdim=True)) & ~objects
 

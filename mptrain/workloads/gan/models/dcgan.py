@@ -23,13 +23,11 @@ SLOPE = 0.2
 class DCGAN(nn.Module):
     """DCGAN generator and discriminator of images, for adversarial training with one optimizer each.
 
-    The networks are those of Radford et al. at any power of two from 8 to 128 pixels; the paper uses 64x64 pixels and a
-    width of 128. ``width`` is the number of channels at half the image's size, doubled at each further halving. The
-    generator maps noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from -1 to 1, the
-    discriminator images to one logit each, ``[N]``, above 0 for images classified as real.
-
-    Raises:
-        ConfigError: The side is not one of `SIZES`.
+    The networks are those of Radford et al. at any power of two from 8 to 128 pixels (others raise `ConfigError`); the
+    paper uses 64x64 pixels and a width of 128. ``width`` is the number of channels at half the image's size, doubled at
+    each further halving. The generator maps noise ``[N, latent]`` to images
+    ``[N, in_channels, image_size, image_size]`` from -1 to 1, the discriminator images to one logit each, ``[N]``,
+    above 0 for images classified as real.
     """
 
     def __init__(

@@ -33,9 +33,6 @@ class Digits(MemoryDataset):
 
     The split, stratified by class, has 397 images for testing and 1,400 for training and validation. Training images
     are shifted by up to one pixel if ``augment`` is set.
-
-    Raises:
-        DataError: scikit-learn is not installed, or its file is damaged.
     """
 
     val_samples: NonNegativeInt = 200
@@ -57,11 +54,7 @@ load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Return the path of the file of handwritten digits in the installed scikit-learn, without importing the package.
-
-    Raises:
-        DataError: scikit-learn is not installed or does not contain the file.
-    """
+    """Return the path of scikit-learn's file of digits, without importing the package; `DataError` if there is none."""
     spec = importlib.util.find_spec("sklearn")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     for folder in folders:
@@ -75,10 +68,7 @@ def digits_path() -> Path:
 def read_digits(path: Path) -> tuple[Tensor, Tensor]:
     """Read images uint8 ``[N, 1, 8, 8]`` and labels int64 ``[N]`` of digits from scikit-learn's gzipped CSV file.
 
-    Each row has 64 grey values v from 0 to 16, which become ``round(v * 255 / 16)``, and a label.
-
-    Raises:
-        DataError: The file is damaged.
+    A row has 64 values v from 0 to 16, which become ``round(v * 255 / 16)``, and a label; damage raises `DataError`.
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode()

@@ -60,8 +60,8 @@ class ClassFolders(ImageDataset):
     Attributes:
         image_size: Side in pixels of the square network inputs; None means 224.
         channels: 3 for RGB, 1 for grey; None means 3.
-        augment: Augmentation of training images. True crops and flips them at random; ``randaugment`` and
-            ``trivial_augment`` then also apply the policy of that name. False takes the centre crop.
+        augment: True crops and flips training images at random; ``randaugment`` and ``trivial_augment`` then also apply
+            the policy of that name. False takes the centre crop.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
         val_samples: Number of training images to hold out for validation; ``root/val`` is then the test split unless
             there is a ``root/test``. None validates on ``root/val``.
@@ -78,7 +78,6 @@ class ClassFolders(ImageDataset):
             per side: faster, with slightly different pixels. Others are decoded as with ``full``.
         labels: Classes of a run that is evaluated on another folder than its own, which may lack a training folder: a
             folder without splits is then all test images. None takes the class folders.
-        warnings: Sentences on files and folders that are left out because no rule takes them.
 
     Raises:
         DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no class
@@ -225,10 +224,7 @@ class ImageFolder(ClassFolders):
 
 @dataclass(kw_only=True, eq=False)
 class ImageNet(ClassFolders):
-    """ImageNet data set (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
-
-    The licence does not allow an automatic download.
-    """
+    """ImageNet (Russakovsky et al. 2015): ``root/{train,val}/WNID/*.JPEG``; its licence forbids automatic downloads."""
 
     root: Path = Path("data/imagenet")
 
@@ -241,10 +237,7 @@ load_image_folder, load_imagenet = ImageFolder, ImageNet
 
 @dataclass(eq=False)
 class FolderSplit(IndependentSamples):
-    """Split of image files that are decoded on demand to squares of one size.
-
-    ``varied`` is the augmentation after a random crop and flip; None takes the centre crop without augmentation.
-    """
+    """Split of image files decoded on demand to squares: the centre crop, or a random one, flipped and ``varied``."""
 
     listing: Listing
     preparation: Preparation
@@ -324,10 +317,8 @@ def decode(
 
     ``draws`` are random numbers in [0, 1) for the flip (one) and the crop (`CROP_DRAWS`); None takes the centre crop
     without a flip, whose side is a share ``centre`` of the shorter side. ``draft`` decodes a JPEG at the smallest size
-    at which the crop has at least as many pixels as the square. ``faults`` gets a remark on a conversion.
-
-    Raises:
-        OSError: The file cannot be decoded.
+    at which the crop has at least as many pixels as the square. ``faults`` gets a remark on a conversion. The errors
+    are those of `read_part`.
     """
     from PIL import Image
 

@@ -25,16 +25,10 @@ _NOISE = 40.0  # standard deviation of the noise of each pixel, on the scale 0 t
 class Synthetic(MemoryDataset):
     """Data set of images and labels drawn from a seed, for speed measurements and experiments without files.
 
-    Images are drawn with the requested size and channels, by default 32 pixels and 3 channels. Training images are
-    shifted by up to two pixels if ``augment`` is set.
-
-    Attributes:
-        samples: Number of images for training and validation.
-        learnable: Whether each class has its own pattern under the noise; False makes the labels unpredictable.
-        seed: Seed of the images and labels, separate from the seed of the run: runs with other seeds see the same data.
-
-    Raises:
-        ConfigError: There are fewer than two classes.
+    Images have the requested size and channels, by default 32 pixels and 3 channels; ``samples`` are for training and
+    validation. Training images are shifted by up to two pixels if ``augment`` is set. ``learnable`` gives each class
+    its own pattern under the noise; otherwise labels are unpredictable. ``seed`` is separate from the seed of the run,
+    so runs with other seeds see the same data. Fewer than two ``classes`` raise `ConfigError`.
     """
 
     classes: PositiveInt = 10
