@@ -1,8 +1,4 @@
-"""Code that all workloads share, independent of the kind of data.
-
-It contains batches, the protocols of data sets and tasks, the loader, the preparation of inputs, random streams, and
-the handling of faulty samples.
-"""
+"""Code that all workloads share, independent of the kind of data."""
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split

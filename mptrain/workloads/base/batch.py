@@ -11,14 +11,7 @@ from torch import Tensor
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Stack 1-D tensors of different lengths into one zero-padded tensor, with at least one column.
-
-    Args:
-        rows: N one-dimensional tensors, N at least 1. The first gives the dtype and the device.
-
-    Returns:
-        ``[N, longest]``; each row begins with its values and ends with zeros.
-    """
+    """Stack N > 0 vectors as zero-padded rows ``[N, longest]``, at least one column, in the dtype of the first."""
     table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
@@ -29,18 +22,17 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 class Batch:
     """Samples of one weight update, or of one of its micro-batches (for gradient accumulation).
 
-    The first dimension of every tensor is the sample, so any batch can be split between samples. A *term* is one of the
-    values that the loss is averaged over: a sample, or for sequences a token.
+    The first dimension of every tensor is the sample. A *term* is one of the values that the loss is averaged over: a
+    sample, or for sequences a token.
 
     Attributes:
         inputs: First input of the network, ``[N, ...]``: images (uint8 or float32 on the host, float32 once prepared)
             or token ids (int64).
-        targets: Expected output, ``[N, ...]``: class indices or token ids. May be the same tensor as ``inputs``, which
-            is then moved only once.
-        counts: Number of loss terms of each sample, N host integers; None means one each.
+        targets: Expected output, ``[N, ...]``: class indices or token ids. If it is the same tensor as ``inputs``, it
+            is moved only once.
+        counts: Number of terms of each sample, N host integers; None means one each.
         more: Further tensors ``[N, ...]`` by name, for tasks and models that use the name.
-        whole: Number of loss terms of the batch over all ranks if this is one rank's part of it; None if this is the
-            whole batch.
+        whole: Number of terms over all ranks if this is one rank's part of a batch; None if this is the whole batch.
         is_dummy: Whether this is a placeholder for a rank without samples; its weight in the loss is 0.
     """
 
@@ -53,23 +45,18 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """Number of samples N in the batch, the first dimension of ``inputs``."""
+        """Number of samples N."""
         return len(self.inputs)
 
     @property
     def terms(self) -> int:
-        """Number of loss terms (samples or tokens) that the batch's mean loss covers: sum of ``counts``, or samples."""
+        """Number of terms that the batch's mean loss covers."""
         return self.samples if self.counts is None else sum(self.counts)
 
     def split(self, parts: int) -> tuple[Batch, ...]:
-        """Split the batch into contiguous micro-batches whose sizes differ by at most one sample.
+        """Split the batch into contiguous micro-batches, views of its memory, whose sizes differ by at most one sample.
 
-        Args:
-            parts: Number of micro-batches, at least 1. A batch with fewer samples than that gives one micro-batch per
-                sample, because none may be empty.
-
-        Returns:
-            The micro-batches in order, as views of this batch's memory; the batch itself if there is only one.
+        There are ``parts`` of them, or one per sample if there are fewer samples; a single one is the batch itself.
         """
         parts = max(1, min(parts, self.samples))
         if parts == 1:
@@ -79,14 +66,10 @@ class Batch:
         return tuple(self._cut(begin, end) for begin, end in itertools.pairwise(bounds))
 
     def share(self, part: Batch) -> float:
-        """Return the weight with which the mean loss of a part enters the mean loss of the whole batch.
+        """Return the weight of a part's mean loss in that of the whole batch: its fraction of the terms; 0 for a dummy.
 
-        The weight is the part's number of loss terms (samples or tokens) divided by that of the whole batch, which for
-        a rank's part (``whole`` is set) counts the terms of all ranks. The losses of all parts, multiplied by their
-        weights, add up to the mean loss of the whole batch.
-
-        Args:
-            part: Micro-batch from `split`, or this batch. A dummy has the weight 0.
+        The whole batch is that of all ranks if this is one rank's part of it (``whole`` is set). The weighted losses of
+        all parts add up to the mean loss of the whole batch.
         """
         if part.is_dummy:
             return 0.0
@@ -99,7 +82,7 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def cast(self, dtype: torch.dtype) -> Batch:
-        """Return the batch with ``inputs`` in a dtype if they are floating-point; all other tensors keep theirs."""
+        """Return the batch with ``inputs`` in a dtype if they are floating-point."""
         if not self.inputs.is_floating_point() or self.inputs.dtype == dtype:
             return self
         return replace(self, inputs=self.inputs.to(dtype))
@@ -113,13 +96,10 @@ class Batch:
         return self._each(lambda tensor: tensor.clone())
 
     def copy_(self, source: Batch) -> None:
-        """Copy the values of another batch into this one's tensors in place, without synchronising with the device.
+        """Copy a batch with the same tensor names and shapes into this one's tensors, without synchronising.
 
         The tensors keep their addresses, as a captured CUDA graph requires. If ``targets`` is the same tensor as
         ``inputs``, only the inputs of ``source`` are copied.
-
-        Args:
-            source: Batch with the same tensor names and shapes.
         """
         values = source.tensors()
         if self.targets is self.inputs:
@@ -129,7 +109,7 @@ class Batch:
                 tensor.copy_(values[name], non_blocking=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors of the batch by name: ``inputs``, ``targets``, and those in ``more``."""
+        """Return ``inputs``, ``targets`` and the tensors in ``more`` by name."""
         return {"inputs": self.inputs, "targets": self.targets, **self.more}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -22,13 +22,9 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield each folder at and below a folder with the names of its folders and other entries, as `os.walk` does.
 
-    Links to a folder that contains them are left out, and so are folders that cannot be read. The caller may remove
-    names of folders, which are then not searched.
-
-    Args:
-        folder: The folder; no result if it does not exist.
-        suffixes: Suffixes of data files, in lower case.
-        links: Whether to search folders behind symbolic links.
+    A missing folder gives no result. Links to a folder that contains them are left out, and so are folders that cannot
+    be read. The caller may remove names of folders, which are then not searched. ``suffixes`` are those of data files,
+    in lower case; without ``links``, folders behind symbolic links are not searched.
 
     Raises:
         DataError: A data file is a named pipe, a socket or a device; or nearly all of more than `MOST_OTHERS` entries
@@ -67,13 +63,9 @@ def walk(
 
 
 def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    """Return the files with one of some suffixes in a folder and its subfolders, sorted; see `walk`.
+    """Return the sorted files in a folder and its subfolders that have one of some suffixes, given in lower case.
 
-    Folders behind symbolic links are not searched.
-
-    Args:
-        folder: The folder.
-        suffixes: The suffixes, in lower case; those of the files may have any case.
+    The suffixes of the files may have any case. Folders behind symbolic links are not searched.
     """
     walked = walk(folder, suffixes, links=False)
     paths = (Path(parent, name) for parent, _, names in walked for name in names if _has_suffix(name, suffixes))

@@ -1,7 +1,4 @@
-"""Protocols of a data set and of its splits, as the training engine uses them. This module must not read files.
-
-Classes that derive from these protocols inherit the default methods.
-"""
+"""Protocols of a data set and of its splits, as the training engine uses them. This module must not read files."""
 
 from __future__ import annotations
 
@@ -18,11 +15,9 @@ from mptrain.workloads.base.survey import Survey
 
 
 class Split(Protocol):
-    """Protocol of the training, validation or test part of a data set: samples with fixed indices.
+    """Training, validation or test part of a data set: samples with fixed indices.
 
-    Attributes:
-        in_memory: Whether the samples are in memory, so that worker processes would cost more than they save.
-        faults: Unusable samples found so far, with the setting that either stops at them or skips them.
+    If they are ``in_memory``, worker processes would cost more than they save. ``faults`` has the unusable ones so far.
     """
 
     in_memory: bool
@@ -38,27 +33,18 @@ class Split(Protocol):
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Return the indices of one epoch's samples, int64 ``[len(self)]``, in the order in which batches take them.
 
-        The order depends on the arguments only. The default suits independent samples
-        (`mptrain.workloads.base.random_streams.sample_order`).
-
-        Args:
-            seed: Seed of the run.
-            epoch: Completed passes over the training data.
-            shuffle: True in training, False in evaluation. Samples that continue one another, such as the windows of a
-                text with carried state, keep their order in either case.
+        It depends on the arguments only; ``epoch`` counts completed passes over the training data. Samples that
+        continue one another, such as the windows of a text with carried state, keep their order even if ``shuffle`` is
+        set. The default suits independent samples.
         """
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Read or generate the samples with these indices and return them as one batch on the host, in the given order.
+        """Return the samples with these indices (at least one) as one batch on the host, in the given order.
 
-        If ``faults.on_error`` is ``skip``, unusable samples are left out and the batch is smaller.
-
-        Args:
-            indices: At least one index into this split.
-            epoch: Completed passes over the training data.
-            seed: Seed of the run. The augmentation of a sample depends on ``(seed, epoch, index)`` only: not on the
-                other samples of the batch, the process, or earlier random numbers.
+        If ``faults.on_error`` is ``skip``, unusable samples are left out and the batch is smaller. The augmentation of
+        a sample depends on ``(seed, epoch, index)`` only: not on the other samples of the batch, the process, or
+        earlier random numbers.
 
         Raises:
             DataError: A sample is unusable and ``faults.on_error`` is ``stop``, or no sample of the batch is usable.
@@ -70,25 +56,18 @@ class Split(Protocol):
         return Survey()
 
     def digests(self) -> list[bytes]:
-        """Return a digest of each stored sample by its content (`mptrain.workloads.base.sample_digests`), in order.
+        """Return a digest of each stored sample by its content, in order; the default has none.
 
-        A run records those of its training samples, and says how many of the samples that it evaluates are among them.
-        The default has none.
+        A run records those of its training samples, and reports how many evaluated samples are among them.
         """
         return []
 
 
 class Dataset(Protocol):
-    """Protocol of a data set: its splits, the facts that models depend on, and the preparation of its batches.
+    """Data set: its splits, the facts that models depend on, and the preparation of its batches.
 
-    An optional attribute ``warnings``, a tuple of sentences, tells the user about the data when a run starts.
-
-    Attributes:
-        name: Name of the data set in the configuration and in records.
-        workers: Number of worker processes that fetch from splits that are not in memory.
-        train: Training samples.
-        val: Validation samples, which select the best checkpoint; None if there are none.
-        test: Test samples; None if there are none.
+    ``workers`` processes fetch from splits that are not in memory, and ``val`` selects the best checkpoint. An optional
+    attribute ``warnings``, a tuple of sentences, tells the user about the data when a run starts.
     """
 
     name: str
@@ -103,32 +82,24 @@ class Dataset(Protocol):
         Images have ``num_classes``, ``in_channels`` and ``image_size``, and ``boxes`` if the targets are boxes. Text
         has ``vocabulary_size``, ``sequence_length`` and ``lanes`` (number of token streams read in parallel). A model
         or task receives the facts that it has parameters for. If it requires a fact that is missing here, it is
-        incompatible with the data set; an optional attribute ``lacks`` of the data set maps the name of such a fact to
-        a `Problem` with the reason and a hint.
-
-        Example:
-            ``{"num_classes": 10, "in_channels": 1, "image_size": 8}``
+        incompatible with the data set, and an optional attribute ``lacks`` gives a `Problem` with the reason and a hint
+        by name of the fact.
         """
 
     def describe(self) -> str:
         """Return the shape of a sample in a few words for the terminal, such as ``1x8x8``."""
 
     def card(self) -> dict[str, Any]:
-        """Return the information needed to use the trained weights outside mptrain, as JSON values.
+        """Return the information needed to use the trained weights outside mptrain, as JSON values for ``data.json``.
 
-        The run writes it to its file ``data.json``. ``labels`` are the names of classes or tokens in the order of their
-        indices. Weights are meaningless with other labels, so a run is resumed and evaluated only with the same labels.
+        ``labels`` are the names of classes or tokens by index. Weights are meaningless with other labels, so a run is
+        resumed and evaluated only with the same ones.
         """
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Move a host batch to the device and convert it to the network's input, without synchronising.
 
-        Args:
-            batch: Batch from `Split.fetch`.
-            device: Target device.
-            memory_format: Memory format of four-dimensional tensors.
-
-        Returns:
-            The batch with floating-point tensors in float32. The default only moves the batch.
+        Floating-point tensors become float32, and four-dimensional ones get the memory format. The default only moves
+        the batch to the device.
         """
         return batch.to(device)

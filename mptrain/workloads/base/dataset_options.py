@@ -1,7 +1,4 @@
-"""Decorator for data set loaders whose options are a dataclass.
-
-The dataclass defines the type, range, default and meaning of each option once, for all functions that take it.
-"""
+"""Decorator for data set loaders whose options are a dataclass, the one place for their types, ranges and meanings."""
 
 from __future__ import annotations
 
@@ -20,15 +17,7 @@ def takes_fields_of(
 ) -> Callable[[Callable[[Options], Made]], Callable[Fields, Made]]:
     """Return a decorator that lets a function of one dataclass instance be called with the fields of the dataclass.
 
-    The decorated function has the signature of the dataclass, with resolved annotations; the configuration checks its
-    keys against them.
-
-    Args:
-        options: The dataclass; its instance is the only argument of the decorated function.
-
-    Example:
-        With ``@takes_fields_of(Options)`` above ``def load(options: Options)``, the call ``load(root=path)`` runs the
-        original function with ``Options(root=path)``.
+    It gets the signature of the dataclass, with resolved annotations; the configuration checks its keys against them.
     """
 
     def decorate(function: Callable[[Options], Made]) -> Callable[Fields, Made]:

@@ -17,13 +17,7 @@ _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unpicklin
 
 
 def missing(what: str, where: str, other_way: str = "") -> DataError:
-    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``).
-
-    Args:
-        what: Name of the data set, for the message.
-        where: Folders that were searched, for the message.
-        other_way: Further way to get the data, added to the hint, such as ``or install Debian's package``.
-    """
+    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``)."""
     ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
     ways += f", {other_way}" if other_way else ""
     return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
@@ -33,10 +27,7 @@ def missing(what: str, where: str, other_way: str = "") -> DataError:
 def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None]:
     """Run a download in this context: convert its failures to `DataError`, and remove empty folders that it created.
 
-    Args:
-        what: Name of the data set, for the message.
-        root: Folder that was searched for the data.
-        folder: Innermost folder that the download creates; None means ``root``.
+    ``root`` was searched for the data; ``folder`` is the innermost folder that the download creates, None for ``root``.
 
     Raises:
         DataError: The download failed: no network, no space, wrong checksum or a damaged archive. Other exceptions pass

@@ -10,12 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures that a task shows after a validation, as one grid.
+    """Grid of pictures that a task shows after a validation, with an explanation of their colours or columns.
 
-    Attributes:
-        pixels: Pixel values, float ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped.
-        caption: Explanation of the pictures, and of the meaning of colours or columns.
-        columns: Pictures per row; None makes the grid square.
+    ``pixels`` are floats ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped. ``columns`` is the
+    number of pictures per row; None makes the grid square.
     """
 
     pixels: Tensor
@@ -25,12 +23,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Texts:
-    """Table of sentences that a task shows after a validation: input, expected output and output of the model.
-
-    Attributes:
-        columns: Name of each column: ``source``, ``reference``, ``model``.
-        rows: Table rows, one tuple per sample, as long as ``columns``.
-    """
+    """Table of sentences that a task shows after a validation: input, expected output and output of the model."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -38,12 +31,9 @@ class Texts:
 
 @dataclass(frozen=True)
 class Sounds:
-    """Recordings of one sample rate that a task shows after a validation.
+    """Recordings that a task shows after a validation, float32 ``[N, T]`` from -1 to 1; values outside are clipped.
 
-    Attributes:
-        samples: Amplitudes, float32 ``[N, T]`` from -1 to 1; values outside are clipped.
-        rate: Sample rate in hertz.
-        captions: N sentences, one per recording; an empty tuple for no captions.
+    ``rate`` is in hertz; ``captions`` has N sentences, or none.
     """
 
     samples: Tensor

@@ -20,12 +20,7 @@ _NOT_THERE = f"[Errno {errno.ENOENT}]"
 
 
 def none_usable(what: str, first: str) -> DataError:
-    """Return the error for a training or evaluation batch that has no sample left after skipping unusable ones.
-
-    Args:
-        what: Word for a sample, such as ``picture``.
-        first: Name of the first sample of the batch, such as its file.
-    """
+    """Return the error for a batch without a usable sample, such as a ``picture``; ``first`` names the first."""
     return DataError(
         f"no {what} of the batch is usable; the first is {first}",
         "fix or remove the files, or use a larger train.batch_size",
@@ -34,12 +29,10 @@ def none_usable(what: str, first: str) -> DataError:
 
 @dataclass
 class Check:
-    """Result of a check of all files of a data set before training: the unusable samples, each with the reason.
+    """Unusable samples that a check of all files before training found, with the reasons by file or index.
 
-    Attributes:
-        stopping: Samples that would stop training, by file or index, with the reason.
-        skipped: Samples that training would skip, by file or index, with the reason.
-        hints: Advice on those of ``stopping`` that ``dataset.on_error=skip`` cannot leave out, by file or index.
+    Those in ``stopping`` would stop training, those in ``skipped`` would be left out. ``hints`` has advice on those of
+    ``stopping`` that ``dataset.on_error=skip`` cannot leave out.
     """
 
     stopping: dict[str, str] = field(default_factory=dict)
@@ -52,11 +45,7 @@ _check: Check | None = None
 
 @contextlib.contextmanager
 def checking() -> Iterator[Check]:
-    """Collect unusable samples in a context, in all threads of this process, instead of raising an error at the first.
-
-    Yields:
-        The `Check` to which `Faults.report` adds the samples.
-    """
+    """Collect unusable samples in a context, in all threads of this process, instead of raising an error at one."""
     global _check
     _check = Check()
     try:
@@ -71,9 +60,8 @@ class Faults:
 
     Attributes:
         on_error: Reaction to an unusable sample: ``stop`` raises an error at the first one; ``skip`` leaves it out.
-        found: Reasons for the samples left out so far, by file or index. Each sample appears once.
-        remarks: Kinds of conversion of the files converted so far (such as ``palette``), by file. Each file appears
-            once.
+        found: Reason for each sample left out so far, by file or index.
+        remarks: Kind of conversion, such as ``palette``, of each file converted so far.
     """
 
     on_error: OnError = "stop"
@@ -81,38 +69,27 @@ class Faults:
     remarks: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of unusable samples in ``found`` and files in ``remarks`` so far, to pass to `since`."""
+        """Return the numbers of samples in ``found`` and of files in ``remarks`` so far, to pass to `since`."""
         return len(self.found), len(self.remarks)
 
     def since(self, counts: tuple[int, int]) -> Faults:
-        """Return only the unusable samples and remarks that were added after an earlier call of `counts`.
-
-        A worker process sends these to the training process after each batch.
-
-        Args:
-            counts: Result of the earlier call.
-        """
+        """Return what was added after an earlier call of `counts`; a worker process sends it with each batch."""
         new = (
             islice(known.items(), count, None) for known, count in zip((self.found, self.remarks), counts, strict=True)
         )
         return Faults(self.on_error, *map(dict, new))
 
     def add(self, other: Faults) -> None:
-        """Add the unusable samples and remarks that another process (a worker of the loader) found."""
+        """Add what another process (a worker of the loader) found."""
         self.found.update(other.found)
         self.remarks.update(other.remarks)
 
     def report(self, problems: dict[str, str], hint: str = "fix or remove it", *, skippable: bool = True) -> None:
-        """Record unusable samples, or raise an error for the first of them.
-
-        Args:
-            problems: Reason by file or index of each unusable sample; may be empty.
-            hint: Advice for the user other than skipping the samples.
-            skippable: Whether training can leave the samples out.
+        """Record unusable samples with their reasons by file or index, or raise an error for the first of them.
 
         Raises:
-            UnusableSample: ``problems`` is not empty and ``on_error`` is ``stop`` or the samples cannot be left out.
-                Never raised inside `checking`.
+            UnusableSample: ``problems`` is not empty, and ``on_error`` is ``stop`` or training cannot leave the samples
+                out (``skippable``). Never raised inside `checking`.
             DataError: A folder was removed while training.
         """
         if not problems:
@@ -136,14 +113,7 @@ class Faults:
 
 
 def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
-    """Group files by the kind of conversion that they needed when read, the most frequent kind first.
-
-    Args:
-        remarks: Kind of conversion by file, from `Faults.remarks`.
-
-    Returns:
-        The files of each kind, by kind, such as ``{"palette": ["a.png", "b.png"]}``.
-    """
+    """Return the files by the kind of conversion that they needed when read, the most frequent kind first."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, remark in remarks.items():
         kinds[remark].append(name)
@@ -151,15 +121,7 @@ def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def describe(remarks: Mapping[str, str], names: int = 1) -> str:
-    """Return a text that lists the kinds of converted files, each with its number of files and the first names.
-
-    Args:
-        remarks: Kind of conversion by file, from `Faults.remarks`.
-        names: Number of files to name for each kind.
-
-    Example:
-        ``palette: 12 files, such as a.png; CMYK: b.jpg``
-    """
+    """Return the files by kind of conversion as text, such as ``palette: 12 files, such as a.png; CMYK: b.jpg``."""
     parts = []
     for remark, files in by_remark(remarks).items():
         such = f"{len(files):,} files, such as " if len(files) > names else ""

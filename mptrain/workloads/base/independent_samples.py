@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class IndependentSamples(ABC):
-    """Base class of a data set split whose samples do not depend on each other.
-
-    It implements the parts of `mptrain.workloads.base.dataset.Split` that are the same for all such splits. Subclasses
-    add ``__len__``, ``fetch`` (indices to a batch) and the attribute ``in_memory``.
-
-    Args:
-        faults: Record of unusable samples, with the setting that either stops at them or skips them.
-    """
+    """Base class of a split of independent samples; subclasses add ``__len__``, ``fetch`` and ``in_memory``."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -41,10 +34,7 @@ class IndependentSamples(ABC):
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the sample indices of one epoch, int64 ``[len(self)]``: shuffled by (seed, epoch), or ascending.
-
-        See `mptrain.workloads.base.dataset.Split.order`.
-        """
+        """Return the sample indices of one epoch, int64 ``[len(self)]``: shuffled by (seed, epoch), or ascending."""
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     @property
@@ -53,22 +43,15 @@ class IndependentSamples(ABC):
         return 0 if cast("Split", self).in_memory else len(self)
 
     def read(self, number: int) -> FileFacts | None:
-        """Read one sample's file to check it before training; an unusable file is recorded in ``faults``.
-
-        Args:
-            number: Index of the sample, below `files`.
-
-        Returns:
-            Facts of a usable file; None if a split has none to tell.
-        """
+        """Check a sample's file before training: record a fault in ``faults``, or return facts, if there are any."""
         with contextlib.suppress(DataError):  # a batch without a usable sample
             cast("Split", self).fetch([number], 0, 0)
         return None
 
     def survey(self) -> Survey:
-        """Return counts and lengths of the samples; see `mptrain.workloads.base.dataset.Split.survey`."""
+        """Return counts and lengths of the samples, here none."""
         return Survey()
 
     def digests(self) -> list[bytes]:
-        """Return a digest of each stored sample, here none; see `mptrain.workloads.base.dataset.Split.digests`."""
+        """Return a digest of each stored sample, here none."""
         return []

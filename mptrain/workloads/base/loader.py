@@ -1,8 +1,7 @@
 """Loader of a split's batches in an order that depends on (seed, epoch) only, starting at any position.
 
-A resumed run therefore continues with the batches that the interrupted run would have had. The position is the number
-of batches yielded; batches that worker processes have prefetched do not count. The loader must not draw from, or seed,
-the process's random number generators.
+The position counts the batches yielded, not those prefetched, so a resumed run continues with the batches that the
+interrupted run would have had. The loader must not draw from, or seed, the process's random number generators.
 """
 
 from __future__ import annotations
@@ -35,22 +34,14 @@ class Loader:
     """Loader of the batches of a data set split, for one rank of a run. Supports one iteration at a time.
 
     Args:
-        split: Source of the samples.
         batch_size: Samples per batch over all ranks; the last batch of an epoch may be smaller.
-        seed: Seed of the run.
         shuffle: Whether the split shuffles its order by (seed, epoch); False keeps the split's own order.
-        workers: Number of prefetching processes, limited to the cores that this process may use. A split in memory uses
-            none.
+        workers: Number of prefetching processes, limited to the cores of this process; a split in memory uses none.
         pin: Whether to put the batches into page-locked memory, for copies to a CUDA device.
-        one_batch: Whether every epoch consists of the first batch of the first epoch only, to test whether a model can
-            overfit it.
-        rank: Rank of this process. Each rank gets a contiguous part of every batch; the sizes of the parts differ by at
-            most one. If a batch has fewer samples than there are ranks, some ranks get a dummy of weight 0.
-        world_size: Number of ranks.
+        one_batch: Whether every epoch is the first batch of the first epoch, to test whether a model can overfit it.
+        rank: Rank of this process. Each rank gets a contiguous part of every batch; their sizes differ by at most one.
+            If a batch has fewer samples than there are ranks, some ranks get a dummy of weight 0.
         here: Number of ranks that share the cores of this machine.
-
-    Attributes:
-        steps_per_epoch: Number of batches in one epoch, including a smaller last one.
     """
 
     def __init__(
@@ -87,25 +78,13 @@ class Loader:
         return first
 
     def order(self, epoch: int) -> Tensor:
-        """Return the sample indices of an epoch in the order in which its batches take them, int64 ``[N]``.
-
-        Args:
-            epoch: Completed passes over the training data.
-        """
+        """Return the sample indices of an epoch in the order in which its batches take them, int64 ``[N]``."""
         return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch on the host, or this rank's parts of them.
+        """Yield this rank's parts of an epoch's batches on the host, from batch ``start`` on; others are not read.
 
-        Args:
-            epoch: Completed passes over the training data.
-            start: Number of the first batch to yield; the samples of earlier ones are not read.
-
-        Yields:
-            This rank's part of each batch, in order; a dummy (``is_dummy``) if the part has no sample or no usable one.
-
-        Raises:
-            DataError: A sample is unusable (see `Split.fetch`).
+        A part without a usable sample is a dummy (``is_dummy``). The errors are those of `Split.fetch`.
         """
         parts = self._parts(self.order(epoch), start)
         epoch = 0 if self.one_batch else epoch
@@ -135,15 +114,7 @@ class Loader:
         return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
     def whole_batch(self, epoch: int, number: int = 0) -> Batch:
-        """Return one batch of an epoch with the samples of all ranks, fetched in this process and not page-locked.
-
-        Args:
-            epoch: Completed passes over the training data.
-            number: Number of the batch in the epoch, from 0.
-
-        Raises:
-            DataError: A sample is unusable (see `Split.fetch`).
-        """
+        """Return one batch with the samples of all ranks, fetched in this process and not page-locked."""
         indices = self.order(epoch)[number * self.batch_size :][: self.batch_size].tolist()
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 
@@ -210,17 +181,10 @@ class _Fetcher:
 
 
 def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, seed: int) -> Batch:
-    """Return one rank's part of a batch, or a dummy with another sample if the part is empty or has no usable sample.
+    """Return one rank's part of a batch, or a dummy with a sample of another rank if the part has no usable sample.
 
-    A rank without samples still needs an input for its forward and backward pass; the dummy (``is_dummy``) has the
-    weight 0 in the loss.
-
-    Args:
-        split: Source of the samples.
-        indices: Indices of this rank's samples; may be empty.
-        others: Indices of the other ranks' samples of the batch, from which a dummy is taken.
-        epoch: Completed passes over the training data.
-        seed: Seed of the run.
+    A rank without samples still needs an input for its forward and backward pass. ``others`` has the indices of the
+    other ranks' samples of the batch.
 
     Raises:
         DataError: No sample is usable, or one is unusable and ``split.faults.on_error`` is ``stop``.
@@ -245,10 +209,7 @@ def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, 
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ignore signals to the process group, because the run finishes its step before it ends.
-
-    Only a SIGTERM from the parent ends the worker; `multiprocessing` sends it at exit.
-    """
+    """Ignore signals to the process group, as the run finishes its step; only the parent's SIGTERM ends the worker."""
     # The signals are blocked at this point. SIGTERM stays blocked, and the thread waits for it to learn its sender.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

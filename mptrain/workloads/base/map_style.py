@@ -1,7 +1,4 @@
-"""Map-style datasets of torch (``__len__`` and ``__getitem__``), whose samples are pairs (input, target), as they are.
-
-What other data sets state, such as the number of classes, is found by a look at the samples.
-"""
+"""Map-style datasets of torch, whose samples are pairs (input, target). A look at them shows the number of classes."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
+from typing_extensions import override
 
 from mptrain.errors import DataError, Problem, instance
 from mptrain.random_state import other_random_numbers
@@ -33,17 +31,11 @@ READ_ALL = 20_000
 
 
 def torch_parts(made: Any) -> dict[str, Any]:
-    """Return the training, validation and test data in what a user's class or function has returned.
+    """Return the training, validation and test data in what a user's class or function has returned, by name.
 
-    Args:
-        made: One dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them
-            in this order. A part is a map-style dataset, or a tuple of two tensors.
-
-    Returns:
-        The parts by name; empty if it is none of these.
-
-    Raises:
-        DataError: A part cannot be taken, such as an `IterableDataset`.
+    It is one dataset to train on; a mapping or an object with ``train``, ``val`` and ``test``; or a tuple of them in
+    this order. A part is a map-style dataset, or a tuple of two tensors; an iterable one raises `DataError`. Anything
+    else gives an empty result.
     """
     if isinstance(made, TorchDataset | DataLoader) or _is_pair(made):
         found = {"train": made}
@@ -69,13 +61,9 @@ def _is_pair(part: Any) -> bool:
 class MapSplit(IndependentSamples):
     """Split of a map-style dataset. Random transforms draw from generators seeded by (seed, epoch, index).
 
-    Args:
-        name: Name of the part, for messages.
-        samples: The dataset of pairs (input, target).
-
     Raises:
-        DataError: There is no sample, or a sample is no pair of tensors or of what torch's ``default_collate`` makes
-            tensors of.
+        DataError: There is no sample, the inputs are uint8, or a sample is no pair of tensors or of what torch's
+            ``default_collate`` makes tensors of.
     """
 
     def __init__(self, name: str, samples: Any) -> None:
@@ -97,7 +85,7 @@ class MapSplit(IndependentSamples):
         return len(self.samples)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the samples with these indices as one batch; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        """Return the samples with these indices as one batch."""
         if isinstance(self.inner, TensorDataset) and len(self.inner.tensors) == 2:
             rows = self._rows[torch.as_tensor(indices)]
             inputs, targets = self.inner.tensors
@@ -129,12 +117,12 @@ class MapSplit(IndependentSamples):
             raise DataError(f"{self.name} sample {index} is {instance(sample)}", _PAIR)
         return sample[0], sample[1]
 
+    @override
     def survey(self) -> Survey:
-        """Return the class of each sample, if a look at the data shows it."""
         return Survey(self.targets())
 
+    @override
     def digests(self) -> list[bytes]:
-        """Return a digest of each sample in memory; see `mptrain.workloads.base.dataset.Split.digests`."""
         return tensor_digests(self.inner.tensors[0][self._rows]) if self.in_memory else []
 
     def targets(self) -> Tensor | None:
@@ -156,16 +144,7 @@ _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
 class MapDataset(Dataset):
-    """Data set of map-style datasets of torch; floating-point inputs and targets are prepared as float32.
-
-    Args:
-        name: Name of the data set in records.
-        parts: Datasets by name of the part, ``train`` among them.
-        workers: Number of worker processes for data that is not in memory.
-
-    Raises:
-        DataError: A sample cannot be used (see `MapSplit`).
-    """
+    """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64."""
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
@@ -190,6 +169,7 @@ class MapDataset(Dataset):
             "image_size": Problem(f"the inputs are {shape}, not [channels, side, side]", "choose another model"),
         }
 
+    @override
     def facts(self) -> dict[str, Any]:
         """Return ``num_classes``, ``class_names``, ``in_channels`` and ``image_size``, those that the samples show."""
         facts: dict[str, Any] = {}
@@ -200,19 +180,19 @@ class MapDataset(Dataset):
             facts |= {"image_size": shape[1]} if shape[1] == shape[2] else {}
         return facts
 
+    @override
     def describe(self) -> str:
-        """Return shape and dtype of an input and the number of classes, such as ``3x32x32 float32, 10 classes``."""
         first = self.train.first.inputs
         shape = "x".join(map(str, first.shape[1:])) or "scalar"
         classes = f", {len(self.class_names):,} classes" if self.class_names else ""
         return f"{shape} {str(first.dtype).removeprefix('torch.')}{classes}"
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the names of the classes as ``labels``."""
         return {"labels": list(self.class_names)}
 
+    @override
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a batch to the device, with floating-point tensors in float32 and integer targets in int64."""
         batch = batch.to(device)
         inputs, targets = batch.inputs, batch.targets
         inputs = inputs.float() if inputs.is_floating_point() else inputs

@@ -6,11 +6,7 @@ import math
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity of a language model: the exponential of its mean loss per token.
-
-    Args:
-        loss: Mean cross-entropy per token in nats. Above 709 nats a double overflows, and the result is infinity.
-    """
+    """Return the exponential of a mean loss per token in nats; infinity above 709 nats, where a double overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -21,13 +21,10 @@ class Preparation:
     """Conversion of stored images to network inputs: normalisation, resizing, and the number of channels.
 
     Attributes:
-        mean: Value subtracted from each stored channel, usually its mean over the training split; as a fraction of the
-            full range.
-        std: Divisor of each stored channel, usually its standard deviation over the training split; as a fraction of
-            the full range.
+        mean: Subtrahend of each stored channel, usually its mean in training data, as a fraction of the full range.
+        std: Divisor of each stored channel, usually its standard deviation in training data, as such a fraction.
         image_size: Side of the network's square input in pixels; other sizes are resampled bilinearly.
-        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image is reduced to its
-            luminance.
+        channels: 1 or 3: a grey image is repeated, a colour image is reduced to its luminance.
         full_range: Stored value that represents 1: 255 for uint8.
         fit: Way in which evaluation makes squares of ``image_size`` of picture files, with Pillow, before `apply`:
             ``crop`` the centre, ``stretch``, or ``letterbox``. None if the stored images come from no file.
@@ -46,16 +43,8 @@ class Preparation:
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return the batch on the device with inputs ``(stored / full_range - mean) / std``, resized, in float32.
 
-        The luminance of a colour image is normalised by the luminance of the means and of the standard deviations; the
-        latter is exact if the channels are fully correlated.
-
-        Args:
-            batch: Batch with stored images ``[N, C, H, W]`` as ``inputs``, uint8 or floating-point.
-            device: Target device.
-            memory_format: Memory format of the result.
-
-        Returns:
-            The batch; its inputs are ``[N, channels, image_size, image_size]``.
+        Stored images are uint8 or floating-point ``[N, C, H, W]``. The luminance of a colour image is normalised by the
+        luminance of the means and of the standard deviations; the latter is exact for fully correlated channels.
         """
         batch = batch.to(device)
         images = batch.inputs
@@ -68,11 +57,9 @@ class Preparation:
         return replace(batch, inputs=images)
 
     def card(self) -> dict[str, Any]:
-        """Return the constants of the conversion by operation, as JSON values, to use the trained weights elsewhere.
+        """Return the constants of the conversion by operation, in the order of the operations, as JSON values.
 
-        The keys are ``resize``, ``divide_by``, ``luminance`` (weights, if colour becomes grey), ``mean``, ``std`` and
-        ``channels``, in the order in which the operations are applied. Picture files are resized by Pillow, which
-        antialiases, stored images by `torch.nn.functional.interpolate`.
+        Picture files are resized by Pillow, which antialiases, stored images by `torch.nn.functional.interpolate`.
         """
         resize: dict[str, Any] = {"side": self.image_size, "mode": "bilinear", "antialias": self.fit is not None}
         if self.fit is None:
@@ -110,9 +97,5 @@ class Preparation:
 
 
 def luminance_of(values: tuple[float, ...]) -> float:
-    """Return the luminance of red, green and blue values, with the ITU-R BT.601 weights that decoding to grey uses.
-
-    Args:
-        values: Three values, for red, green and blue.
-    """
+    """Return the luminance of red, green and blue values, with the ITU-R BT.601 weights that decoding to grey uses."""
     return sum(weight * value for weight, value in zip(LUMINANCE, values, strict=True))

@@ -22,12 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*words: int) -> int:
-    """Return an unsigned 64-bit hash of integers, to derive one seed from several numbers such as seed and epoch.
-
-    Args:
-        words: Integers, of which the lowest 64 bits are used. The hash depends on every bit of these and on their
-            order.
-    """
+    """Return an unsigned 64-bit hash that depends on the order of integers and on every one of their lowest 64 bits."""
     state = 0
     for word in words:
         state = (state ^ (word & _MASK)) + _GAMMA & _MASK
@@ -38,70 +33,35 @@ def mix(*words: int) -> int:
 
 
 def permutation(count: int, *words: int) -> Tensor:
-    """Return a random permutation of ``0 .. count-1`` (int64 ``[count]``) that depends on the given integers only.
-
-    Args:
-        count: Length of the permutation.
-        words: Integers that seed it, such as the seed of the run and the epoch.
-    """
+    """Return a random permutation of ``0 .. count-1`` (int64 ``[count]``) that depends on the given integers only."""
     generator = torch.Generator().manual_seed(mix(*words) >> 1)
     return torch.randperm(count, generator=generator)
 
 
 def sample_order(count: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """Return the order in which an epoch takes independent samples: sample indices, int64 ``[count]``.
-
-    Args:
-        count: Number of samples.
-        seed: Seed of the run.
-        epoch: Completed passes over the training data.
-        shuffle: True for a permutation drawn from ``(seed, epoch)``, False for ascending order.
-    """
+    """Return the sample indices of an epoch, int64 ``[count]``: shuffled by ``(seed, epoch)``, or ascending."""
     return permutation(count, seed, epoch) if shuffle else torch.arange(count)
 
 
 def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int) -> Tensor:
     """Return uniform random numbers in [0, 1) for each sample, which depend on ``(seed, epoch, index)`` only.
 
-    Args:
-        seed: Seed of the run.
-        epoch: Completed passes over the training data.
-        indices: N sample indices.
-        count: Numbers per sample.
-
-    Returns:
-        float64 ``[N, count]``. A larger ``count`` does not change the first numbers.
+    They are float64 ``[N, count]``; a larger ``count`` does not change the first numbers.
     """
     state = _mixed(keys(seed, epoch, indices)[:, None] + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
     return _shifted(state, 11).double() * 2.0**-53
 
 
 def keys(seed: int, epoch: int, indices: Sequence[int] | Tensor) -> Tensor:
-    """Return one random 64-bit key per sample, from which `normals` draws the sample's noise on any device.
-
-    Args:
-        seed: Seed of the run.
-        epoch: Completed passes over the training data.
-        indices: N sample indices.
-
-    Returns:
-        int64 ``[N]``. Each key depends on ``(seed, epoch, index)`` only.
-    """
+    """Return a 64-bit key per sample from ``(seed, epoch, index)``, int64 ``[N]``, for `normals` on any device."""
     return _mixed(torch.as_tensor(indices, dtype=torch.int64) + _signed(mix(seed, epoch)))
 
 
 def normals(words: Tensor, count: int) -> Tensor:
-    """Return standard normal random numbers for each sample, on the device of its key.
+    """Return standard normal random numbers for each sample's key, float32 ``[N, count]``, on the device of the keys.
 
-    The method is that of Box and Muller (1958). The random bits are the same on all devices; logarithm and cosine may
-    round differently.
-
-    Args:
-        words: Keys of the samples from `keys`, int64 ``[N]``.
-        count: Numbers per sample.
-
-    Returns:
-        float32 ``[N, count]``, at most 6.8 in magnitude.
+    The method is that of Box and Muller (1958); no number exceeds 6.8 in magnitude. The random bits are the same on all
+    devices; logarithm and cosine may round differently.
     """
     places = torch.arange(1, count // 2 + 2, device=words.device)
     drawn = _mixed(words[:, None] + places * _signed(_GAMMA))

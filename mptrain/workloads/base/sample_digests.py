@@ -1,7 +1,7 @@
-"""Digests of samples by content, by which a run knows the samples that it was trained on wherever it meets them again.
+"""Digests of samples by content, by which a run recognises the samples that it was trained on.
 
-They are of the stored sample, before it is resized or augmented, and leave out its target: a picture that was trained
-on stays the same one in another folder, under another name, and with a corrected label.
+They are of the stored sample, before it is resized or augmented, and leave out its target: a picture stays the same one
+in another folder, under another name, and with a corrected label.
 """
 
 from __future__ import annotations
@@ -23,21 +23,15 @@ WHOLE, PART = 1 << 16, 1 << 14
 
 
 def tensor_digests(values: Tensor) -> list[bytes]:
-    """Return a digest of each sample in a tensor.
-
-    Args:
-        values: Stored samples ``[N, ...]`` on the host, of a dtype that NumPy has.
-    """
+    """Return a digest of each stored sample in ``[N, ...]`` on the host, of a dtype that NumPy has."""
     return [hashlib.blake2b(row, digest_size=SIZE).digest() for row in values.contiguous().numpy()]
 
 
 def file_digests(paths: Sequence[str]) -> list[bytes]:
     """Return a digest of each file: of its size and content, or for large files of parts of it (see `WHOLE`).
 
-    A file that cannot be read gets the digest of its path; reading the sample says what is wrong with it.
-
-    Args:
-        paths: Paths of the files, which are read in parallel, because a file system may take long to answer.
+    A file that cannot be read gets the digest of its path; reading the sample says what is wrong with it. Files are
+    read in parallel, because a file system may take long to answer.
     """
     chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
     with ThreadPoolExecutor(8) as pool:

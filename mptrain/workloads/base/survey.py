@@ -10,12 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Survey:
-    """Counts and lengths of the samples of one split.
+    """Counts and lengths of the samples of one split, by name, such as ``tokens`` and ``seconds``, to show to the user.
 
-    Attributes:
-        labels: Class index of each sample, or of each object in the samples, int64 ``[N]``; None without classes.
-        totals: Numbers to show, by name, such as ``tokens``.
-        lengths: Length of each sample in some unit, ``[N]``, by name, such as ``seconds``.
+    ``labels`` are class indices of the samples, or of the objects in them, int64 ``[N]``; None without classes.
     """
 
     labels: Tensor | None = None
@@ -25,13 +22,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Properties of one picture file that was read.
+    """Path, class index, and size (width and height in pixels) of a picture file that was read.
 
-    Attributes:
-        name: Path of the file.
-        label: Class index.
-        size: Width and height in pixels.
-        content: Hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
+    ``content`` is a hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
     """
 
     name: str

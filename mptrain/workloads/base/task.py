@@ -14,17 +14,13 @@ from mptrain.workloads.base.exhibits import Exhibit
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of a task, with the parameters that it trains.
-
-    For each objective the engine creates a learner (the trained weights with their optimizer, loss scaler and learning
-    rate schedule). Most tasks have one objective; a GAN has two.
+    """Loss of a task, with the parameters that it trains; the engine creates a learner for each objective.
 
     Attributes:
         learner: Name of the learner in records; ``main`` if there is only one.
         modules: Names of the trained modules or parameters; an empty name means the whole model. No other parameters
             get gradients from this loss.
-        loss: Function of the model and a micro-batch on the device that returns the mean loss over the terms (samples
-            or tokens), a float32 scalar.
+        loss: Function of the model and a micro-batch on the device: the mean loss over the terms, a float32 scalar.
     """
 
     learner: str
@@ -35,17 +31,11 @@ class Objective:
 class Task(Protocol):
     """Protocol of a task: how a model is trained and judged, with its losses, metrics and exhibits.
 
-    Subclasses inherit the default methods. A *term* is one of the values that a loss is averaged over, such as a sample
-    or a token.
-
     Attributes:
         metric: Name of the metric that selects the best checkpoint; None if there is no such metric.
-        higher_is_better: Whether a higher metric is better.
         term: Plural noun for the terms of the loss, such as ``tokens``; throughput is counted in these.
-        shares: Names of metrics that are fractions of samples, each right or wrong. Their 95 % CI is Wilson's, from the
-            number of samples.
-        refuses: Names of data set facts (see `mptrain.workloads.base.dataset.Dataset.facts`), such as ``boxes``. Data
-            sets with one of these have targets of another kind, and the task is incompatible with them.
+        shares: Names of metrics that are fractions of samples, each right or wrong. Their 95 % CI is Wilson's.
+        refuses: Names of data set facts, such as ``boxes``, that mark targets of a kind that the task cannot take.
     """
 
     metric: str | None
@@ -59,56 +49,39 @@ class Task(Protocol):
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss and other quantities of one evaluation batch, by name; the engine sums them over a split.
+        """Return the loss and other quantities of each evaluated sample, sums over its terms, by name, float64 ``[N]``.
 
-        The engine calls this method in evaluation mode, without gradients, with separate random numbers that are the
-        same in every evaluation.
-
-        Args:
-            model: Model on the device, in evaluation mode.
-            batch: Prepared batch of N samples on the device.
-
-        Returns:
-            For each name float64 ``[N]``, each sample's sum over its terms. A scalar, the sum over the whole batch, is
-            accepted too, but then no confidence interval can be computed.
+        The engine calls this in evaluation mode, without gradients, with separate random numbers that are the same in
+        every evaluation, and sums up the quantities over a split. A scalar, the sum over the whole batch, is accepted
+        too, but then no confidence interval can be computed.
         """
         ...
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the metrics of a split by name, computed from the sums of `measure` over all its batches.
+        """Return the metrics of a split by name, from the sums of `measure` over it and its number of terms.
 
-        Args:
-            sums: Sum of each quantity over the whole split, by name.
-            terms: Number of loss terms (samples or tokens) of the split; ``loss``, if present, is the mean over all of
-                them.
+        ``loss``, if present, is the mean over all terms.
         """
         ...
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """Return the model's results for one batch, for metrics that are not sums, such as BLEU; none by default.
+        """Return N host values for a batch, for metrics that are not sums, such as BLEU; none by default.
 
-        The engine calls this method after `measure`, under the same conditions, and passes the results of a whole split
-        to `score`.
-
-        Returns:
-            N host values, one per sample.
+        The engine calls this after `measure`, under the same conditions, and passes the results of a split to `score`.
         """
         return ()
 
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of a split by name that need the results of all its samples together; none by default.
 
-        The metrics add to those of `summarise`. The bootstrap of a confidence interval calls this method many times on
-        lists of the same length, so work per sample belongs in `answers`.
-
-        Args:
-            answers: Results of `answers` for all samples, which come in any order and may repeat.
+        They add to those of `summarise`. The bootstrap of a confidence interval calls this many times on lists of the
+        same length, in any order and with repetitions, so work per sample belongs in `answers`.
         """
         return {}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return pictures, texts and sounds of the model to show after each validation, by name; nothing by default.
 
-        The engine calls this method like `measure`, with the first batch of the validation split.
+        The engine calls this like `measure`, with the first batch of the validation split.
         """
         return {}

@@ -16,17 +16,10 @@ _FIXED = 20180430  # seed of the permutation; changing it changes every split
 
 
 def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
-    """Return an order of the samples in which every prefix has about the overall class proportions.
+    """Return an order of the samples, int64 ``[N]``, in which every prefix has about the overall class proportions.
 
     A permutation drawn from ``seed`` shuffles the samples. The k-th of the n samples of a class then gets the rank
     (k + 1/2) / n, and the samples are sorted by rank, ties by class.
-
-    Args:
-        targets: Class indices, int64 ``[N]``.
-        seed: Seed of the permutation.
-
-    Returns:
-        Sample indices, int64 ``[N]``.
     """
     shuffled = permutation(len(targets), _FIXED + seed)
     labels = targets[shuffled]
@@ -41,21 +34,10 @@ def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
 def hold_out(
     targets: Tensor, val_samples: int, train_samples: int | None, test_samples: int = 0, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Divide training samples into a part to train on and parts held out for validation and testing.
+    """Return stratified indices of the samples to train on and of those held out for validation and testing.
 
-    Args:
-        targets: Class indices of all samples, int64 ``[N]``.
-        val_samples: Number of samples to hold out for validation; may be 0.
-        train_samples: Number of the remaining samples to train on; None for all.
-        test_samples: Number of samples to hold out for testing; may be 0.
-        seed: Seed of the permutation that chooses the samples.
-
-    Returns:
-        Indices of the samples for training, validation and testing, all stratified. The held-out samples do not
-        depend on ``train_samples``, and a smaller ``train_samples`` selects a subset of a larger one.
-
-    Raises:
-        ConfigError: There are too few samples.
+    The held-out samples do not depend on ``train_samples`` (None for all that remain), and a smaller ``train_samples``
+    selects a subset of a larger one. Too few samples raise `ConfigError`.
     """
     train = len(targets) - val_samples - test_samples
     if train < 1:
@@ -73,20 +55,11 @@ def hold_out_by_name(
 ) -> tuple[Tensor, ...]:
     """Divide samples so that the split of each one depends on its own name and the seed, not on the other samples.
 
-    A hash places each name in [0, 1). The first ``val`` of this range is held out for validation, the last ``test`` for
-    testing. So a class of n samples has its shares on average, with a standard deviation of
-    ``sqrt(n * share * (1 - share))`` samples. There are two exceptions, in which the other samples count: a part gets
-    at least one sample, and each class keeps the sample that is the last to be held out.
-
-    Args:
-        names: N distinct names, such as paths relative to a folder.
-        targets: Class indices, int64 ``[N]``.
-        val: Share to hold out for validation, below 1; or a number of samples, those that come first.
-        test: Share to hold out for testing, below 1.
-        seed: Salt of the hash.
-
-    Returns:
-        Ascending indices of the samples for training, validation and testing, int64.
+    A hash, salted with the seed, places each of the distinct names in [0, 1). The first ``val`` of this range is held
+    out for validation (from 1 on, ``val`` is the number of samples that come first), the last ``test`` for testing. So
+    a class of n samples has its shares on average, with a standard deviation of ``sqrt(n * share * (1 - share))``
+    samples. There are two exceptions, in which the other samples count: a part gets at least one sample, and each class
+    keeps the sample that is the last to be held out. The result is ascending int64 indices.
     """
     if not val and not test:
         return torch.arange(len(names)), torch.arange(0), torch.arange(0)
@@ -105,15 +78,7 @@ def hold_out_by_name(
 
 
 def first_samples(order: Tensor, train_samples: int | None) -> Tensor:
-    """Return the sample indices to train on: the first ``train_samples`` of an order, or all of them for None.
-
-    Args:
-        order: Indices of the available training samples, int64 ``[N]``.
-        train_samples: Number of samples that the user's option ``dataset.train_samples`` requests.
-
-    Raises:
-        ConfigError: There are fewer samples than requested.
-    """
+    """Return the first ``train_samples`` of an order of indices, all for None; `ConfigError` if there are fewer."""
     if train_samples is None:
         return order
     if train_samples > len(order):

@@ -24,16 +24,9 @@ _SEED = 0  # the same for all runs, so that all are evaluated by the same classi
 def train_classifier(dataset: Dataset, device: torch.device) -> nn.Module:
     """Train a small convolutional classifier (`cnn`) on the training split of a data set, in FP32 with Adam.
 
-    It evaluates other models, such as the images of a GAN. The weights depend on the data and the machine only. The
-    states of the random number generators are restored, so the function can be called in the middle of a run, also
-    during an evaluation.
-
-    Args:
-        dataset: Pictures with class indices; its facts must include ``num_classes`` and ``in_channels``.
-        device: Device of the training.
-
-    Returns:
-        The network, in evaluation mode. Its inputs are batches prepared by ``dataset``.
+    It evaluates other models, such as the images of a GAN, and is returned in evaluation mode; its inputs are batches
+    prepared by ``dataset``. The weights depend on the data and the machine only. The states of the random number
+    generators are restored, so this can be called in the middle of a run, also during an evaluation.
     """
     facts = dataset.facts()
     with other_random_numbers(device, _SEED), torch.enable_grad(), torch.autocast(device.type, enabled=False):

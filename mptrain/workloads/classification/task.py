@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import in_widest, widest
 from mptrain.errors import ConfigError
@@ -28,15 +29,13 @@ class Classify(Task):
     """Image classification task: cross-entropy loss and accuracy, for one class per sample.
 
     Attributes:
-        num_classes: Number of classes.
         aux_weight: Weight of the loss of each auxiliary head (0.3 in GoogLeNet, Szegedy et al. 2014).
         label_smoothing: Fraction of the target's probability that is spread over all classes in training (0.1 in
             Inception v3, Szegedy et al. 2015, section 7). Evaluation uses the plain loss.
-        mixup: Parameter of the Beta distribution for mixup; 0 disables mixup. Training then uses mixtures
-            ``k x + (1 - k) y`` of two images and of their targets, with k drawn from Beta(mixup, mixup) (Zhang et al.
-            2018, who use 0.1 to 0.4 on ImageNet). Unlike in the paper, k is drawn for each image, so that its
-            distribution does not depend on the split into micro-batches. The other image comes from the same
-            micro-batch, so a micro-batch of one image is not mixed.
+        mixup: Parameter of the Beta distribution for mixup (Zhang et al. 2018, who use 0.1 to 0.4 on ImageNet); 0
+            disables it. Training then uses mixtures ``k x + (1 - k) y`` of two images of a micro-batch and of their
+            targets, with k drawn from Beta(mixup, mixup): for each image, unlike in the paper, so that its distribution
+            does not depend on the split into micro-batches. A micro-batch of one image is not mixed.
     """
 
     num_classes: PositiveInt
@@ -49,22 +48,14 @@ class Classify(Task):
     shares = ("top1", "top5")
     refuses = ("boxes",)
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the only loss of classification, which trains all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss of a micro-batch: mean cross-entropy of the logits plus weighted auxiliary losses.
+        """Return the mean cross-entropy of a micro-batch plus weighted auxiliary losses, after mixup and smoothing.
 
-        Mixup and label smoothing apply if they are set.
-
-        Args:
-            model: Network that returns logits ``[N, num_classes]``, or a tuple of the logits and those of its auxiliary
-                heads.
-            batch: Prepared images with class indices, int64 ``[N]``.
-
-        Returns:
-            float32 scalar.
+        The network returns logits ``[N, num_classes]``, or a tuple of these and those of its auxiliary heads.
         """
         if self.mixup > 0:
             if not batch.inputs.is_floating_point():
@@ -78,12 +69,9 @@ class Classify(Task):
                 loss = loss + self.aux_weight * self._cross_entropy(extra, batch.targets)
         return loss
 
+    @override
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the cross-entropy and the top-1 and top-5 hits (0 or 1) of each evaluated sample, float64 ``[N]``.
-
-        The names are ``loss``, ``top1`` and ``top5``; ``top5`` is omitted for five classes or fewer, where it is always
-        1.
-        """
+        """Return the ``loss`` in nats and the hits (0 or 1) ``top1`` and, for more than five classes, ``top5``."""
         output = model(batch.inputs)
         logits = (output[0] if isinstance(output, tuple) else output).float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.targets.unsqueeze(1)
@@ -98,24 +86,17 @@ class Classify(Task):
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
 
+    @override
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean cross-entropy of a split in nats and its top-1 and top-5 accuracies as fractions, by name."""
         return {name: total / terms for name, total in sums.items()}
 
 
 def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:
     """Mix each image with another image of its batch, and their targets likewise (mixup, Zhang et al. 2018).
 
-    Random numbers come from torch's default generator on the device.
-
-    Args:
-        batch: Floating-point inputs ``[N, ...]`` and class indices int64 ``[N]``.
-        num_classes: Number of classes.
-        alpha: Both parameters of the Beta distribution of the mixing weight; smaller values mix less.
-
-    Returns:
-        The batch with inputs in their original dtype and targets float32 ``[N, num_classes]``, whose rows sum to 1. The
-        host reads no values.
+    Inputs, floating-point ``[N, ...]``, keep their dtype; class indices become targets float32 ``[N, num_classes]``,
+    whose rows sum to 1. ``alpha`` is both parameters of the Beta distribution of the mixing weight; smaller values mix
+    less. Random numbers come from torch's default generator on the device, and the host reads no values.
     """
     device, samples = batch.inputs.device, batch.samples
     shape = torch.full((samples,), alpha, device=device)

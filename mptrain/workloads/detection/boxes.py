@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import override
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
@@ -40,24 +41,15 @@ class Boxes:
     kinds: Tensor
 
     def select(self, chosen: Tensor) -> Boxes:
-        """Return only the boxes that a mask or indices select.
-
-        Args:
-            chosen: bool ``[M]`` or int64 indices.
-        """
+        """Return the boxes that a bool mask ``[M]`` or int64 indices select."""
         return Boxes(self.corners[chosen], self.labels[chosen], self.kinds[chosen])
 
 
 def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
-    """Build a batch of pictures with their boxes, padded to the largest number of boxes M, at least one.
+    """Build a batch of pictures, uint8 ``[N, C, H, W]``, and their boxes, padded to the largest number M, at least one.
 
-    Args:
-        images: uint8 ``[N, C, H, W]``.
-        boxes: Boxes of each picture, in pixels of that picture.
-
-    Returns:
-        The batch. Its targets are the boxes, float32 ``[N, M, 4]``, padded with zeros. ``more`` contains ``labels``,
-        int64 ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
+    The targets are the boxes in pixels, float32 ``[N, M, 4]``, padded with zeros. ``more`` contains ``labels``, int64
+    ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
     """
     corners = pad_sequence([one.corners for one in boxes], batch_first=True)
     labels = pad_sequence([one.labels for one in boxes], batch_first=True, padding_value=NOTHING)
@@ -70,15 +62,7 @@ def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
 
 
 class DetectionSplit(IndependentSamples):
-    """Split of a detection data set with pictures and boxes in memory.
-
-    Args:
-        images: uint8 ``[N, C, H, W]``.
-        boxes: Boxes of each picture, in pixels of that picture.
-
-    Raises:
-        DataError: There are no pictures, or none of them has a box.
-    """
+    """Split of pictures, uint8 ``[N, C, H, W]``, and their boxes in memory; `DataError` if there are no boxes."""
 
     in_memory = True
 
@@ -92,56 +76,41 @@ class DetectionSplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self.images)
 
+    @override
     def survey(self) -> Survey:
-        """Return the number of boxes and their classes; see `mptrain.workloads.base.dataset.Split.survey`."""
         return survey_of_boxes(self.boxes)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the pictures with these indices and their boxes as one batch (see `detection_batch`) on the host.
-
-        See `mptrain.workloads.base.dataset.Split.fetch`.
-        """
+        """Return the pictures with these indices and their boxes as a `detection_batch`."""
         return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
 def survey_of_boxes(boxes: Sequence[Boxes]) -> Survey:
-    """Return the survey of pictures: the number of boxes of each picture and the class of each box.
-
-    Args:
-        boxes: Boxes of each picture.
-    """
+    """Return the number of boxes of each picture and the class of each box."""
     counts = torch.tensor([len(one.labels) for one in boxes])
     labels = torch.cat([one.labels for one in boxes])
     return Survey(labels, {"boxes": len(labels)}, {"boxes of a picture": counts})
 
 
 class DetectionDataset(ImageDataset):
-    """Base class of data sets of pictures with boxes; implements `mptrain.workloads.base.dataset.Dataset`.
+    """Base class of data sets of pictures with boxes.
 
-    Attributes:
-        empty_boxes: Number of boxes without an area, which are left out.
-        cut_boxes: Number of boxes that exceed their pictures by more than a pixel and are clipped at the edge, as far
-            as known before decoding.
+    ``empty_boxes`` have no area and are left out. ``cut_boxes`` exceed their pictures by more than a pixel and are
+    clipped at the edge; they are counted as far as they are known before decoding.
     """
 
     empty_boxes = 0
     cut_boxes = 0
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the data that detectors and the detection task take as arguments, by parameter name.
-
-        They are ``in_channels`` and ``image_size`` of the network's input, ``num_classes`` and ``class_names`` (for any
-        number of classes), and ``boxes``, the unit of the coordinates: ``pixels`` of the network's input.
-        """
+        """Return facts of images and any number of classes, and ``boxes``: in ``pixels`` of the network's input."""
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         return {**classes, **super().facts(), "boxes": "pixels"}
 
+    @override
     def describe(self) -> str:
-        """Return the shape of an image and the numbers of boxes left out or clipped, for the terminal.
-
-        Example:
-            ``3x300x300, 2 empty boxes left out``
-        """
+        """Return a line such as ``3x300x300, 2 empty boxes left out``."""
         told = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
         told += f", {_boxes(self.cut_boxes)} clipped at the edge" if self.cut_boxes else ""
         return super().describe() + told
@@ -181,16 +150,8 @@ def random_window(width: int, height: int, boxes: Boxes, draws: Sequence[float])
 
     The window also contains the centre of the object. These are SSD's training crops (Liu et al. 2016, section 2.2):
     the whole picture, or a window with an overlap (intersection over union) of at least .1, .3, .5, .7, .9, or any,
-    with the box of an object. If 20 tries fail, the window is the whole picture.
-
-    Args:
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-        boxes: Boxes of the picture. Without an object the window is the whole picture.
-        draws: `CROP_DRAWS` random numbers in [0, 1).
-
-    Returns:
-        Left, upper, right, lower, in whole pixels.
+    with the box of an object. Without an object, or if 20 tries fail, the window is the whole picture. It is left,
+    upper, right, lower in whole pixels; ``draws`` are `CROP_DRAWS` numbers in [0, 1).
     """
     from torchvision.ops import box_iou
 
@@ -220,18 +181,10 @@ def _centre_inside(corners: Tensor, window: Tensor) -> Tensor:
 
 
 def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> Boxes:
-    """Convert the boxes of a training picture to those of its resized crop.
+    """Convert the boxes of a training picture to those of its resized crop, in pixels of the result.
 
     Boxes whose centre is outside of the crop are left out, the others are clipped at its edges. Boxes thinner than one
     pixel after resizing are left out too.
-
-    Args:
-        boxes: Boxes in pixels of the picture.
-        window: Left, upper, right, lower edge of the crop in pixels of the picture.
-        scale: Horizontal and vertical scale factor of the resizing.
-
-    Returns:
-        Boxes in pixels of the resized crop.
     """
     part = torch.tensor(window, dtype=torch.float32)
     return _cut_off(boxes.select(_centre_inside(boxes.corners, part)), part, scale, _THINNEST)
@@ -240,16 +193,7 @@ def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> 
 def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -> Boxes:
     """Convert the boxes of a whole picture to those of the resized picture, for evaluation, clipped at its edges.
 
-    Unlike training, evaluation must not lose objects that are small or partly outside.
-
-    Args:
-        boxes: Boxes in pixels of the picture, each with an area inside the picture.
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-        scale: Horizontal and vertical scale factor of the resizing.
-
-    Returns:
-        All boxes, in pixels of the resized picture.
+    Unlike training, evaluation must not lose objects that are small or partly outside; each box needs an area inside.
     """
     return _cut_off(boxes, torch.tensor((0, 0, width, height), dtype=torch.float32), scale, _NOTHING_LEFT)
 
@@ -261,11 +205,6 @@ def _cut_off(boxes: Boxes, part: Tensor, scale: tuple[float, float], thinnest: f
 
 
 def mirrored(boxes: Boxes, width: int) -> Boxes:
-    """Return the boxes of a picture after a horizontal flip of the picture.
-
-    Args:
-        boxes: Boxes in pixels of the picture.
-        width: Width of the picture in pixels.
-    """
+    """Return the boxes of a picture of some width in pixels after a horizontal flip of the picture."""
     left, upper, right, lower = boxes.corners.unbind(1)
     return replace(boxes, corners=torch.stack([width - right, upper, width - left, lower], dim=1))

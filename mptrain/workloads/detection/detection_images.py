@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
@@ -44,12 +45,9 @@ HEADERS = 5000
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """Annotation of one picture file: its boxes and its size.
+    """Annotation of one picture file: its boxes and its size, the latter None if the annotation does not give it.
 
-    Attributes:
-        path: Path of the picture file.
-        boxes: Left, upper, right, lower, class and kind of each box, in pixels of the file.
-        size: Width and height in pixels; None if the annotation does not give them.
+    A box is left, upper, right, lower, class and kind; a size is width and height. All are in pixels of the file.
     """
 
     path: str
@@ -61,12 +59,8 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
     """Return the annotated pictures whose files exist, according to the listings of their folders.
 
     For at most `HEADERS` pictures the headers are read too: files that are not pictures or do not match their
-    annotation are left out, and the size of the others is filled in. For more pictures no file is opened.
-
-    Args:
-        pictures: Annotations of the pictures of one list.
-        folder: Folder of the pictures.
-        faults: Record to which missing or unusable pictures are added.
+    annotation are left out, and the size of the others is filled in. For more pictures no file is opened. ``faults``
+    records missing and unusable pictures.
 
     Raises:
         DataError: The folder is missing, or a picture is unusable and ``faults.on_error`` is ``stop``.
@@ -93,7 +87,6 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
 
 
 def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[AnnotatedImage]:
-    """Return the usable pictures with the sizes from their headers."""
     kept, problems = [], {}
     for picture in pictures:
         try:
@@ -109,14 +102,7 @@ def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[Annota
 
 
 class Listing:
-    """List of picture files with their boxes, in a few large tensors because a million small ones take gigabytes.
-
-    Args:
-        annotated: Annotations of the pictures.
-
-    Attributes:
-        paths: Paths of the picture files.
-    """
+    """List of picture files with their boxes, in a few large tensors because a million small ones take gigabytes."""
 
     def __init__(self, annotated: Iterable[AnnotatedImage]) -> None:
         paths, sizes, counts = [], [], []
@@ -142,10 +128,7 @@ class Listing:
 
     @property
     def cut_boxes(self) -> int:
-        """Number of boxes that exceed their pictures by more than a pixel, for pictures of known size.
-
-        These boxes are clipped at the edge. A pixel or less is due to rounding in the annotation and is not counted.
-        """
+        """Number of boxes that exceed pictures of known size by more than a pixel; less is due to rounding."""
         counts = self._ends.diff(prepend=self._ends.new_zeros(1))
         sizes = self._sizes.float().repeat_interleave(counts, 0)
         out = (self._corners[:, :2] < -1) | (self._corners[:, 2:] > sizes + 1)
@@ -159,28 +142,13 @@ class Listing:
         return Boxes(self._corners[begin:end], labels, kinds)
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Return the width and height of a picture in pixels by its annotation; None if it does not give them.
-
-        Args:
-            index: Index of the picture in the list.
-        """
+        """Return the width and height of a picture in pixels by its annotation; None if it does not give them."""
         width, height = self._sizes[index].tolist()
         return (width, height) if width else None
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """Check the boxes of a picture, and return a description of the first that has no area inside the picture.
-
-    Boxes that are only partly outside are valid; they are clipped.
-
-    Args:
-        boxes: Left, upper, right, lower, floating-point ``[M, 4]``.
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-
-    Returns:
-        The description, for an error message; None if all boxes are valid.
-    """
+    """Return a description of the first of boxes ``[M, 4]`` without area inside the picture; None if all have one."""
     edge = torch.tensor([width, height], dtype=boxes.dtype)
     inside = torch.minimum(boxes[:, 2:], edge) > boxes[:, :2].clamp(min=0)
     wrong = ~(inside.all(1) & boxes.isfinite().all(1))
@@ -201,16 +169,7 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """User options of a detection data set of picture files, which the YAML files also explain.
-
-    Attributes:
-        image_size: Side in pixels of the square network inputs.
-        channels: 3 for RGB, 1 for grey.
-        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
-        augment: Whether to crop and flip training pictures at random.
-        train_samples: Number of pictures to train on; None for all.
-        workers: Number of decoding processes, limited to the usable cores.
-    """
+    """User options of a detection data set of picture files, which the YAML files explain."""
 
     image_size: int
     channels: Channels
@@ -222,14 +181,7 @@ class PictureOptions:
 
 @dataclass(eq=False)
 class PictureSplit(IndependentSamples):
-    """Split of picture files with boxes, decoded on demand to squares of one size.
-
-    Args:
-        listing: Files and boxes.
-        indices: Indices into ``listing`` of the files of this split, int64.
-        options: Conversion to squares, with or without augmentation.
-        faults: Record of unusable files, with the setting that either stops at them or skips them.
-    """
+    """Split of picture files with boxes, at ``indices`` of a listing, decoded on demand to squares of one size."""
 
     listing: Listing
     indices: Tensor
@@ -241,16 +193,12 @@ class PictureSplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self.indices)
 
+    @override
     def survey(self) -> Survey:
-        """Return the number of boxes and their classes; see `mptrain.workloads.base.dataset.Split.survey`."""
         return survey_of_boxes([self.listing.boxes(index) for index in self.indices.tolist()])
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the pictures with these indices and return them with their boxes as one batch (see `detection_batch`).
-
-        With augmentation, pictures are cropped and flipped at random. An unusable picture makes the batch smaller if
-        ``on_error`` is ``skip``. See `mptrain.workloads.base.dataset.Split.fetch` for the arguments and errors.
-        """
+        """Return decoded pictures, cropped and flipped if ``augment`` is set, with boxes as a `detection_batch`."""
         draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
         images: list[Tensor] = []
         boxes: list[Boxes] = []
@@ -268,12 +216,7 @@ class PictureSplit(IndependentSamples):
         return detection_batch(torch.stack(images), boxes)
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
-        """Return a square picture uint8 ``[C, side, side]`` and its boxes.
-
-        Raises:
-            OSError: The file is not a picture. The other exceptions of `UNDECODABLE` mean the same.
-            ValueError: The picture does not match its annotation.
-        """
+        """Return a square picture uint8 ``[C, side, side]`` and its boxes; raise one of `UNDECODABLE` if unusable."""
         from PIL import Image
 
         side, channels = self.options.image_size, self.options.channels
@@ -301,13 +244,6 @@ class PictureSplit(IndependentSamples):
 
 class PictureDataset(DetectionDataset):
     """Detection data set of picture files, with the part ``train`` and the optional parts ``val`` and ``test``.
-
-    Args:
-        name: Name of the data set in records.
-        class_names: Names of the classes by index.
-        parts: Listing of the pictures and record of the unusable ones of each part, by the name of the part.
-        options: Options of the user.
-        empty_boxes: Number of boxes without an area that were left out.
 
     Raises:
         DataError: There is no training part, or a part has no picture or no box.

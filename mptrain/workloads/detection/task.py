@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from mptrain.device import in_widest
 from mptrain.extras import load_extra, require_extra
@@ -42,16 +43,13 @@ Matches = dict[int, dict[str, Any]]
 class Detect(Task):
     """Object detection task: boxes with classes and scores, judged by mean average precision.
 
-    The network has the interface of `mptrain.workloads.detection.models.detectors`, and batches are those of
-    `mptrain.workloads.detection.boxes`. Objects whose detection is optional (*difficult*, *crowd*) are background in
-    training and ignored in evaluation.
+    The network has the interface of `mptrain.workloads.detection.models.detectors`. Objects whose detection is optional
+    (*difficult*, *crowd*) are background in training and ignored in evaluation.
 
     Attributes:
-        num_classes: Number of classes without the background.
         boxes: Unit of the box coordinates, a fact that data sets without boxes lack.
         metric: Metric that selects the best checkpoint: ``map50``, the mean over classes of the average precision at an
-            overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or ``map``, its mean over overlaps from .5
-            to .95 (COCO's).
+            overlap of .5 (Pascal VOC's criterion, with COCO's 101 points), or COCO's ``map``, the mean over .5 to .95.
         shown_score: Lowest score of boxes that are shown in pictures; metrics use all boxes.
         class_names: Names of the classes in pictures; if empty, their indices are shown.
 
@@ -71,34 +69,26 @@ class Detect(Task):
     def __post_init__(self) -> None:
         require_extra("pycocotools", "detection", "task=detect")
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the only loss of detection, which trains all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss of a micro-batch: sum of the detector's losses, mean over images; float32 scalar.
-
-        Args:
-            model: Detector; its losses are those of classes and boxes, such as ``class_loss`` and ``box_loss`` of SSD.
-            batch: Prepared images with padded true boxes (see `mptrain.workloads.detection.boxes.detection_batch`).
-        """
+        """Return the sum of the detector's losses, such as SSD's ``class_loss`` and ``box_loss``, mean over images."""
         return torch.stack(list(_losses(model, batch).values())).sum(0).mean()
 
+    @override
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the detector's losses of each evaluated image by name, and their sum as ``loss``; float64 ``[N]``."""
+        """Return the detector's losses of each evaluated image by name, and their sum as ``loss``."""
         losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
         return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
 
+    @override
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean of each of the detector's losses over the images of a split, by name."""
         return {name: total / terms for name, total in sums.items()}
 
+    @override
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
-        """Return for each image of a batch the matches of detections with true boxes, computed by pycocotools.
-
-        Returns:
-            N results of `matches_of`, on the host.
-        """
         found = _on_host(model(batch.inputs))
         corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, batch.more["labels"], batch.more["kinds"]))
         return [
@@ -106,12 +96,9 @@ class Detect(Task):
             for number, one in enumerate(found)
         ]
 
+    @override
     def score(self, answers: Sequence[Matches]) -> dict[str, float]:
-        """Return the mean average precisions ``map50`` and ``map`` of a split, 0 to 1; NaN if there are no objects.
-
-        Args:
-            answers: Results of `answers` for all images of the split.
-        """
+        """Return the mean average precisions ``map50`` and ``map``, 0 to 1; NaN if there are no objects."""
         judge = _judge(self.num_classes)
         judge.params.imgIds = list(range(len(answers)))
         judge._paramsEval = judge.params
@@ -123,11 +110,9 @@ class Detect(Task):
             return {"map50": float("nan"), "map": float("nan")}
         return {"map50": float(found[0].mean()), "map": float(found.mean())}
 
+    @override
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``boxes``: validation pictures with true boxes in green (grey if optional) and detections in red.
-
-        At most nine pictures are shown, with the detections whose score is at least ``shown_score``.
-        """
+        """Return ``boxes``: up to nine pictures with true boxes in green (grey if optional) and detections in red."""
         from torchvision.utils import draw_bounding_boxes
 
         found = _on_host(model(batch.inputs))
@@ -159,15 +144,9 @@ def matches_of(
 ) -> Matches:
     """Match detections with true boxes in one image, at overlaps of .5, .55, ... .95; all tensors are on the host.
 
-    Args:
-        found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
-        corners: True boxes, float32 ``[M, 4]``.
-        labels: Classes of the true boxes, ``[M]``, padded with `NOTHING`.
-        kinds: Kinds of the true boxes, ``[M]``; see `mptrain.workloads.detection.boxes`.
-        num_classes: Number of classes.
-
-    Returns:
-        Result of pycocotools' ``evaluateImg`` by class index, for each class with an object or a detection.
+    The detections are ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``; the labels of the
+    true boxes are padded with `NOTHING`. The result is that of pycocotools' ``evaluateImg`` by class index, for each
+    class with an object or a detection.
     """
     judge = _judge(num_classes)
     for number, (box, label, kind) in enumerate(zip(corners.tolist(), labels.tolist(), kinds.tolist(), strict=True)):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import in_widest
 from mptrain.errors import ConfigError
@@ -38,16 +39,14 @@ class Gan(Task):
     (images to one logit each, ``[N]``) and an attribute ``latent``. Training does not use targets.
 
     The losses compare the two networks and do not measure image quality, so without a classifier no metric selects the
-    best checkpoint. With a classifier the metric is the Fréchet distance between its features of real images and of as
-    many generated ones.
+    best checkpoint. With one the metric is ``frechet``, the Fréchet distance between its features of real images and of
+    as many generated ones.
 
     Attributes:
         label_smoothing: Difference between 1 and the label of real images in training (0.1 in Salimans et al. 2016,
             section 3.4, who keep the label of generated images at 0). Evaluation uses the plain loss.
         classifier: Run of a classifier, ``train`` for a small one trained on the same data, or None for no score. The
             builder of the task resolves it to ``features``.
-        features: Extractor of image features from that classifier; None for no score.
-        metric: Name of the metric that selects the best checkpoint: ``frechet`` if there are features, otherwise None.
     """
 
     label_smoothing: BelowOneOrZero = 0.0
@@ -62,8 +61,8 @@ class Gan(Task):
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", None if self.features is None else "frechet")
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the losses of discriminator and generator in the order of their steps, each for its own network."""
         return (
             Objective(learner="discriminator", modules=("discriminator",), loss=self.discriminator_loss),
             Objective(learner="generator", modules=("generator",), loss=self.generator_loss),
@@ -74,10 +73,6 @@ class Gan(Task):
 
         Real images have the label 1 minus ``label_smoothing``, generated ones 0. They are evaluated in separate passes,
         so that BatchNorm sees one kind at a time. The generator gets no gradient.
-
-        Args:
-            model: Network with a generator and a discriminator.
-            batch: Micro-batch of real images on the device.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         with torch.no_grad():
@@ -88,22 +83,18 @@ class Gan(Task):
     def generator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of generated images with the label of real images; float32 scalar.
 
-        This is the non-saturating loss of Goodfellow et al. 2014, section 3.
-
-        Args:
-            model: Network with a generator and a discriminator.
-            batch: Micro-batch of real images, which gives only the number, dtype and device of the generated ones.
+        This is the non-saturating loss of Goodfellow et al. 2014, section 3. Real images give only number and dtype.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
+    @override
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return losses and discriminator hits for real images and as many generated ones, by name; float64 ``[N]``.
+        """Return losses in nats and discriminator hits (0 or 1) for real images and as many generated ones.
 
-        The names are ``discriminator_loss``, ``generator_loss``, ``real_accuracy`` and ``fake_accuracy``; the
-        accuracies are 0 or 1 for each image. The discriminator runs in training mode, so that BatchNorm uses the
-        statistics of one kind of images at a time. The running statistics mix both kinds and fit neither: with them, a
-        discriminator that separates the two in training may classify every image as generated.
+        The discriminator runs in training mode, so that BatchNorm uses the statistics of one kind of images at a time.
+        The running statistics mix both kinds and fit neither: with them, a discriminator that separates the two in
+        training may classify every image as generated.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         images = generator(noise)
@@ -117,17 +108,15 @@ class Gan(Task):
             "fake_accuracy": in_widest(drawn < 0),
         }
 
+    @override
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the mean losses of both networks over a split in nats and discriminator accuracies, by name."""
         return {name: total / terms for name, total in sums.items()}
 
+    @override
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """Return the classifier's features of real images and of as many generated ones, for the Fréchet distance.
+        """Return features (float32 ``[D]``) of each real and a generated image, and a hit; none without a classifier.
 
-        Returns:
-            N tuples of the features of a real image, those of a generated one (NumPy float32 ``[D]`` each), and whether
-            the classifier predicts the real image's class, or None if its classes are not those of the data. Empty
-            without a classifier.
+        The hit tells if the classifier predicts the real image's class, None if its classes are not those of the data.
         """
         if self.features is None:
             return ()
@@ -139,27 +128,18 @@ class Gan(Task):
             right = (logits.argmax(1) == batch.targets).tolist()
         return list(zip(real.cpu().numpy(), drawn.cpu().numpy(), right, strict=True))
 
+    @override
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
-        """Return the Fréchet distance between the generated and the real images of a split, by name.
-
-        Args:
-            answers: Results of `answers` for all samples of the split.
-
-        Returns:
-            ``frechet`` is the result of `frechet_distance`, NaN for fewer than two samples. ``classifier_top1`` is the
-            classifier's accuracy on the real images.
-        """
+        """Return ``frechet``, NaN for fewer than two samples, and the classifier's accuracy on real images."""
         if len(answers) < 2:  # too few for a covariance
             return {"frechet": float("nan")}
         real, drawn, right = zip(*answers, strict=True)
         known = {} if right[0] is None else {"classifier_top1": float(np.mean(right))}
         return {"frechet": frechet_distance(np.stack(real), np.stack(drawn)), **known}
 
+    @override
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return ``samples``: images that the generator draws from the same noise after each validation.
-
-        The noise comes from a separate random generator, so that showing pictures does not change later measurements.
-        """
+        """Return ``samples`` of the same noise each time, drawn separately to leave later measurements unchanged."""
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
         drawn = (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)
@@ -175,17 +155,7 @@ def _cross_entropy(logits: Tensor, label: float) -> Tensor:
 def _parts(
     model: nn.Module, like: Tensor, samples: int, source: torch.Generator | None = None
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Return the two networks, and noise ``[samples, latent]`` on the device and in the dtype of the inputs.
-
-    Args:
-        model: Network with a generator and a discriminator.
-        like: Inputs, which give the device and the dtype.
-        samples: Rows of noise.
-        source: Random generator of the noise; None means torch's default generator, whose state checkpoints contain.
-
-    Raises:
-        ConfigError: The network lacks a generator, a discriminator or ``latent``.
-    """
+    """Return the networks, and noise ``[samples, latent]``, by default of torch's generator, saved in checkpoints."""
     generator, discriminator = (getattr(model, name, None) for name in ("generator", "discriminator"))
     latent = getattr(model, "latent", None)
     if not (isinstance(generator, nn.Module) and isinstance(discriminator, nn.Module) and isinstance(latent, int)):
@@ -200,21 +170,16 @@ def _parts(
 def frechet_distance(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
     """Return the squared Fréchet distance of two Gaussians with the means and covariances of two sets of features.
 
-    With classifier features of real and of generated images it measures image quality (lower is better). The distance
-    is ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), which Heusel et al. 2017
+    The features, ``[N, D]`` and ``[M, D]``, are of at least two samples each. With classifier features of real and of
+    generated images the distance measures image quality (lower is better). It is
+    ``|m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1 C2)^(1/2))`` (Dowson and Landau 1982), which Heusel et al. 2017
     (section 2) use with Inception features. Let ``C1 = A'A`` and ``C2 = B'B``, where A and B are the centred samples
     divided by ``sqrt(n - 1)``. The eigenvalues of ``C1 C2`` are the squared singular values of ``A B'``, so the last
     trace is the sum of these singular values. No matrix root is computed, so rank-deficient covariances, which occur
     with fewer samples than features, need no special treatment.
 
-    The estimate is biased upwards, more so for fewer samples, so compare only equal numbers of samples.
-
-    Args:
-        one: Features ``[N, D]`` of at least two samples.
-        other: Features ``[M, D]`` of at least two samples.
-
-    Returns:
-        The distance, at least 0, computed in float64; NaN where a feature is not finite.
+    The estimate is biased upwards, more so for fewer samples, so compare only equal numbers of samples. It is computed
+    in float64; it is at least 0, or NaN where a feature is not finite.
     """
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return float("nan")

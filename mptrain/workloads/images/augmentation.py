@@ -1,8 +1,7 @@
 """Random augmentation of training images: crops, shifts, pixel operations and erasing.
 
-Every augmentation is a function of random numbers passed as arguments or derived from the sample index. Pixel
-operations on single images use `torchvision.transforms.v2.functional`, imported where it is used. torchvision's own
-transforms draw from the process's generators, so only their constants are used here.
+Every augmentation is a function of random numbers passed as arguments or derived from the sample index. torchvision's
+own transforms draw from the process's generators, so only their constants and functions are used here.
 """
 
 from __future__ import annotations
@@ -37,15 +36,7 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
 
     These are "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section 6)
     with the constants and the fallback of torchvision's ``RandomResizedCrop``: after ten failed tries, the largest
-    centre crop with an allowed ratio.
-
-    Args:
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-        draws: 40 numbers in [0, 1).
-
-    Returns:
-        Left, upper, right, lower, in whole pixels.
+    centre crop with an allowed ratio. It is left, upper, right, lower in whole pixels; ``draws`` are 40, in [0, 1).
     """
     found = _tried(width, height, draws, _AREA, _RATIO)
     if found is not None:
@@ -60,32 +51,16 @@ def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
     """Return a random rectangle to erase from a training image: 2 to 33 % of its area, aspect ratio 0.3 to 3.3.
 
     The constants are those of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*, AAAI
-    2020).
-
-    Args:
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-        draws: 40 numbers in [0, 1).
-
-    Returns:
-        Left, upper, right, lower, in whole pixels; None if none of ten tries fits into the picture.
+    2020). The result is in whole pixels, None if none of ten tries fits; ``draws`` are 40 numbers in [0, 1).
     """
     return _tried(width, height, draws, _ERASED_AREA, _ERASED_RATIO)
 
 
 def centre_box(width: int, height: int, centre: float) -> Box:
-    """Return the crop box for evaluation: the centre square with a share of the picture's shorter side.
+    """Return the crop box for evaluation: the centre square with a share of the picture's shorter side, in pixels.
 
     Resizing the box of 224/256 to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the centre
-    224, as usual for ImageNet.
-
-    Args:
-        width: Width of the picture in pixels.
-        height: Height of the picture in pixels.
-        centre: Side of the square as a share of the shorter side.
-
-    Returns:
-        Left, upper, right, lower in pixels, which may be fractions.
+    224, as usual for ImageNet. Edges may be fractions of pixels.
     """
     side = min(width, height) * centre
     left, upper = (width - side) / 2, (height - side) / 2
@@ -112,29 +87,15 @@ def _tried(
 class Shifting:
     """Augmentation of a batch on the host: random shift by whole pixels with zero padding, and random horizontal flip.
 
-    This is the usual augmentation for CIFAR: four pixels of padding, a random crop and a random flip (He et al., *Deep
-    residual learning*, CVPR 2016, section 4.2).
-
-    Attributes:
-        pixels: Largest shift in either direction along both axes, in pixels.
-        flip: Whether to flip each image horizontally with probability 1/2.
+    A shift of up to four ``pixels`` along both axes is usual for CIFAR (He et al., *Deep residual learning*, CVPR 2016,
+    section 4.2). With ``flip``, each image is flipped with probability 1/2.
     """
 
     pixels: int
     flip: bool
 
     def apply(self, images: Tensor, indices: Sequence[int], epoch: int, seed: int) -> Tensor:
-        """Return copies of images, each shifted and flipped by random numbers of its own.
-
-        Args:
-            images: uint8 or float ``[N, C, H, W]`` on the host.
-            indices: N sample indices of the images in their split.
-            epoch: Completed passes over the training data.
-            seed: Seed of the run. The random numbers of an image depend on ``(seed, epoch, index)`` only.
-
-        Returns:
-            Images of the same shape and dtype.
-        """
+        """Return shifted and flipped copies of uint8 or float ``[N, C, H, W]``, random by (seed, epoch, index)."""
         samples, _, height, width = images.shape
         draws = uniforms(seed, epoch, indices, 3)
         offsets = (draws[:, :2] * (2 * self.pixels + 1)).long()
@@ -164,12 +125,9 @@ DRAWS_EACH = 3
 
 @dataclass(frozen=True)
 class PixelPolicy:
-    """Augmentation policy such as RandAugment: random operations on an image, drawn from `OPERATIONS`.
-
-    Each operation has a strength from 0 to its maximum, which the attributes give.
+    """Augmentation policy such as RandAugment: random `OPERATIONS` on an image, with strengths from 0 to given maxima.
 
     Attributes:
-        operations: Number of operations applied in sequence.
         level: Strength of all operations, from 0 to 30; None draws it for each operation.
         shear: Largest shear, as the tangent of its angle.
         shift: Largest shift in pixels.
@@ -194,15 +152,7 @@ class PixelPolicy:
         return DRAWS_EACH * self.operations
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Apply randomly drawn operations in sequence to an image and return the result.
-
-        Args:
-            image: uint8 ``[C, H, W]``.
-            draws: Random numbers in [0, 1), as many as the property `draws`.
-
-        Returns:
-            uint8 ``[C, H, W]``.
-        """
+        """Return an image, uint8 ``[C, H, W]``, after operations drawn by `draws` random numbers in [0, 1)."""
         for number in range(self.operations):
             which, strength, direction = draws[DRAWS_EACH * number : DRAWS_EACH * (number + 1)]
             level = int(strength * LEVELS) if self.level is None else self.level
@@ -211,17 +161,7 @@ class PixelPolicy:
         return image
 
     def operate(self, image: Tensor, name: str, strength: float, sign: float) -> Tensor:
-        """Apply one operation of the policy, such as a rotation, to an image and return the result.
-
-        Args:
-            image: uint8 ``[C, H, W]``.
-            name: Name of the operation, one of `OPERATIONS`.
-            strength: Strength from 0 to 1, the maximum of the policy.
-            sign: Direction, 1 or -1, for operations that have one.
-
-        Returns:
-            uint8 ``[C, H, W]``.
-        """
+        """Return an image, uint8 ``[C, H, W]``, after an operation with strength 0 to 1 and a direction of 1 or -1."""
         from torchvision.transforms.v2 import functional as F
 
         arguments: dict[str, Any] = {}
@@ -268,10 +208,8 @@ ERASING_DRAWS = 1 + CROP_DRAWS
 class Variation:
     """Augmentation of a training image after cropping and flipping: an optional policy, then random erasing.
 
-    Attributes:
-        policy: Random pixel operations; None for none.
-        erasing: Probability that a rectangle of the image is erased.
-        colour: Value of an erased pixel in each channel: the mean of the data, which is 0 after normalisation.
+    ``erasing`` is the probability that a rectangle is erased, and ``colour`` the value of its pixels in each channel, 0
+    to 255: the mean of the data, which is 0 after normalisation.
     """
 
     policy: PixelPolicy | None
@@ -284,22 +222,13 @@ class Variation:
         return (self.policy.draws if self.policy else 0) + (ERASING_DRAWS if self.erasing > 0 else 0)
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Return a training image after the operations of the policy and, at random, the erasing of a rectangle.
-
-        Args:
-            image: uint8 ``[C, H, W]``.
-            draws: Random numbers in [0, 1), as many as the property `draws`.
-
-        Returns:
-            uint8 ``[C, H, W]``.
-        """
+        """Return an image, uint8 ``[C, H, W]``, after policy and erasing by `draws` random numbers in [0, 1)."""
         if self.policy is not None:
             image = self.policy.apply(image, draws)
             draws = draws[self.policy.draws :]
         return self._erase(image, draws) if self.erasing > 0 else image
 
     def _erase(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """Erase a random rectangle (Zhong et al. 2020), with torchvision's constants: 2 to 33 % of the area."""
         height, width = image.shape[-2:]
         if draws[0] >= self.erasing or (box := erased_box(width, height, draws[1:])) is None:
             return image
@@ -310,17 +239,7 @@ class Variation:
 
 
 def variation(augment: Augment, erasing: float, colour: tuple[int, ...]) -> Variation | None:
-    """Return the augmentation after cropping and flipping that the user's options select.
-
-    Args:
-        augment: True for crops and flips alone; a name for these and the policy of that name; False for no
-            augmentation.
-        erasing: Probability that a rectangle of the image is erased.
-        colour: Value of an erased pixel in each channel, 0 to 255.
-
-    Returns:
-        The augmentation; None if ``augment`` is False.
-    """
+    """Return the augmentation after cropping and flipping by the user's options; None if ``augment`` is False."""
     if augment is False:
         return None
     return Variation(POLICIES[augment] if isinstance(augment, str) else None, erasing, colour)

@@ -18,12 +18,8 @@ class ClassifierFeatures:
 
     Args:
         make: Factory of the trained classifier on a device, called once, for the first pictures.
-        preparation: Preparation of the classifier's inputs in its training; None if the classifier takes pictures from
-            -1 to 1.
+        preparation: Preparation of the inputs in the classifier's training; None if it takes pictures from -1 to 1.
         labelled: Whether the classes of the classifier are those of the data, so that its accuracy can be measured.
-
-    Attributes:
-        labelled: The argument of the same name.
     """
 
     def __init__(
@@ -35,16 +31,9 @@ class ClassifierFeatures:
         self._classifier: nn.Module | None = None
 
     def extract(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the classifier on pictures and return their features and logits, without gradients.
+        """Return features ``[N, D]`` and logits ``[N, classes]`` of pictures, float32 on the device, without gradients.
 
-        Args:
-            images: Floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.
-
-        Returns:
-            Features ``[N, D]`` and logits ``[N, classes]``, float32 on the device.
-
-        Raises:
-            ConfigError: The classifier has no linear layer.
+        Pictures are floats ``[N, C, H, W]`` from -1 to 1. A classifier without linear layer raises `ConfigError`.
         """
         seen: list[Tensor] = []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import DataError, Problem
 from mptrain.fields import NonNegativeInt, PositiveInt
@@ -38,40 +39,17 @@ STD = (0.229, 0.224, 0.225)
 
 
 def photo_statistics(channels: Channels) -> tuple[Statistic, Statistic]:
-    """Return the mean and standard deviation of photographs (ImageNet's training images), as fractions of white.
-
-    Args:
-        channels: 3 for the statistics of RGB, 1 for those of the luminance.
-
-    Returns:
-        Mean of each channel, and standard deviation of each channel.
-    """
+    """Return mean and deviation of ImageNet's training images, of RGB or of luminance, as fractions of white."""
     return (MEAN, STD) if channels == 3 else ((luminance_of(MEAN),), (luminance_of(STD),))
 
 
 def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
-    """Return the mean and standard deviation with which images are normalised, for a `Preparation`.
-
-    Args:
-        mean: Mean of each channel of the images, as a fraction of the full range.
-        std: Standard deviation of each channel of the images, as a fraction of the full range.
-        normalise: ``standard`` for these values, ``symmetric`` for 0.5 each, which gives the range -1 to 1.
-    """
+    """Return mean and deviation to normalise images by: their own, or for ``symmetric`` 0.5 of the full range."""
     return (mean, std) if normalise == "standard" else ((0.5,) * len(mean), (0.5,) * len(mean))
 
 
 class ImageDataset:
-    """Base class of image data sets; implements `mptrain.workloads.base.dataset.Dataset`.
-
-    Attributes:
-        name: Name of the data set in the configuration and in records.
-        class_names: Names of the classes by index; empty for images without classes.
-        preparation: Conversion of stored images to the network's input.
-        workers: Number of worker processes that fetch from splits that are not in memory.
-        train: Training samples.
-        val: Validation samples, or None.
-        test: Test samples, or None.
-    """
+    """Base class of image data sets, an implementation of `Dataset`; without classes, ``class_names`` is empty."""
 
     name: str
     class_names: tuple[str, ...]
@@ -82,32 +60,21 @@ class ImageDataset:
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the images that models and tasks take as arguments, by parameter name.
-
-        They are ``in_channels`` and ``image_size`` (side in pixels) of the network's input. With two or more classes
-        there are also ``num_classes`` and ``class_names``.
-        """
+        """Return ``in_channels`` and ``image_size`` of the network's input, and the classes if there are several."""
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         prepared = {"in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
         return {**classes, **prepared} if len(self.class_names) > 1 else prepared
 
     @property
     def lacks(self) -> dict[str, Problem]:
-        """Reasons, with hints, why these images lack some facts (see `facts`), by name of the fact.
-
-        With fewer than two classes there is one for ``num_classes``, which a classifier requires; otherwise there is
-        none.
-        """
+        """Reason, with a hint, why the data lacks ``num_classes``, if there are fewer than two classes."""
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "not in class folders"
         hint = "put those of each class into ROOT/CLASS; model=dcgan needs no classes"
         problem = Problem(f"the images are {found}, and at least two classes are needed", hint)
         return {"num_classes": problem} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
-        """Return the information needed to use the trained weights elsewhere, as JSON values.
-
-        The keys are ``labels`` (the class names by index) and ``preparation``, the conversion to the network's input.
-        """
+        """Return the class names as ``labels``, and the ``preparation`` of the network's input, as JSON values."""
         return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def describe(self) -> str:
@@ -116,16 +83,7 @@ class ImageDataset:
         return f"{self.preparation.channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device, normalised, resized and with the channels that the network takes.
-
-        Args:
-            batch: Batch of stored images ``[N, C, H, W]``.
-            device: Target device.
-            memory_format: Memory format of the images.
-
-        Returns:
-            The batch with images float32 ``[N, channels, image_size, image_size]``.
-        """
+        """Move a host batch to the device as network input, float32 ``[N, channels, image_size, image_size]``."""
         return self.preparation.apply(batch, device, memory_format)
 
 
@@ -137,16 +95,11 @@ class MemoryDataset(ImageDataset, ABC):
         image_size: Side in pixels to which images are resized; None keeps the stored size.
         channels: 3 for RGB, 1 for grey: a grey image is repeated, a colour image is reduced to its luminance. None
             keeps the stored channels.
-        augment: Whether to augment training images by ``shifting``.
-        val_samples: Number of training images to hold out for validation.
-        train_samples: Number of images to train on; None for all.
+        train_samples: Number of images to train on; None for all that are not held out for validation.
         workers: Not used, because the images are in memory.
         on_error: Handling of labels outside the classes and of images with NaN or inf: ``stop`` or ``skip``.
-        normalise: Normalisation of the network's input: ``standard`` by the mean and deviation of the images,
+        normalise: ``standard`` by ``mean`` and ``std`` of each channel over the training images, as fractions of 255;
             ``symmetric`` to the range -1 to 1.
-        mean: Mean of each channel over the training images, as a fraction of 255.
-        std: Standard deviation of each channel, as a fraction of 255.
-        shifting: Augmentation of training images, a random shift and flip.
 
     Raises:
         DataError: The files are missing or damaged, or a sample is unusable and ``on_error`` is ``stop``.
@@ -168,12 +121,7 @@ class MemoryDataset(ImageDataset, ABC):
 
     @abstractmethod
     def read(self) -> tuple[Samples, Samples]:
-        """Read all images and labels of the data set; called once, when it is created.
-
-        Returns:
-            The samples for training and validation, and those for testing, each as images uint8 ``[N, C, H, W]`` and
-            class indices int64 ``[N]``.
-        """
+        """Read the samples for training and validation, and those for testing, once when the data set is created."""
 
     def __post_init__(self) -> None:
         (images, targets), test = self.read()
@@ -196,18 +144,10 @@ class MemoryDataset(ImageDataset, ABC):
 
 
 class MemorySplit(IndependentSamples):
-    """Split of images and labels in memory, checked for unusable samples when it is created.
+    """Split of images, uint8 or float32 ``[N, C, H, W]``, in memory, checked for unusable samples when it is created.
 
-    Args:
-        name: Name in messages, such as ``digits train``.
-        images: uint8 or float32 ``[N, C, H, W]``.
-        targets: Class indices, int64 ``[N]``.
-        classes: Number of classes.
-        on_error: Handling of labels outside 0 to ``classes`` - 1 and of floating-point images with NaN or inf: ``stop``
-            raises an error, ``skip`` leaves the samples out.
-
-    Attributes:
-        shifting: Random augmentation of the samples; None for none.
+    These have a label outside 0 to ``classes`` - 1, or NaN or inf in a floating-point image. ``name`` is that in
+    messages, such as ``digits train``; ``shifting`` is the random augmentation, None for none.
 
     Raises:
         DataError: A sample is unusable and ``on_error`` is ``stop``, or no usable sample is left.
@@ -238,22 +178,16 @@ class MemorySplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self.targets)
 
+    @override
     def survey(self) -> Survey:
-        """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey(self.targets)
 
+    @override
     def digests(self) -> list[bytes]:
-        """Return a digest of each stored image; see `mptrain.workloads.base.dataset.Split.digests`."""
         return tensor_digests(self.images)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the images and labels with these indices as one batch on the host, augmented if ``shifting`` is set.
-
-        See `mptrain.workloads.base.dataset.Split.fetch`.
-
-        Returns:
-            Images in their stored dtype ``[N, C, H, W]`` with class indices int64 ``[N]``.
-        """
+        """Return images in their stored dtype and class indices int64 ``[N]``, augmented if ``shifting`` is set."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images.index_select(0, picked)  # ten times as fast as indexing by a tensor
         if self.shifting is not None:

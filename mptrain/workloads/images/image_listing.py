@@ -25,10 +25,7 @@ SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "
 class Unlisted:
     """Files and folders that belong to no split of a data set, because no rule takes them.
 
-    Attributes:
-        extensions: Number of files of other kinds by extension; ``""`` for files without one.
-        examples: One file of each extension.
-        folders: Folders that are not used, with the reason.
+    ``extensions`` counts files of other kinds by extension, ``""`` without one; ``folders`` has the reason by folder.
     """
 
     extensions: Counter[str] = field(default_factory=Counter)
@@ -74,13 +71,8 @@ def find_splits(root: Path, name: str, unlisted: Unlisted, *, trains: bool = Tru
     """Return the folder of each split: ``train``, and ``val`` and ``test`` where there are folders for them.
 
     A folder with the name of a split in `SPLITS` is that split. Without such folders, the root itself is the training
-    folder, of class folders or of images without classes.
-
-    Args:
-        root: Folder of the data set.
-        name: Name of the data set, for messages.
-        unlisted: Receives the folders with images that are no split.
-        trains: Whether a training folder is needed; False for an evaluation of ``val`` or ``test``.
+    folder, of class folders or of images without classes. ``unlisted`` receives the folders with images that are no
+    split; ``trains`` is False if an evaluation of ``val`` or ``test`` needs no training folder.
 
     Raises:
         DataError: There is no training folder, or the layout can be read in two ways.
@@ -146,11 +138,8 @@ def find_classes(root: Path) -> tuple[str, ...]:
 def list_images(root: Path, class_names: tuple[str, ...], faults: Faults, unlisted: Unlisted) -> Listing:
     """Return all image files below the class folders of a split, or directly in its folder if there are no classes.
 
-    Args:
-        root: Folder of the split.
-        class_names: Classes of the training split; if empty, all images get the target 0.
-        faults: Records images in folders that are not classes, and images outside of class folders.
-        unlisted: Counts the files that are not images.
+    Without classes all images get the target 0. ``faults`` records images in folders that are not classes, and images
+    outside of class folders; ``unlisted`` counts the files that are not images.
 
     Raises:
         DataError: There are no images, or an image has no class and ``faults.on_error`` is ``stop``.
@@ -190,10 +179,7 @@ def loose_images(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether a folder contains an image file at any depth; the search stops at the first one, or if it is long.
-
-    It is long beyond the bound of `walk`.
-    """
+    """Return whether a folder has an image file at any depth; False if the search exceeds the bound of `walk`."""
     with contextlib.suppress(DataError):
         return any(_images_among(parent, names) for parent, _, names in walk(folder, EXTENSIONS, links=False))
     return False

@@ -51,19 +51,10 @@ _BITS_PER_SAMPLE = 258  # TIFF tag
 
 
 def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
-    """Decode a picture file to 8-bit RGB or grey pixels.
-
-    Args:
-        path: Path of the file.
-        channels: 3 for RGB, 1 for grey.
-        faults: Record to which a remark is added if the file had to be converted.
-
-    Returns:
-        Pillow image in mode ``RGB`` or ``L``.
+    """Decode a picture file to an 8-bit image in mode ``RGB`` (3 channels) or ``L`` (1), with a remark if converted.
 
     Raises:
-        OSError: The file cannot be decoded, or its values have an unknown range. The other exceptions of `UNDECODABLE`
-            mean the same.
+        OSError: The file cannot be decoded, or its values have an unknown range. Others of `UNDECODABLE` mean the same.
     """
     with _opened(path) as file:
         return _converted(file, path, channels, faults)
@@ -72,24 +63,11 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
 def read_part(
     path: str, channels: Channels, faults: Faults, part: Callable[[int, int], Box], least: int | None = None
 ) -> tuple[Image, Box]:
-    """Decode a picture file for cropping, if possible at reduced size, and return its pixels with the crop box.
+    """Decode a picture file as `read_picture`, if possible at reduced size, and return the crop box in its pixels too.
 
-    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which takes fewer coefficients, if the crop keeps at least
-    ``least`` pixels per side. Other formats are decoded at full size.
-
-    Args:
-        path: Path of the file.
-        channels: 3 for RGB, 1 for grey.
-        faults: Record to which a remark is added if the file had to be converted.
-        part: Function of the width and height of the whole picture in pixels that returns the crop box (left, upper,
-            right, lower).
-        least: Pixels that each side of the crop needs; None decodes at full size.
-
-    Returns:
-        Pillow image of the whole picture in mode ``RGB`` or ``L``, and the crop box in its pixels.
-
-    Raises:
-        OSError: As in `read_picture`.
+    ``part`` gives the crop box (left, upper, right, lower) for the width and height of the whole picture. A JPEG is
+    decoded at 1/2, 1/4 or 1/8 of its size, which takes fewer coefficients, if the crop keeps at least ``least`` pixels
+    per side. Other formats are decoded at full size, and so are all if ``least`` is None.
     """
     with _opened(path) as file:
         width, height = file.size

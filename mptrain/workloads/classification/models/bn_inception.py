@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.fields import PositiveFloat
 
@@ -15,17 +16,11 @@ Pool = Literal["avg", "max", "pass"]
 
 
 class Row(NamedTuple):
-    """Row of Inception v2's published architecture table: numbers of filters in the branches of one Inception block.
+    """Row of Inception v2's published table: numbers of filters in the branches of one Inception block, 0 for none.
 
-    Attributes:
-        name: Name of the block in the table, such as ``3a``.
-        single: Filters of the 1x1 convolution; 0 if there is none.
-        reduce3: Filters of the 1x1 convolution before the 3x3 convolution.
-        out3: Filters of the 3x3 convolution.
-        reduce33: Filters of the 1x1 convolution before the two 3x3 convolutions.
-        out33: Filters of each of these two convolutions.
-        pool: Kind of pooling; ``pass`` is a max-pool without projection, in a block that halves the image.
-        project: Filters of the 1x1 convolution after the pool; 0 for ``pass``.
+    They are those of the 1x1 convolution, of the 3x3 convolution (``out3``) and the 1x1 convolution before it, of each
+    of two 3x3 convolutions (``out33``) and the 1x1 convolution before them, and of the 1x1 convolution after the pool
+    (``project``). The pool ``pass`` is a max-pool without projection, in a block that halves the image.
     """
 
     name: str
@@ -62,15 +57,8 @@ def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat
     before a normalisation. The scales and shifts of the normalisation are trained. As in those definitions, the first
     convolution is a plain one, where the paper uses a separable one to save time, and there is no auxiliary head.
     Convolutions are initialised as in He et al. 2015. All pools are padded by one pixel, which gives the sizes of the
-    table at 224 pixels and supports images of any size.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        width: Factor for all numbers of filters, which are rounded to multiples of 4.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
+    table at 224 pixels and supports images of any size. ``width`` scales all numbers of filters, rounded to the nearest
+    multiples of four, at least 4.
     """
 
     def filters(published: int) -> int:
@@ -93,16 +81,7 @@ def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat
 
 
 class Inception(nn.Module):
-    """Inception block: parallel branches (1x1, 3x3, twice 3x3 and a pool) with concatenated channels.
-
-    Args:
-        in_channels: Channels of the input.
-        row: Row of the architecture table, with the number of filters in each branch.
-        filters: Function that scales a number of filters from the table to the width of the network.
-
-    Attributes:
-        out_channels: Channels of the output.
-    """
+    """Inception block: parallel branches (1x1, 3x3, twice 3x3 and a pool) with concatenated channels."""
 
     def __init__(self, in_channels: int, row: Row, filters: Callable[[int], int]) -> None:
         super().__init__()
@@ -122,15 +101,8 @@ class Inception(nn.Module):
             self.pool.append(_convolution(in_channels, project, 1))
         self.out_channels = single + out3 + out33 + (project or in_channels)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Apply all branches to feature maps and return their outputs, concatenated along the channels.
-
-        Args:
-            images: Feature maps ``[N, in_channels, H, W]`` of the preceding block.
-
-        Returns:
-            ``[N, out_channels, H, W]``, with half the height and width if the block halves the image.
-        """
         first = [] if self.one is None else [self.one(images)]
         return torch.cat([*first, self.three(images), self.twice(images), self.pool(images)], dim=1)
 

@@ -21,19 +21,8 @@ def cnn(
     """Build a small image classifier: stages of 3x3 convolution, BatchNorm and ReLU, 2x2 max-pools, a linear layer.
 
     The pools are between the stages. The first stage has two convolutions. A global average precedes the linear layer.
-    The smallest image leaves one pixel after the pools: 4 pixels for three stages.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        image_size: Side of the input in pixels; None skips the check of the size.
-        widths: Channels of each stage.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    The smallest image leaves one pixel after the pools: 4 pixels for three stages. Smaller ones raise `ConfigError`,
+    unless ``image_size`` is None.
     """
     if image_size is not None and image_size >> (len(widths) - 1) == 0:
         raise ConfigError(

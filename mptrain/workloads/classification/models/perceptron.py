@@ -15,20 +15,7 @@ def mlp(
     hidden: tuple[PositiveInt, ...] = (128, 128, 128),
     dropout: BelowOne | None = None,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron that classifies flattened images: linear layers with ReLU between them.
-
-    The weights have PyTorch's default initialisation.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        hidden: Width of each hidden layer.
-        dropout: Dropout probability after each hidden layer; None for no dropout.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-    """
+    """Build a classifier of linear layers with ReLU and ``dropout`` (unless None), in PyTorch's initialisation."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_channels * image_size * image_size
     for wanted in hidden:

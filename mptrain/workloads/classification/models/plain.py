@@ -17,20 +17,7 @@ def plain16(
 
     It has 3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, and one linear layer. PyTorch's
     default initialisation shrinks gradients in every layer. At depth 16 the gradients of the first layers are below the
-    smallest FP16 number; a loss scale is enough to correct this.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        width: Channels of every convolution.
-        depth: Number of convolutions.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    smallest FP16 number; a loss scale is enough to correct this. Images too small for the pools raise `ConfigError`.
     """
     layers: list[nn.Module] = []
     side = image_size

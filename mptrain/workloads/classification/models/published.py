@@ -28,23 +28,13 @@ def torchvision_classifier(
     """Build a torchvision image classifier for any number of classes, with random or pretrained weights.
 
     GoogLeNet and Inception v3 have their auxiliary heads: in training mode they return a named tuple of logits, in
-    evaluation mode one tensor. torchvision is imported only here, because the import takes a second.
-
-    Args:
-        name: Name from ``torchvision.models.list_models()``.
-        num_classes: Number of classes, which is the length of the output.
-        image_size: Side of the input in pixels.
-        in_channels: Channels of the input; the published networks take 3.
-        arguments: Further keyword arguments of torchvision's function, such as ``dropout``.
-        pretrained: Whether a new run starts from the weights that torchvision calls ``DEFAULT``. A head for other
-            classes keeps its random weights.
-        download: Whether missing weights may be downloaded.
-
-    Returns:
-        A network that maps images ``[N, 3, image_size, image_size]`` to logits ``[N, num_classes]``.
+    evaluation mode one tensor. torchvision is imported only here, because the import takes a second. ``name`` is one of
+    ``torchvision.models.list_models()``, and ``arguments`` are further keywords of its function, such as ``dropout``.
+    If ``pretrained``, a new run starts from the weights that torchvision calls ``DEFAULT``; a head for other classes
+    keeps its random weights.
 
     Raises:
-        ConfigError: There is no such classifier, or it does not support an argument or the input.
+        ConfigError: There is no such classifier, or it does not support an argument or the input, which has 3 channels.
     """
     from torchvision import models
 
@@ -104,17 +94,7 @@ def _own_choices(name: str, image_size: int) -> dict[str, Any]:
 
 
 def require_size(model: nn.Module, name: str, image_size: int, in_channels: int) -> None:
-    """Check that a network takes images of a size, on the meta device: some pools and windows need a minimum size.
-
-    Args:
-        model: The classifier; it is not changed.
-        name: Its name in the library, for the message.
-        image_size: Side of the images in pixels.
-        in_channels: Their number of channels.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Raise `ConfigError` if pools or windows of a network need larger images than these; runs on the meta device."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")

@@ -31,19 +31,11 @@ def sequence_classifier(
     The network takes tokens, int64 ``[N, T]``, padded with 0, and returns logits ``[N, num_classes]``. Padding is
     masked in networks that take a mask.
 
-    Args:
-        name: Architecture, such as ``bert``. With ``pretrained`` a repository of the Hugging Face hub, or a folder.
-        num_classes: Length of the output.
-        vocabulary_size: Number of tokens in the vocabulary, with padding.
-        sequence_length: Largest number of tokens of a text.
-        width: Size of a position's vector, a multiple of ``heads``. None is 64, or the size of the pretrained network.
-        layers: Number of blocks. None is 2, or that of the pretrained network.
-        heads: Number of heads of each attention. None is 4, or that of the pretrained network.
-        config: Further keys of the architecture's configuration in transformers.
-        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
-        pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. A
-            head for other classes and an embedding of another vocabulary keep their random weights.
-        download: Whether missing files may be downloaded.
+    ``name`` is an architecture, such as ``bert``, with further keys of its configuration in ``config``; if
+    ``pretrained``, a repository of the Hugging Face hub, or a folder. Its configuration then sets the sizes, and a head
+    for other classes and an embedding of another vocabulary keep their random weights. Otherwise None means a ``width``
+    (size of a position's vector, a multiple of ``heads``) of 64, 2 ``layers`` and 4 ``heads``. The attention is
+    ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
 
     Raises:
         EnvironmentRefused: transformers is not installed.

@@ -24,18 +24,8 @@ def small_alexnet(
 ) -> nn.Sequential:
     """Build a small AlexNet (Krizhevsky et al. 2012): two 5x5 and three 3x3 convolutions, overlapping pools, dropout.
 
-    Like the version of 2014, it has no normalisation.
-
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        width: Channels of the first convolution; the others have 3, 6, 4 and 4 times as many, as published.
-        hidden: Width of both hidden linear layers.
-        dropout: Dropout probability before each hidden layer.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
+    Like the version of 2014, it has no normalisation. The first convolution has ``width`` channels, the others have 3,
+    6, 4 and 4 times as many, as published. Dropout precedes both hidden layers.
     """
     wide, wider, widest = 3 * width, 4 * width, 6 * width
     layers = [
@@ -60,19 +50,7 @@ def small_vgg(
 ) -> nn.Sequential:
     """Build a small VGG (Simonyan and Zisserman 2014): stages of two 3x3 convolutions and a pool, no normalisation.
 
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
-        image_size: Side of the input in pixels.
-        widths: Channels of each stage, which ends with a 2x2 max-pool.
-        hidden: Width of both hidden linear layers.
-        dropout: Dropout probability before each hidden layer.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-
-    Raises:
-        ConfigError: The image is too small for the pools.
+    Dropout precedes both hidden layers. Images that are too small for the pools raise `ConfigError`.
     """
     layers: list[nn.Module] = []
     for width in widths:
@@ -102,18 +80,9 @@ def small_resnext(
 ) -> nn.Sequential:
     """Build a small ResNeXt (Xie et al. 2016): a 3x3 convolution, then torchvision's grouped bottlenecks.
 
-    Args:
-        num_classes: Number of classes, which is the length of the output.
-        in_channels: Channels of the input ``[N, in_channels, H, W]``.
-        widths: Channels of each stage's output, multiples of four; all stages but the first halve the image.
-        blocks: Number of blocks in each stage.
-        cardinality: Groups of each 3x3 convolution, which has half as many channels as the output.
-
-    Returns:
-        A network that maps images to logits ``[N, num_classes]``.
-
-    Raises:
-        ConfigError: A width is not divisible by 4, or its half is not divisible by ``cardinality``.
+    ``widths`` has the channels of each stage's output; all stages but the first halve the image. A 3x3 convolution has
+    half as many, in ``cardinality`` groups. Widths must be multiples of 4 and of twice ``cardinality``, otherwise there
+    is a `ConfigError`.
     """
     from torchvision.models.resnet import Bottleneck
 

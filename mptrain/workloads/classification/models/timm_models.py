@@ -43,16 +43,9 @@ def timm_classifier(
     """Build an image classifier of timm for the classes, channels and image size of a data set.
 
     Architectures of a fixed input size, such as ViT, are built for ``image_size``; the others take images of any size.
-
-    Args:
-        name: Name from ``timm.list_models()``, optionally with the tag of its weights: ``resnet18.a1_in1k``.
-        num_classes: Length of the output.
-        in_channels: Channels of the input.
-        image_size: Side of the input in pixels.
-        arguments: Further keyword arguments of ``timm.create_model``, such as ``drop_path_rate``.
-        pretrained: Whether a new run starts from timm's weights. timm fits them to channels and image size. A head for
-            other classes keeps its random weights.
-        download: Whether missing weights may be downloaded.
+    ``name`` is one of ``timm.list_models()``, optionally with the tag of its weights: ``resnet18.a1_in1k``.
+    ``arguments`` are further keywords of ``timm.create_model``. If ``pretrained``, a new run starts from timm's
+    weights, which timm fits to channels and image size; a head for other classes keeps its random weights.
 
     Raises:
         EnvironmentRefused: timm is not installed.
@@ -104,10 +97,7 @@ def _require_known(module: str, name: str, arguments: Mapping[str, Any], error: 
 
 
 def _fitted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return weights with the tensors that do not fit converted as timm converts its own, such as positions resized.
-
-    The function for that is ``checkpoint_filter_fn`` in the module of the network's class, if it has one.
-    """
+    """Return weights, those that do not fit converted by timm if it has a function for it, such as for positions."""
     own = model.state_dict()
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     unfit = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]

@@ -47,22 +47,9 @@ def load_coco(
 
     The annotations are in ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``. The
     classes are the categories of the training part, in the order of their ids. Boxes without width or height contain no
-    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
-
-    Args:
-        root: Folder that contains the picture folders and ``annotations``.
-        name: Name of the data set in records.
-        train: Part to train on.
-        val: Part for validation; None for none.
-        test: Part to test on; None for none.
-        image_size: Side in pixels of the square network inputs; None means 300.
-        channels: 3 for RGB, 1 for grey; None means 3.
-        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
-        augment: Whether to crop and flip training pictures at random.
-        train_samples: Number of pictures to train on; None for all.
-        workers: Number of decoding processes, limited to the usable cores.
-        on_error: Handling of pictures that are missing, cannot be decoded, or have boxes outside of the picture:
-            ``stop`` or ``skip``.
+    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two. None means
+    300 pixels, 3 channels and all training pictures; a part that is None is left out. ``on_error`` is for pictures that
+    are missing, cannot be decoded, or have boxes outside of the picture.
 
     Raises:
         DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category or
@@ -97,18 +84,10 @@ def load_coco(
 class Instances:
     """Content of an instances file in COCO's format: the categories, pictures and boxes of one part of a data set.
 
-    Args:
-        path: Path of the file, for messages.
-        folder: Folder of the pictures that it lists.
-        content: Parsed JSON of the file, an object with ``images``, ``annotations`` and ``categories``.
-
-    Attributes:
-        path: Path of the file.
-        folder: Folder of its pictures.
-        categories: Names of the categories by id, in the order of the ids.
+    ``content`` is the parsed JSON. ``categories`` has the names by id, in the order of the ids.
 
     Raises:
-        KeyError: One of the three lists is missing.
+        KeyError: One of the lists ``images``, ``annotations`` and ``categories`` is missing.
         ValueError: The content has another format, refers to an unknown image, or has an id or category name twice.
     """
 
@@ -134,14 +113,7 @@ class Instances:
             self._boxes[one["image_id"]].append(one)
 
     def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
-        """Return the usable pictures of the file with their boxes.
-
-        Args:
-            ids: Category ids in the order of the classes.
-            faults: Record to which unusable pictures are added.
-
-        Returns:
-            The pictures, and the number of boxes without width or height, which are left out.
+        """Return the usable pictures, and the number of their boxes without width or height, which are left out.
 
         Raises:
             DataError: A picture is unusable and ``faults.on_error`` is ``stop``.
@@ -175,13 +147,7 @@ class Instances:
 
 
 def _all_with(content: dict[str, Any], key: str, kind: str, members: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the images, annotations or categories of a file after checking their members.
-
-    Raises:
-        KeyError: The file lacks the list.
-        ValueError: The value is not a list of objects, or an object lacks a member, or an id or file name has the
-            wrong type.
-    """
+    """Return a list of the file; raise KeyError if it is missing, ValueError if an object lacks a valid member."""
     given = content[key]
     if not isinstance(given, list):
         raise ValueError(f"its {key} are not a list")
@@ -234,11 +200,7 @@ def _require_different(what: str, values: list[Any]) -> None:
 
 
 def read_instances(root: Path, part: str) -> Instances:
-    """Read the file ``root/annotations/instances_PART.json`` with COCO's annotations of one part of a data set.
-
-    Args:
-        root: Folder that contains ``annotations`` and the picture folders.
-        part: Name of the part and of its picture folder, such as ``val2017``.
+    """Read the file ``root/annotations/instances_PART.json`` of one part of a data set, such as ``val2017``.
 
     Raises:
         DataError: The file is missing or has another format.

@@ -43,17 +43,8 @@ _INK = 32  # smallest grey value of a digit's pixels; lower values are the soft 
 class DigitScenes(DetectionDataset):
     """Detection data set of synthetic pictures (canvases), each with one to three handwritten digits from scikit-learn.
 
-    Attributes:
-        image_size: Side of a canvas in pixels, at least 32; None means 64.
-        channels: Channels of the network's input: 1, or 3 to repeat the grey channel; None means 1.
-        train_samples: Number of training canvases.
-        val_samples: Number of validation canvases; may be 0.
-        test_samples: Number of test canvases; may be 0.
-        workers: Not used, because the canvases are in memory.
-
-    Raises:
-        ConfigError: The canvas is too small.
-        DataError: scikit-learn is not installed, or its file is damaged.
+    The side of a canvas is ``image_size``, 64 pixels for None; less than 32 raises `ConfigError`. The network's input
+    has 1 channel, also for None, or 3 that repeat the grey one. ``workers`` is not used.
     """
 
     image_size: PositiveInt | None = None
@@ -90,18 +81,7 @@ load_digit_scenes = DigitScenes
 
 
 def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> DetectionSplit:
-    """Draw square grey canvases with one to three of these digits at random places and sizes, without overlap.
-
-    Args:
-        digits: uint8 ``[D, 1, 8, 8]``.
-        targets: Classes of the digits, int64 ``[D]``.
-        side: Side of a canvas in pixels.
-        count: Number of canvases.
-        part: Part of the data, 0, 1 or 2, which selects the random numbers.
-
-    Returns:
-        The canvases, uint8 ``[count, 1, side, side]``, with the boxes of their digits.
-    """
+    """Draw canvases with one to three digits, uint8 ``[D, 1, 8, 8]``, at random places and sizes, without overlap."""
     stamps = [_enlarged(digits, round(side * share)) for share in _SHARES]
     images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
     draws = uniforms(_SEED, part, range(count), 1 + _MOST * _DRAWS).tolist()

@@ -57,23 +57,9 @@ def load_voc(
     The parts are lists of pictures, written ``FOLDER/LIST``. A list is the file ``FOLDER/ImageSets/Main/LIST.txt``. Its
     pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension from the annotation), and their annotations
     ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root. Coordinates are pixels counted from 1,
-    including the last pixel, as VOC defines them.
-
-    Args:
-        root: Folder that contains the folders, or a folder ``VOCdevkit`` with them.
-        name: Name of the data set in records.
-        download: Whether to download missing folders named VOC2007 to VOC2012 through torchvision.
-        train: Lists to train on.
-        val: Lists for validation; empty for none.
-        test: Lists to test on; empty for none.
-        classes: Names of the classes; None means the twenty of VOC.
-        image_size: Side in pixels of the square network inputs; None means 300.
-        channels: 3 for RGB, 1 for grey; None means 3.
-        fit: Conversion of a picture to a square: ``stretch``, or ``letterbox``, which keeps the aspect ratio.
-        augment: Whether to crop and flip training pictures at random.
-        train_samples: Number of pictures to train on; None for all.
-        workers: Number of decoding processes, limited to the usable cores.
-        on_error: Handling of unusable pictures and annotations: ``stop`` or ``skip``.
+    including the last pixel, as VOC defines them. The folders are in ``root`` or in ``root/VOCdevkit``; ``download``
+    gets missing ones named VOC2007 to VOC2012 through torchvision. None means the twenty classes of VOC, 300 pixels,
+    3 channels and all training pictures. ``on_error`` is for unusable pictures and annotations.
 
     Raises:
         DataError: A folder, list, annotation or picture is missing, or a list or annotation is damaged.
@@ -98,14 +84,7 @@ def load_voc(
 def read_list(
     root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool
 ) -> list[AnnotatedImage]:
-    """Read one list of pictures in VOC's format, and return the usable pictures with their annotations.
-
-    Args:
-        root: See `load_voc`.
-        written: ``FOLDER/LIST``, or ``LIST``.
-        classes: Names of the classes by index.
-        faults: Record to which unusable annotations and missing pictures are added.
-        download: See `load_voc`.
+    """Read one list of pictures in VOC's format, ``FOLDER/LIST`` or ``LIST``, and return those that are usable.
 
     Raises:
         DataError: The list is missing or empty, or an annotation is unusable and ``faults.on_error`` is ``stop``.
@@ -178,12 +157,7 @@ def _overrides(own: Sequence[str]) -> str:
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> AnnotatedImage:
-    """Read the boxes and the size of one picture from its XML file in VOC's format.
-
-    Args:
-        path: Path of the XML file; its stem is the name of the picture.
-        pictures: Folder of the pictures.
-        numbers: Class indices by name.
+    """Read the boxes and the size of one picture from its XML file in VOC's format, which has the picture's name.
 
     Raises:
         ValueError: The file cannot be read, lacks an element, names an unknown class, or has a box without an area

@@ -2,8 +2,9 @@
 
 All detectors have the same interface. Called with images ``[N, C, side, side]``, true boxes float32 ``[N, M, 4]`` and
 their classes int64 ``[N, M]`` (-1 for padding), a network returns its losses by name, float32 ``[N]`` each. Called with
-images alone, it returns a list of N mappings with ``boxes``, ``labels`` and ``scores``. Training and evaluation mode
-differ only in BatchNorm. Boxes are left, upper, right, lower in pixels of the images.
+images alone, it returns a list of N mappings with ``boxes`` ``[D, 4]``, ``labels`` ``[D]`` and ``scores`` ``[D]``.
+Training and evaluation mode differ only in BatchNorm. Boxes are left, upper, right, lower in pixels of the images.
+Classes count from 0, without the background.
 """
 
 from __future__ import annotations
@@ -37,16 +38,7 @@ _SMALLEST = 32  # smallest side in pixels for which the last map is not empty
 def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """Build the detector SSD300 on VGG-16 (Liu et al. 2016) with torchvision's initialisation, no pretrained weights.
 
-    Args:
-        num_classes: Number of classes without the background.
-        in_channels: Channels of an image; must be 3.
-        image_size: Side of an image in pixels; must be 300.
-
-    Returns:
-        A `SingleShot` network, which computes losses or detections.
-
-    Raises:
-        ConfigError: The images have another shape.
+    Images that do not have 3 channels and 300x300 pixels raise `ConfigError`.
     """
     _require_colours("ssd300_vgg16", in_channels)
     if image_size != _STRIDES[-1]:
@@ -69,20 +61,9 @@ def fasterrcnn_resnet50(
 ) -> nn.Module:
     """Build the detector Faster R-CNN (Ren et al. 2015) on a ResNet-50 feature pyramid, without pretrained weights.
 
-    The feature pyramid is that of Lin et al. 2017.
-
-    Args:
-        num_classes: Number of classes without the background.
-        in_channels: Channels of an image; must be 3.
-        frozen_norms: Whether BatchNorm keeps its loaded statistics and gains, as published; for weights loaded with
-            ``model.weights``.
-        trained_stages: Number of backbone stages to train, counted from the last; 3 as published, 5 for all.
-
-    Returns:
-        A `FasterRCNN` network, which computes losses or detections.
-
-    Raises:
-        ConfigError: The images do not have 3 channels.
+    The feature pyramid is that of Lin et al. 2017. With ``frozen_norms``, for weights loaded with ``model.weights``,
+    BatchNorm keeps its loaded statistics and gains, as published. ``trained_stages`` is the number of backbone stages
+    to train, counted from the last; 3 as published, 5 for all. Images without 3 channels raise `ConfigError`.
     """
     _require_colours("fasterrcnn_resnet50", in_channels)
     from mptrain.workloads.detection.models.faster_rcnn import FasterRCNN
@@ -93,19 +74,9 @@ def fasterrcnn_resnet50(
 def ssd_small(*, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16) -> nn.Module:
     """Build a small SSD detector with BatchNorm for small images and quick experiments.
 
-    It has seven convolutions, three feature maps, and default boxes of 0.2 to 0.7 of the side.
-
-    Args:
-        num_classes: Number of classes without the background.
-        in_channels: Channels of an image.
-        image_size: Side of an image in pixels.
-        width: Channels at half the image's side; the feature maps have four times as many.
-
-    Returns:
-        A `SingleShot` network, which computes losses or detections.
-
-    Raises:
-        ConfigError: The images are too small for three maps.
+    It has seven convolutions, three feature maps, and default boxes of 0.2 to 0.7 of the side. ``width`` is the number
+    of channels at half the image's side; the feature maps have four times as many. Images that are too small for three
+    maps raise `ConfigError`.
     """
     if image_size < _SMALLEST:
         raise ConfigError(

@@ -21,6 +21,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
+from typing_extensions import override
 
 _SIZES = ((32,), (64,), (128,), (256,), (512,))  # anchor sizes in pixels, one per map (Lin et al. 2017, section 4.1)
 _RATIOS = ((0.5, 1.0, 2.0),) * len(_SIZES)
@@ -30,16 +31,9 @@ _CHANNELS, _POOLED, _HIDDEN = 256, 7, 1024  # channels of a map, side of a poole
 class WideAnchors(AnchorGenerator):  # type: ignore[misc]
     """Anchor generator of Faster R-CNN with FP32 anchors for feature maps of any dtype, such as FP16."""
 
+    @override
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        """Return the anchor boxes of each image, in pixels.
-
-        Args:
-            images: Images, whose padded size gives the spacing of the anchors.
-            maps: Feature maps ``[N, C, H, W]`` of any dtype; only their shapes and device are used.
-
-        Returns:
-            N tensors float32 ``[A, 4]``: left, upper, right, lower of the anchors of all maps.
-        """
+        """Return for each image the anchors of all maps in pixels, float32 ``[A, 4]``: left, upper, right, lower."""
         shapes = [found.new_empty((0, *found.shape[-2:]), dtype=torch.float32) for found in maps]
         anchors: list[Tensor] = super().forward(images, shapes)
         return anchors
@@ -48,16 +42,9 @@ class WideAnchors(AnchorGenerator):  # type: ignore[misc]
 class WideRPNHead(RPNHead):  # type: ignore[misc]
     """Region proposal head of Faster R-CNN with FP32 outputs; its convolutions use the model's dtype."""
 
+    @override
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Predict for each anchor if it contains an object, and the offsets from the anchor to the object's box.
-
-        Args:
-            maps: Feature maps ``[N, C, H, W]``.
-
-        Returns:
-            Object logits ``[N, A, H, W]`` and box offsets ``[N, 4 * A, H, W]`` of each map in float32, for A anchors
-            per position.
-        """
+        """Return object logits ``[N, A, H, W]`` and offsets ``[N, 4 * A, H, W]`` of each map, for A anchors a place."""
         logits, offsets = super().forward(maps)
         return [said.float() for said in logits], [said.float() for said in offsets]
 
@@ -65,17 +52,9 @@ class WideRPNHead(RPNHead):  # type: ignore[misc]
 class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
     """RoIAlign on several feature maps that interpolates in FP32 and returns the dtype of the feature maps."""
 
+    @override
     def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
-        """Pool the features of proposed regions to one size each.
-
-        Args:
-            maps: Feature maps ``[N, C, H, W]`` by name.
-            boxes: Regions of each image in pixels, ``[R_n, 4]``.
-            sizes: Height and width of each image in pixels.
-
-        Returns:
-            Features ``[R, C, 7, 7]`` of the R regions of all images, in the dtype of the maps.
-        """
+        """Return features ``[R, C, 7, 7]`` of the R regions of all images."""
         pooled: Tensor = super().forward({name: found.float() for name, found in maps.items()}, boxes, sizes)
         return pooled.to(next(iter(maps.values())).dtype)
 
@@ -83,15 +62,9 @@ class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
 class WidePredictor(faster_rcnn.FastRCNNPredictor):  # type: ignore[misc]
     """Output layers of Faster R-CNN for the classes and box offsets of regions, with FP32 outputs."""
 
+    @override
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the class of each of R regions, and for each class the offsets from the region to the object's box.
-
-        Args:
-            features: Features of the regions, ``[R, features]``.
-
-        Returns:
-            Logits ``[R, 1 + classes]`` (class 0 is the background) and offsets ``[R, 4 * (1 + classes)]``, float32.
-        """
+        """Return logits ``[R, 1 + classes]``, those of the background first, and offsets ``[R, 4 * (1 + classes)]``."""
         logits, offsets = super().forward(features)
         return logits.float(), offsets.float()
 
@@ -101,10 +74,6 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 
     torchvision's class of this name multiplies in the dtype of its buffers, which in FP16 means rounded statistics.
     This class stays in FP32 like every BatchNorm, and torch's kernel accepts half-precision input.
-
-    Args:
-        channels: Number of channels of the input.
-        eps: Addend to the variance in the denominator.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -115,15 +84,8 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked = None
         self.track_running_stats = False  # otherwise loading adds num_batches_tracked to old state dicts
 
+    @override
     def forward(self, features: Tensor) -> Tensor:
-        """Normalise features by the fixed statistics, then scale and shift them.
-
-        Args:
-            features: ``[N, C, H, W]``.
-
-        Returns:
-            ``[N, C, H, W]``.
-        """
         return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
@@ -131,11 +93,6 @@ class FasterRCNN(nn.Module):
     """Faster R-CNN detector (Ren et al. 2015) on a ResNet-50 feature pyramid (Lin et al. 2017), for images of one size.
 
     State dicts are compatible with torchvision's network, because the parts have the same names.
-
-    Args:
-        num_classes: Number of classes without the background.
-        frozen_norms: Whether BatchNorm is fixed, for a backbone with loaded weights. Otherwise it is trained as usual.
-        trained_stages: Number of backbone stages to train, counted from the last; 5 for all.
     """
 
     def __init__(self, num_classes: int, *, frozen_norms: bool, trained_stages: int) -> None:
@@ -157,23 +114,14 @@ class FasterRCNN(nn.Module):
         self.rpn: nn.Module = built.rpn
         self.roi_heads: nn.Module = built.roi_heads
 
+    @override
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Compute the training losses of each image if true boxes are given, otherwise the detections in each image.
+        """Return the training losses of each image if true boxes are given, otherwise the detections in each image.
 
         The losses are those of torchvision for each image separately: means over 256 sampled anchors and 512 sampled
-        regions per image. Sampling uses torch's default generator. Boxes are left, upper, right, lower in pixels.
-
-        Args:
-            images: ``[N, 3, side, side]``.
-            boxes: True boxes, float32 ``[N, M, 4]``, in pixels.
-            labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
-
-        Returns:
-            The losses ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg`` by name,
-            float32 ``[N]``; or for each image a dictionary with ``boxes`` ``[D, 4]``, ``labels`` from 0 ``[D]`` and
-            ``scores`` ``[D]``.
+        regions per image. Sampling uses torch's default generator.
         """
         maps: Mapping[str, Tensor] = self.backbone(images)
         size = (images.shape[2], images.shape[3])

@@ -15,6 +15,7 @@ from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSDFeatureExtractorVGG, SSDHead
 from torchvision.ops import batched_nms, box_iou
+from typing_extensions import override
 
 from mptrain.device import beside_fp64
 
@@ -39,13 +40,6 @@ class SingleShot(nn.Module):
     """SSD detector (Liu et al. 2016): a backbone with several feature maps and a head on each, for images of one size.
 
     State dicts are compatible with torchvision's SSD, because the parts have the same names.
-
-    Args:
-        backbone: Network that maps images to feature maps by name, in any floating-point dtype.
-        generator: Generator of the default boxes of each map.
-        num_classes: Number of classes without the background.
-        in_channels: Channels of an image.
-        image_size: Side of an image in pixels.
     """
 
     anchor_bits: Tensor
@@ -74,22 +68,11 @@ class SingleShot(nn.Module):
         """Default boxes (anchors) of all feature maps in pixels, float32 ``[A, 4]``: left, upper, right, lower."""
         return self.anchor_bits.view(torch.float32)
 
+    @override
     def forward(
         self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Compute the training losses of each image if true boxes are given, otherwise the detections in each image.
-
-        Boxes are left, upper, right, lower in pixels.
-
-        Args:
-            images: ``[N, C, side, side]``.
-            boxes: True boxes, float32 ``[N, M, 4]``, in pixels.
-            labels: Classes from 0, int64 ``[N, M]``; -1 for padding.
-
-        Returns:
-            The losses ``class_loss`` and ``box_loss`` by name, float32 ``[N]`` (see `multibox_losses`); or for each
-            image a dictionary with ``boxes``, ``labels`` and ``scores`` (see `detections`).
-        """
+        """Return ``class_loss`` and ``box_loss`` of each image if true boxes are given, otherwise the detections."""
         said = self.head(list(self.backbone(images).values()))
         logits, offsets = said["cls_logits"].float(), said["bbox_regression"].float()
         if boxes is None or labels is None:
@@ -98,13 +81,7 @@ class SingleShot(nn.Module):
 
 
 def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[tuple[int, int, int]]:
-    """Return the channels, height and width of each feature map of a backbone, from a pass on the meta device.
-
-    Args:
-        backbone: Network that maps images to feature maps by name.
-        in_channels: Channels of an image.
-        image_size: Side of an image in pixels.
-    """
+    """Return the channels, height and width of each feature map of a backbone, from a pass on the meta device."""
     tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     images = torch.empty(2, in_channels, image_size, image_size, device="meta")
@@ -114,16 +91,7 @@ def map_shapes(backbone: nn.Module, in_channels: int, image_size: int) -> list[t
 
 
 def default_boxes(generator: DefaultBoxGenerator, maps: list[tuple[int, int, int]], image_size: int) -> Tensor:
-    """Return SSD's default boxes for feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU.
-
-    Args:
-        generator: torchvision's generator of default boxes, with the aspect ratios and scales of each map.
-        maps: Channels, height and width of each feature map.
-        image_size: Side of an image in pixels.
-
-    Returns:
-        Left, upper, right, lower of the boxes of all maps.
-    """
+    """Return SSD's default boxes for feature maps of these shapes, in pixels, float32 ``[A, 4]``, on the CPU."""
     with torch.device("cpu"):
         images = ImageList(torch.empty(0, 0, image_size, image_size), [(image_size, image_size)])
         boxes: Tensor = generator(images, [torch.empty(0, *shape) for shape in maps])[0]
@@ -137,15 +105,9 @@ class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
     NaN, and squares of activations above 256 overflow. Norms are therefore computed in FP32 here.
     """
 
+    @override
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the feature maps of images for SSD's heads, the first of them normalised.
-
-        Args:
-            images: ``[N, 3, 300, 300]``.
-
-        Returns:
-            Six feature maps ``[N, C, H, W]`` by name (``0`` to ``5``), from fine to coarse.
-        """
+        """Return six feature maps ``[N, C, H, W]`` by name, ``0`` to ``5``, from fine to coarse; ``0`` is scaled."""
         features = self.features(images)
         scaled = self.scale_weight.float().view(1, -1, 1, 1) * F.normalize(features.float())
         maps = {"0": scaled.to(features.dtype)}
@@ -156,12 +118,7 @@ class WideNormVGG(SSDFeatureExtractorVGG):  # type: ignore[misc]
 
 
 class SmallTrunk(nn.Module):
-    """Backbone of the small SSD: 3x3 convolutions with BatchNorm; feature maps at 1/8, 1/16 and 1/32 of the side.
-
-    Args:
-        in_channels: Channels of an image.
-        width: Channels at half the side; the feature maps have four times as many.
-    """
+    """Backbone of the small SSD: 3x3 convolutions with BatchNorm; feature maps at 1/8, 1/16 and 1/32 of the side."""
 
     def __init__(self, in_channels: int, width: int) -> None:
         super().__init__()
@@ -176,15 +133,9 @@ class SmallTrunk(nn.Module):
         )
         self.down = nn.ModuleList(nn.Sequential(*_convolution(wide, wide, stride=2)) for _ in range(2))
 
+    @override
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the feature maps of images for SSD's heads.
-
-        Args:
-            images: ``[N, in_channels, side, side]``.
-
-        Returns:
-            Three feature maps ``[N, 4 * width, H, W]`` by name (``0`` to ``2``), from fine to coarse.
-        """
+        """Return three feature maps ``[N, 4 * width, H, W]`` by name (``0`` to ``2``), from fine to coarse."""
         features = self.stem(images)
         maps = {"0": features}
         for number, block in enumerate(self.down, start=1):
@@ -200,15 +151,10 @@ def _convolution(inward: int, outward: int, stride: int = 1) -> list[nn.Module]:
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Encode true boxes as offsets from SSD's default boxes, the targets of the box regression.
+    """Encode true boxes ``[..., A, 4]`` as offsets from SSD's default boxes ``[A, 4]``, the targets of the regression.
 
-    Args:
-        boxes: Box of each default box, ``[..., A, 4]``, as left, upper, right, lower.
-        anchors: Default boxes, ``[A, 4]``, as left, upper, right, lower.
-
-    Returns:
-        float32 ``[..., A, 4]``: shifts of the centre in units of the default box, and logarithms of the size ratios,
-        multiplied by `WEIGHTS`.
+    They are shifts of the centre in units of the default box, and logarithms of the size ratios, multiplied by
+    `WEIGHTS`. Boxes are left, upper, right, lower.
     """
     centre, size = _centre_and_size(boxes)
     own_centre, own_size = _centre_and_size(anchors)
@@ -217,16 +163,7 @@ def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
-    """Decode predicted offsets from SSD's default boxes to boxes, the inverse of `encode`.
-
-    Args:
-        offsets: Offsets ``[..., A, 4]`` in the form of `encode`.
-        anchors: Default boxes, ``[A, 4]``, as left, upper, right, lower.
-
-    Returns:
-        Boxes ``[..., A, 4]``, as left, upper, right, lower; their sizes are at most 62.5 times those of the default
-        boxes.
-    """
+    """Decode offsets from SSD's default boxes, inverting `encode`, to boxes of at most 62.5 times their size."""
     own_centre, own_size = _centre_and_size(anchors)
     centre = offsets[..., :2] / WEIGHTS[0] * own_size + own_centre
     size = torch.exp(offsets[..., 2:] / WEIGHTS[2]).clamp(max=_LARGEST) * own_size
@@ -243,15 +180,8 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
 
     A default box is matched to the true box with the largest overlap (intersection over union) if that is at least
     `MATCHED`. In addition, each true box is matched to the default box that overlaps it most, whatever the overlap. If
-    several true boxes claim the same default box, the last one is matched.
-
-    Args:
-        boxes: True boxes, float32 ``[N, M, 4]``, with M at least 1.
-        present: Mask of the boxes that are not padding, bool ``[N, M]``.
-        anchors: Default boxes, float32 ``[A, 4]``.
-
-    Returns:
-        Indices into ``M``, int64 ``[N, A]``; -1 for background.
+    several true boxes claim the same default box, the last one is matched. The result is int64 ``[N, A]``, -1 for
+    background. ``present``, bool ``[N, M]``, tells boxes from padding; M is at least 1.
     """
     samples, places = present.shape
     overlaps = box_iou(boxes.flatten(0, 1), anchors).view(samples, places, len(anchors))
@@ -274,16 +204,8 @@ def multibox_losses(
     and torchvision. With ``train.accumulate`` it is the number in the micro-batch, so that an object weighs more in a
     micro-batch with few objects. An image without objects adds nothing, because no negatives are mined for it.
 
-    Args:
-        logits: Class scores of each default box, float32 ``[N, A, 1 + classes]``; class 0 is the background.
-        offsets: Predicted box offsets in the form of `encode`, float32 ``[N, A, 4]``.
-        anchors: Default boxes, float32 ``[A, 4]``.
-        boxes: True boxes, float32 ``[N, M, 4]``.
-        labels: Classes of the true boxes from 0, int64 ``[N, M]``; -1 for padding.
-
-    Returns:
-        ``class_loss`` (cross-entropy) and ``box_loss`` (smooth L1) by name, float32 ``[N]``: the contributions of the
-        images times N, so that their mean is the loss of the batch.
+    The logits are ``[N, A, 1 + classes]``, with the background first. ``class_loss`` (cross-entropy) and ``box_loss``
+    (smooth L1), float32 ``[N]``, are the images' contributions times N, so that their mean is the batch's loss.
     """
     matched = match(boxes, labels >= 0, anchors)
     objects = matched >= 0
@@ -303,15 +225,7 @@ def multibox_losses(
 
 
 def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
-    """Select the background default boxes with the largest losses (hard negative mining), `NEGATIVES` per matched box.
-
-    Args:
-        surprise: Cross-entropies of the default boxes, ``[N, A]``.
-        objects: Mask of the default boxes matched to an object, bool ``[N, A]``.
-
-    Returns:
-        Mask of the selected background boxes, bool ``[N, A]``.
-    """
+    """Return the mask ``[N, A]`` of the background boxes with the largest losses, `NEGATIVES` per matched box."""
     falling = surprise.masked_fill(objects, float("-inf")).argsort(dim=1, descending=True, stable=True)
     return (falling.argsort(dim=1) < NEGATIVES * objects.sum(1, keepdim=True)) & ~objects
 
@@ -319,15 +233,8 @@ def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
 def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> list[dict[str, Tensor]]:
     """Convert SSD's outputs to detections: decode the boxes, and suppress non-maxima within each class.
 
-    Args:
-        logits: Class scores of each default box, float32 ``[N, A, 1 + classes]``; class 0 is the background.
-        offsets: Predicted box offsets in the form of `encode`, float32 ``[N, A, 4]``.
-        anchors: Default boxes, float32 ``[A, 4]``.
-        side: Side of the images in pixels, to which boxes are clipped.
-
-    Returns:
-        For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32 ``[D]``),
-        by descending score, at most `MOST`.
+    The logits are ``[N, A, 1 + classes]``, with the background first; ``side`` is that of the images in pixels, to
+    which boxes are clipped. The detections of an image come by descending score, at most `MOST`.
     """
     samples, count = len(logits), len(anchors)
     boxes = decode(offsets, anchors).clamp(0.0, float(side))

@@ -1,13 +1,11 @@
-"""DCGAN (Radford, Metz and Chintala 2016): a convolutional generator and a convolutional discriminator.
-
-This module contains only the networks; the losses are in the task.
-"""
+"""DCGAN (Radford, Metz and Chintala 2016): a convolutional generator and a convolutional discriminator."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
@@ -25,23 +23,11 @@ SLOPE = 0.2
 class DCGAN(nn.Module):
     """DCGAN generator and discriminator of images, for adversarial training with one optimizer each.
 
-    The networks are those of Radford et al. at any power of two from 8 to 128 pixels; the paper uses 64x64 pixels and a
-    width of 128.
-
-    Args:
-        in_channels: Channels of an image.
-        image_size: Side of an image in pixels, one of `SIZES`.
-        latent: Size of the noise vector of an image.
-        width: Channels at half the image's size, doubled at each further halving.
-
-    Attributes:
-        latent: Size of the noise vector of an image.
-        generator: Network that maps noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from
-            -1 to 1.
-        discriminator: Network that maps images to one logit each, ``[N]``, above 0 for images classified as real.
-
-    Raises:
-        ConfigError: The side is not one of `SIZES`.
+    The networks are those of Radford et al. at any power of two from 8 to 128 pixels (others raise `ConfigError`); the
+    paper uses 64x64 pixels and a width of 128. ``width`` is the number of channels at half the image's size, doubled at
+    each further halving. The generator maps noise ``[N, latent]`` to images
+    ``[N, in_channels, image_size, image_size]`` from -1 to 1, the discriminator images to one logit each, ``[N]``,
+    above 0 for images classified as real.
     """
 
     def __init__(
@@ -60,15 +46,9 @@ class DCGAN(nn.Module):
         self.discriminator = _discriminator(in_channels, widths)
         self.apply(_draw_weights)
 
+    @override
     def forward(self, noise: Tensor) -> Tensor:
-        """Generate one image for each noise vector; the discriminator is not used.
-
-        Args:
-            noise: Standard normal noise ``[N, latent]``.
-
-        Returns:
-            Images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
-        """
+        """Generate one image for each noise vector; the discriminator is not used."""
         images: Tensor = self.generator(noise)
         return images
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from mptrain.workloads.base.download import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
@@ -16,14 +17,10 @@ from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 @dataclass(kw_only=True, eq=False)
 class Cifar(MemoryDataset):
-    """CIFAR-10 or CIFAR-100 data set: 60,000 colour photographs of 32x32 pixels, downloaded if missing.
+    """CIFAR-10 or CIFAR-100 data set, with 10,000 images for testing; downloaded through torchvision if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels and
-    flipped horizontally, unless ``augment`` is off.
-
-    Attributes:
-        root: Folder that contains ``cifar-10-batches-py`` or ``cifar-100-python``.
-        download: Whether to download missing files through torchvision.
+    Training images are shifted by up to four pixels and flipped horizontally, unless ``augment`` is off. ``root``
+    contains ``cifar-10-batches-py`` or ``cifar-100-python``.
     """
 
     root: Path = Path("data")
@@ -34,15 +31,8 @@ class Cifar(MemoryDataset):
     folder: ClassVar[str]
     shifting = Shifting(pixels=4, flip=True)
 
+    @override
     def read(self) -> tuple[Samples, Samples]:
-        """Read 50,000 images for training and validation and 10,000 for testing, downloaded first if they are missing.
-
-        Returns:
-            Two pairs of images uint8 ``[N, 3, 32, 32]`` and labels int64 ``[N]``.
-
-        Raises:
-            DataError: The files are missing, or the download failed.
-        """
         from torchvision import datasets
 
         root = self.root.expanduser()

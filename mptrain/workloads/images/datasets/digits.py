@@ -1,7 +1,7 @@
 """Default data set: the 1,797 handwritten digits of 8x8 pixels that come with scikit-learn.
 
-The file ``digits.csv.gz`` is the UCI "Optical Recognition of Handwritten Digits" test set (Alpaydin and Kaynak,
-1998). It is read directly, because importing scikit-learn takes longer than a short run.
+The file ``digits.csv.gz`` is the UCI "Optical Recognition of Handwritten Digits" test set (Alpaydin and Kaynak, 1998).
+It is read directly, because importing scikit-learn takes longer than a short run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt
@@ -30,11 +31,8 @@ STD = 0.3756
 class Digits(MemoryDataset):
     """Data set of 1,797 handwritten digits of 8x8 pixels from scikit-learn, split the same way in every run.
 
-    There are 397 images for testing and 1,400 for training and validation, in a split stratified by class. The options
-    and errors are those of `MemoryDataset`; training images are shifted by up to one pixel if ``augment`` is set.
-
-    Raises:
-        DataError: scikit-learn is not installed, or its file is damaged.
+    The split, stratified by class, has 397 images for testing and 1,400 for training and validation. Training images
+    are shifted by up to one pixel if ``augment`` is set.
     """
 
     val_samples: NonNegativeInt = 200
@@ -43,12 +41,8 @@ class Digits(MemoryDataset):
     mean, std = (MEAN,), (STD,)
     shifting = Shifting(pixels=1, flip=False)
 
+    @override
     def read(self) -> tuple[Samples, Samples]:
-        """Read scikit-learn's file and return 1,400 images for training and validation and 397 for testing.
-
-        Returns:
-            Two pairs of images uint8 ``[N, 1, 8, 8]`` and labels int64 ``[N]``.
-        """
         images, targets = read_digits(digits_path())
         order = stratified_order(targets)
         pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
@@ -60,11 +54,7 @@ load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Return the path of the file of handwritten digits in the installed scikit-learn, without importing the package.
-
-    Raises:
-        DataError: scikit-learn is not installed or does not contain the file.
-    """
+    """Return the path of scikit-learn's file of digits, without importing the package; `DataError` if there is none."""
     spec = importlib.util.find_spec("sklearn")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     for folder in folders:
@@ -76,16 +66,9 @@ def digits_path() -> Path:
 
 
 def read_digits(path: Path) -> tuple[Tensor, Tensor]:
-    """Read handwritten digits of 8x8 pixels from scikit-learn's gzipped CSV file.
+    """Read images uint8 ``[N, 1, 8, 8]`` and labels int64 ``[N]`` of digits from scikit-learn's gzipped CSV file.
 
-    Args:
-        path: Path of the file. Each row has 64 grey values from 0 to 16 and a label.
-
-    Returns:
-        Images uint8 ``[N, 1, 8, 8]``, in which grey value v is ``round(v * 255 / 16)``, and labels int64 ``[N]``.
-
-    Raises:
-        DataError: The file is damaged.
+    A row has 64 values v from 0 to 16, which become ``round(v * 255 / 16)``, and a label; damage raises `DataError`.
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode()

@@ -1,7 +1,7 @@
 """Fashion-MNIST (Xiao et al., 2017, arXiv 1708.07747): 70,000 grey pictures of clothing, 28x28 pixels.
 
-The four IDX files are read from the folder of torchvision or of Debian's package ``dataset-fashion-mnist``. They are
-read directly, because torchvision's checksums reject Debian's files, although these contain the same images.
+The four IDX files of torchvision or of Debian's package ``dataset-fashion-mnist`` are read directly, because
+torchvision's checksums reject Debian's files, although these contain the same images.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import DataError
 from mptrain.files import read_bytes
@@ -30,14 +31,10 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(kw_only=True, eq=False)
 class FashionMNIST(MemoryDataset):
-    """Fashion-MNIST data set: 70,000 grey pictures of clothing in ten classes, 28x28 pixels; downloaded if missing.
+    """Fashion-MNIST data set, with 10,000 images for testing; downloaded through torchvision if missing.
 
-    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels and
-    flipped horizontally if ``augment`` is set.
-
-    Attributes:
-        root: Folder that contains ``FashionMNIST/raw``, or the files themselves.
-        download: Whether to download the files through torchvision if neither ``root`` nor Debian's folder has them.
+    Training images are shifted by up to two pixels and flipped horizontally if ``augment`` is set. The files are in
+    ``root/FashionMNIST/raw``, in ``root``, or in Debian's folder.
     """
 
     root: Path = Path("data")
@@ -48,15 +45,8 @@ class FashionMNIST(MemoryDataset):
     mean, std = (0.2860,), (0.3530,)
     shifting = Shifting(pixels=2, flip=True)
 
+    @override
     def read(self) -> tuple[Samples, Samples]:
-        """Read 60,000 images for training and validation and 10,000 for testing, downloaded first if they are missing.
-
-        Returns:
-            Two pairs of images uint8 ``[N, 1, 28, 28]`` and labels int64 ``[N]``.
-
-        Raises:
-            DataError: The files are missing or damaged, or the download failed.
-        """
         root = self.root.expanduser()
         paths = find_files(root, DEBIAN)
         if paths is None and self.download:
@@ -77,14 +67,9 @@ load_fashion_mnist = FashionMNIST
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:
-    """Return the paths of Fashion-MNIST's four files in the first folder that has all of them, plain or gzipped.
+    """Return the paths of training images and labels and of test images and labels; None if no folder has all four.
 
-    Args:
-        root: Folder with ``FashionMNIST/raw`` or the files, which is searched first.
-        debian: Folder of Debian's package, which is searched last.
-
-    Returns:
-        Training images, training labels, test images and test labels; None if no folder has all four.
+    The first folder with all of them counts: ``FashionMNIST/raw`` in the root, the root, Debian's. Each may be gzipped.
     """
     for folder in (root / _TORCHVISION, root, debian):
         found = [path for name in _FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
@@ -97,9 +82,8 @@ def find_files(root: Path, debian: Path) -> list[Path] | None:
 def read_idx(path: Path) -> Tensor:
     """Read an IDX file (the format of MNIST), plain or gzipped, as a uint8 tensor with the shape in the file's header.
 
-    IDX is the format of *The MNIST database* (LeCun, Cortes, Burges) and its successors: two zero bytes, a type code
-    (8: unsigned byte), the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in
-    row-major order.
+    The format is that of *The MNIST database* (LeCun, Cortes, Burges): two zero bytes, a type code (8: unsigned byte),
+    the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in row-major order.
 
     Raises:
         DataError: The file cannot be read, is truncated, or is not an IDX file of unsigned bytes.

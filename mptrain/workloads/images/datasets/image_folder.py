@@ -1,8 +1,7 @@
 """Data sets of image files: class folders, such as ImageNet's, and images without classes.
 
-Files are listed when the run starts and decoded when a batch needs them. PIL decodes, crops and resizes on the host;
-the results are uint8. PIL crops and resizes in one pass, as torchvision's ``resized_crop`` does, and also supports
-boxes with fractional coordinates.
+Files are listed when the run starts and decoded when a batch needs them. PIL decodes on the host, and crops and resizes
+in one pass, as torchvision's ``resized_crop`` does, but also with fractional boxes; the results are uint8.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
@@ -58,11 +58,10 @@ class ClassFolders(ImageDataset):
     can train a generative model but not a classifier.
 
     Attributes:
-        root: Folder with one folder per split, with one folder per class, or with images.
         image_size: Side in pixels of the square network inputs; None means 224.
         channels: 3 for RGB, 1 for grey; None means 3.
-        augment: Augmentation of training images. True crops and flips them at random; ``randaugment`` and
-            ``trivial_augment`` then also apply the policy of that name. False takes the centre crop.
+        augment: True crops and flips training images at random; ``randaugment`` and ``trivial_augment`` then also apply
+            the policy of that name. False takes the centre crop.
         random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
         val_samples: Number of training images to hold out for validation; ``root/val`` is then the test split unless
             there is a ``root/test``. None validates on ``root/val``.
@@ -74,19 +73,15 @@ class ClassFolders(ImageDataset):
         train_samples: Number of images to train on; None for all.
         workers: Number of decoding processes, limited to the usable cores.
         on_error: Handling of files that cannot be decoded or are in a folder that is not a class: ``stop`` or ``skip``.
-        normalise: Normalisation of the network's input: ``standard`` by the statistics of photographs, ``symmetric`` to
-            the range -1 to 1.
-        decode: Size at which files are decoded. ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop
-            keeps at least ``image_size`` pixels per side: faster, with slightly different pixels. Other formats, and
-            small pictures, are decoded as with ``full``.
+        normalise: ``standard`` by the statistics of photographs, ``symmetric`` to the range -1 to 1.
+        decode: ``draft`` decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the crop keeps at least ``image_size`` pixels
+            per side: faster, with slightly different pixels. Others are decoded as with ``full``.
         labels: Classes of a run that is evaluated on another folder than its own, which may lack a training folder: a
             folder without splits is then all test images. None takes the class folders.
 
-        warnings: Sentences on files and folders that are left out because no rule takes them.
-
     Raises:
-        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no
-            class although others have one.
+        DataError: A folder is missing, the folder of a training class or of a part is empty, or an image has no class
+            although others have one.
         ConfigError: There are fewer samples than requested, or options contradict each other.
     """
 
@@ -125,23 +120,16 @@ class ClassFolders(ImageDataset):
         self.val, self.test = self._splits.get("val"), self._splits.get("test")
         self.train = self._splits.get("train") or next(iter(self._splits.values()))  # to build an evaluation
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values.
-
-        Returns:
-            ``labels``, the class names; ``decode`` unless it is ``full``; ``other_files``, the number of files that are
-            not pictures by extension, if there are any; ``preparation`` of the network's input.
-        """
+        """Return also ``decode`` unless it is ``full``, and numbers of files that are not pictures, by extension."""
         more = {} if self.decode == "full" else {"decode": self.decode}
         others = {"other_files": self._other_files} if self._other_files else {}
         return {"labels": list(self.class_names), **more, **others, "preparation": self.preparation.card()}
 
+    @override
     def describe(self) -> str:
-        """Return the shape of an image and the number of classes in one line, for the terminal.
-
-        Example:
-            ``3x224x224, 4 classes, 1 without images in val``
-        """
+        """Return a line such as ``3x224x224, 4 classes, 1 without images in val``."""
         count = len(self.class_names)
         if not count:
             return f"{super().describe()}, no classes"
@@ -154,7 +142,6 @@ class ClassFolders(ImageDataset):
         return said
 
     def _contradictions(self) -> list[Problem]:
-        """Return the problems of options that contradict each other."""
         problems = []
         if self.random_erasing > 0 and self.augment is False:
             what = f"dataset.random_erasing={self.random_erasing} with dataset.augment=false: it needs augmentation"
@@ -168,7 +155,6 @@ class ClassFolders(ImageDataset):
         return problems
 
     def _find(self, root: Path, unlisted: Unlisted) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
-        """Return the classes, and the images of each part."""
         folders = find_splits(root, self.name, unlisted, trains=self.labels is None)
         train = folders.pop("train", root)
         if self.labels is not None:
@@ -202,12 +188,10 @@ class ClassFolders(ImageDataset):
         return classes, parts
 
     def _listed(self, folder: Path, classes: tuple[str, ...], unlisted: Unlisted) -> tuple[Listing, Faults]:
-        """Return the images of a folder, and the record of those that cannot be used."""
         faults = Faults(self.on_error)
         return list_images(folder, classes, faults, unlisted), faults
 
     def _divided(self, listing: Listing, folder: Path) -> dict[str, Listing]:
-        """Return the images for training, and those held out for validation and testing; these may be none."""
         val = HELD_OUT if self._by_default else self.val_samples or self.val_share or 0
         test = self.test_share or 0.0
         if val >= len(listing) * (1 - test):
@@ -232,13 +216,7 @@ class ClassFolders(ImageDataset):
 
 @dataclass(kw_only=True, eq=False)
 class ImageFolder(ClassFolders):
-    """Data set of the user's own image files, with or without class folders.
-
-    The other options and the errors are those of `ClassFolders`.
-
-    Attributes:
-        name: Name of the data set in records.
-    """
+    """Data set of the user's own image files, with or without class folders."""
 
     root: Path = Path("data/images")
     name: str = "image_folder"
@@ -246,10 +224,7 @@ class ImageFolder(ClassFolders):
 
 @dataclass(kw_only=True, eq=False)
 class ImageNet(ClassFolders):
-    """ImageNet data set (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
-
-    The options and the errors are those of `ClassFolders`. The licence does not allow an automatic download.
-    """
+    """ImageNet (Russakovsky et al. 2015): ``root/{train,val}/WNID/*.JPEG``; its licence forbids automatic downloads."""
 
     root: Path = Path("data/imagenet")
 
@@ -262,15 +237,7 @@ load_image_folder, load_imagenet = ImageFolder, ImageNet
 
 @dataclass(eq=False)
 class FolderSplit(IndependentSamples):
-    """Split of image files that are decoded on demand to squares of one size.
-
-    Args:
-        listing: Files and class indices.
-        preparation: Description of the squares: side, channels, and the centre crop for evaluation.
-        varied: Augmentation after a random crop and flip; None takes the centre crop without augmentation.
-        faults: Record of files that cannot be decoded, with the setting that either stops at them or skips them.
-        decoding: Size at which files are decoded; ``draft`` decodes large JPEGs at reduced size.
-    """
+    """Split of image files decoded on demand to squares: the centre crop, or a random one, flipped and ``varied``."""
 
     listing: Listing
     preparation: Preparation
@@ -282,22 +249,23 @@ class FolderSplit(IndependentSamples):
 
     @property
     def channels(self) -> Channels:
-        """Channels of the squares: 3 for RGB, 1 for grey."""
+        """3 for RGB squares, 1 for grey ones."""
         return cast("Channels", self.preparation.channels)
 
     def __len__(self) -> int:
         return len(self.listing)
 
+    @override
     def digests(self) -> list[bytes]:
-        """Return a digest of each file's content; see `mptrain.workloads.base.dataset.Split.digests`."""
         return file_digests(self.listing.paths)
 
+    @override
     def survey(self) -> Survey:
-        """Return the class of each image; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey(self.listing.targets)
 
+    @override
     def read(self, number: int) -> FileFacts | None:
-        """Decode one file at full size, record in ``faults`` if it is unusable, and return its facts otherwise."""
+        """Decode one file at full size; record it in ``faults`` if it is unusable, and return its facts otherwise."""
         path = self.listing.paths[number]
         try:
             picture = read_picture(path, self.channels, self.faults)
@@ -308,14 +276,7 @@ class FolderSplit(IndependentSamples):
         return FileFacts(path, int(self.listing.targets[number]), picture.size, content.digest())
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode, crop and augment the image files with these indices and return them as one batch on the host.
-
-        A file that cannot be decoded makes the batch smaller if ``on_error`` is ``skip``. See
-        `mptrain.workloads.base.dataset.Split.fetch` for the arguments and errors.
-
-        Returns:
-            Images uint8 ``[N, channels, image_size, image_size]`` with class indices int64 ``[N]``.
-        """
+        """Return decoded images uint8 ``[N, channels, image_size, image_size]`` with class indices int64 ``[N]``."""
         count = _DRAWS + self.varied.draws if self.varied else 0
         draws = uniforms(seed, epoch, indices, count).tolist()
         images: list[Tensor] = []
@@ -352,24 +313,12 @@ def decode(
     decoding: Decoding = "full",
     centre: float = CENTRE,
 ) -> Tensor:
-    """Read an image file, crop it, and resize the crop to a square, with antialiasing.
+    """Read an image file, crop it, and resize the crop, antialiased, to uint8 ``[channels, image_size, image_size]``.
 
-    Args:
-        path: Path of the file.
-        image_size: Side of the square in pixels.
-        channels: 3 for RGB, 1 for grey.
-        draws: Random numbers in [0, 1) for the flip (one) and the crop (`CROP_DRAWS`); None takes the centre crop
-            without a flip.
-        faults: Record to which a remark is added if the file had to be converted.
-        decoding: Size at which the file is decoded. ``draft`` decodes a JPEG at the smallest size at which the crop has
-            at least as many pixels as the square.
-        centre: Side of the centre crop as a share of the picture's shorter side.
-
-    Returns:
-        uint8 ``[channels, image_size, image_size]``.
-
-    Raises:
-        OSError: The file cannot be decoded; see `mptrain.workloads.images.picture_files.read_part`.
+    ``draws`` are random numbers in [0, 1) for the flip (one) and the crop (`CROP_DRAWS`); None takes the centre crop
+    without a flip, whose side is a share ``centre`` of the shorter side. ``draft`` decodes a JPEG at the smallest size
+    at which the crop has at least as many pixels as the square. ``faults`` gets a remark on a conversion. The errors
+    are those of `read_part`.
     """
     from PIL import Image
 

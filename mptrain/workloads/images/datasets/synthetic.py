@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from mptrain.errors import ConfigError
 from mptrain.fields import NonNegativeInt, PositiveInt
@@ -24,19 +25,10 @@ _NOISE = 40.0  # standard deviation of the noise of each pixel, on the scale 0 t
 class Synthetic(MemoryDataset):
     """Data set of images and labels drawn from a seed, for speed measurements and experiments without files.
 
-    The other options and the errors are those of `MemoryDataset`. Images are drawn with the requested size and
-    channels, by default 32 pixels and 3 channels. Training images are shifted by up to two pixels if ``augment`` is
-    set.
-
-    Attributes:
-        classes: Number of classes.
-        samples: Number of images for training and validation.
-        test_samples: Number of images for testing.
-        learnable: Whether each class has its own pattern under the noise; False makes the labels unpredictable.
-        seed: Seed of the images and labels, separate from the seed of the run: runs with other seeds see the same data.
-
-    Raises:
-        ConfigError: There are fewer than two classes.
+    Images have the requested size and channels, by default 32 pixels and 3 channels; ``samples`` are for training and
+    validation. Training images are shifted by up to two pixels if ``augment`` is set. ``learnable`` gives each class
+    its own pattern under the noise; otherwise labels are unpredictable. ``seed`` is separate from the seed of the run,
+    so runs with other seeds see the same data. Fewer than two ``classes`` raise `ConfigError`.
     """
 
     classes: PositiveInt = 10
@@ -49,12 +41,8 @@ class Synthetic(MemoryDataset):
     name = "synthetic"
     shifting = Shifting(pixels=2, flip=False)
 
+    @override
     def read(self) -> tuple[Samples, Samples]:
-        """Draw the images and labels for training and validation, and those for testing.
-
-        Returns:
-            Two pairs of images uint8 ``[N, C, H, W]`` and labels int64 ``[N]``.
-        """
         if self.classes < 2:
             raise ConfigError(
                 f"dataset.classes={self.classes}: a classifier needs two or more", "set dataset.classes to 2 or more"
@@ -75,7 +63,6 @@ make_synthetic = Synthetic
 
 
 def _draw(samples: int, patterns: Tensor, generator: torch.Generator) -> Samples:
-    """Draw images uint8 ``[N, C, H, W]`` and labels int64 ``[N]``."""
     targets = torch.randint(len(patterns), (samples,), generator=generator)
     images = torch.empty((samples, *patterns.shape[1:]), dtype=torch.uint8)
     # In chunks, because all images as floats would need four times the memory.
