@@ -65,7 +65,7 @@ class Language(Task):
         return cast("Tensor", losses).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return each window's summed ``loss`` in nats, without smoothing, and number of right guesses, ``top1``."""
+        """Return each window's ``loss`` in nats, without smoothing, and right guesses, in the device's widest dtype."""
         if _takes_targets(model):
             losses, best = model(batch.inputs, **batch.more, targets=batch.targets)
         else:

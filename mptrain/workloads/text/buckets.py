@@ -19,8 +19,8 @@ def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, s
     Samples are shuffled, cut into pools of `POOL` batches, sorted by length within each pool (equal lengths keep the
     shuffled order) and cut into batches. The order of batches is shuffled too, except that a short batch stays last.
     Without ``shuffle`` the order is shuffled as well, but the same for any seed and epoch: an evaluation shows samples
-    of its first batch, which would otherwise be the shortest ones. Batch b consists of the indices at ``b *
-    batch_size`` to ``(b + 1) * batch_size - 1``.
+    of its first batch, which would otherwise be the shortest ones. Batch b consists of the indices at
+    ``b * batch_size`` to ``(b + 1) * batch_size - 1``.
     """
     if not shuffle:
         seed = epoch = 0

@@ -124,8 +124,8 @@ def labelled_as_dataset(
     """Make a data set of labelled texts: hold out parts without files of their own, learn a vocabulary, tokenize.
 
     Repeated texts of a part count once. Texts without a token, and those of a part whose class has no training text,
-    are unusable. DataError is raised if no usable text or only one class is left, ConfigError if there are fewer texts
-    than ``train_samples``, or the shares leave none to train on.
+    are unusable. DataError is raised if a text is unusable, or there is only one class; ConfigError if there are fewer
+    texts than ``train_samples``, or the shares leave none to train on.
     """
     parts = {part: list(dict.fromkeys(texts)) for part, texts in given.items()}
     classes = tuple(sorted({one.label for one in parts["train"]}))

@@ -1,6 +1,6 @@
 """Data set of sentence pairs for translation: vocabularies of subwords, and pairs of token sequences.
 
-The parts have no source sentence in common.
+Parts that are held out have no source sentence in common with the training pairs.
 """
 
 from __future__ import annotations
@@ -206,12 +206,8 @@ def pairs_as_dataset(
     """Make a translation data set: hold out parts without files of their own, learn vocabularies, tokenize all pairs.
 
     Repeated pairs of a part, and pairs with more than ``max_tokens`` tokens on a side, including the end token, are
-    left out and counted. ``faults`` are of parts with files of their own.
-
-    Raises:
-        EnvironmentRefused: sentencepiece is not installed.
-        DataError: There is no pair to train on.
-        ConfigError: The vocabulary is too small, or there are fewer pairs than ``train_samples``.
+    left out and counted. EnvironmentRefused is raised if sentencepiece is not installed, DataError without pairs to
+    train on, and ConfigError if the vocabulary is too small, or there are fewer pairs than ``train_samples``.
     """
     parts = {part: distinct(pairs) for part, pairs in given.items()}
     repeated = sum(map(len, given.values())) - sum(map(len, parts.values()))

@@ -105,9 +105,10 @@ class LSTMLanguageModel(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Return logits of the next tokens, ``[N, T, V]`` (log-probabilities with an adaptive softmax).
 
-        With targets, return their losses in nats, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``, None in
-        training. ``lane``, int64 ``[N]``, has the rows of the state that samples continue and replace, all different;
-        None starts from zeros and keeps no state, and so does ``fresh``, bool ``[N]``, for the start of a sample.
+        With targets, return their losses in nats, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``, None
+        in training. ``lane``, int64 ``[N]``, has the rows of the state that samples continue and replace, all
+        different; None starts from zeros and keeps no state. ``fresh``, bool ``[N]``, marks samples that start from
+        zeros nevertheless.
         """
         state = None if lane is None else self._carried(lane, fresh)
         with warnings.catch_warnings():

@@ -24,8 +24,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Te
     """Compute masked dot-product attention (Vaswani et al. 2017, equation 1), zeros for a fully masked query.
 
     The queries ``[..., T, D]`` are scaled before the product with the keys ``[..., S, D]``, because the product without
-    scaling may overflow FP16. ``keep`` is broadcastable to ``[..., T, S]``; None masks nothing. The result ``[..., T,
-    E]`` has the dtype of the values.
+    scaling may overflow FP16. ``keep`` is broadcastable to ``[..., T, S]``; None masks nothing. The result
+    ``[..., T, E]`` has the dtype of the values.
     """
     scores = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).float()
     if keep is None:

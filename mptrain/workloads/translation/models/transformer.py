@@ -84,8 +84,8 @@ class DecoderLayer(nn.Module):
     def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
         """Return new vectors of all positions of the translations at once, as in training, ``[N, T, width]``.
 
-        The masks are broadcastable: ``visible`` to ``[N, heads, T, T]``, ``keep`` of the sentence to ``[N, heads,
-        T, S]``.
+        The masks are broadcastable: ``visible`` to ``[N, heads, T, T]``, ``keep`` of the sentence to
+        ``[N, heads, T, S]``.
         """
         return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
 
