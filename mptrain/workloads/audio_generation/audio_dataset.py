@@ -1,8 +1,4 @@
-"""Data set of raw audio: windows of µ-law levels and, for each level, the letter being spoken.
-
-Every sample of a recording is a target exactly once. This module reads no files; functions that the data sets pass in
-do.
-"""
+"""Data set of raw audio: windows of µ-law levels, each of which is a target once, and the letters being spoken."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
@@ -33,12 +30,11 @@ _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 @dataclass(frozen=True)
 class Clip:
-    """One recording of a raw-audio data set, with its labels but without its samples.
+    """Recording of a raw-audio data set, with its labels but without its samples.
 
     Attributes:
         name: Name in messages and key for reading the samples: a path.
         samples: Number of audio samples, as far as it is known before the recording is read.
-        speaker: Number of the speaker, or of the kind of sound.
         letters: Numbers of the letters of the transcript; empty without a transcript.
     """
 
@@ -65,14 +61,11 @@ class WindowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions(WindowOptions):
-    """Options shared by the raw-audio data sets of recordings.
-
-    Further options are those of `WindowOptions`.
+    """Options shared by the raw-audio data sets of recordings, besides those of `WindowOptions`.
 
     Attributes:
         text: Condition the network on the letter being spoken, where transcripts exist.
-        val_share: Share of the recordings held out for validation.
-        test_share: Share of the recordings held out for testing.
+        val_share: Share of the recordings held out for validation; likewise ``test_share``.
         train_samples: Number of recordings to train on; None trains on all.
         on_error: ``stop`` or ``skip`` for recordings and texts that are unreadable or have no counterpart.
     """
@@ -85,21 +78,12 @@ class RecordingOptions(WindowOptions):
 
 
 class SoundSplit(IndependentSamples):
-    """Training, validation or test split of a raw-audio data set: its samples are windows of recordings.
+    """Split of a raw-audio data set: windows of at least one recording (DataError otherwise).
 
     A recording of S samples has ``ceil(S / window)`` windows; the last one may be short. The network sees
     ``context + 1`` samples before the first one that it predicts; samples before the start of a recording are zero.
-
-    Args:
-        name: Name in messages, such as ``asterisk_audio train``.
-        clips: The recordings of the split, at least one.
-        read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
-        options: Sizes of window and context, in audio samples.
-        faults: Record of unusable recordings, which says whether to stop at one or skip it.
-        in_memory: Whether reading only copies from memory, so that worker processes are not worthwhile.
-
-    Raises:
-        DataError: There is no recording.
+    ``read`` is a function from the name of a recording to its samples, int16 ``[S]``; it raises `RecordingError`. If it
+    only copies, the split is ``in_memory``.
     """
 
     def __init__(
@@ -126,27 +110,19 @@ class SoundSplit(IndependentSamples):
     def __len__(self) -> int:
         return len(self._clip_of)
 
+    @override
     def survey(self) -> Survey:
-        """Return the speaker and length of each recording; see `mptrain.workloads.base.dataset.Split.survey`."""
         speakers = torch.tensor([clip.speaker for clip in self.clips])
         lengths = {"audio samples": torch.tensor([clip.samples for clip in self.clips])}
         return Survey(speakers, {"recordings": len(self.clips)}, lengths)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Return windows, int16 ``[N, context + 1 + window]``, 0 beyond the recordings, without targets.
 
-        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable recordings are left out
-        where ``on_error`` is ``skip``.
-
-        Returns:
-            ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before the start and after the end of a
-            recording; ``targets``: int64 ``[N, 0]``, because `SoundDataset.prepare` computes them from the inputs; in
-            ``more``, int64: ``begins``, the first sample of each window, ``lengths``, the number of predicted samples,
-            ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and ``letters``, the
-            number of letters, ``[N]``.
-
-        Raises:
-            DataError: A recording is unusable and ``on_error`` is ``stop``, or none of the batch is usable.
+        In ``more``, int64, are ``begins``, the first sample of each window, ``lengths``, the number of predicted
+        samples, ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and ``letters``,
+        the number of letters, ``[N]``. Unreadable recordings are left out if ``on_error`` is ``skip``, unless none is
+        left (DataError).
         """
         rows, lengths, begins, clips, wholes = [], [], [], [], []
         for index in indices:
@@ -189,19 +165,10 @@ class SoundSplit(IndependentSamples):
 class SoundDataset(Dataset):
     """Data set of raw audio: windows of recordings with speakers and transcripts.
 
-    It implements `mptrain.workloads.base.dataset.Dataset`.
-
     Attributes:
-        name: Name in the configuration.
         rate: Sample rate in hertz.
-        levels: Number of µ-law levels.
         speakers: Names of the speakers or kinds of sound, by number; the network is conditioned on two or more.
         alphabet: Label of each letter number, starting with the label of "no letter"; empty without text.
-        workers: Number of worker processes that read files.
-        train: Training windows.
-        val: Validation windows, or None.
-        test: Test windows, or None.
-        files: Source files of each split; empty if there are none.
     """
 
     name: str
@@ -216,13 +183,7 @@ class SoundDataset(Dataset):
     files: dict[str, list[str]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``levels``; ``sample_rate`` in hertz; ``speakers``, the number of speakers, 0 if there is only one;
-            ``speaker_names``, empty if there is only one; ``vocabulary_size``, the number of letters including "no
-            letter", 0 without text.
-        """
+        """Return the facts; ``speakers`` is 0 and ``speaker_names`` is empty if there is only one speaker."""
         several = len(self.speakers) > 1
         return {
             "levels": self.levels,
@@ -232,15 +193,12 @@ class SoundDataset(Dataset):
             "vocabulary_size": len(self.alphabet),
         }
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run: ``labels``, speakers and then letters by number, and ``files``."""
         return {"labels": [*self.speakers, *self.alphabet], "files": self.files}
 
     def describe(self) -> str:
-        """Return a summary for the terminal: length of a window, rate, levels, conditioning and numbers of recordings.
-
-        Example: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``.
-        """
+        """Return, for example, ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``."""
         told = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
         told += ", text" if self.alphabet else ""
         *first, last = (f"{len(part.clips):,}" for part in (self.train, self.val, self.test) if part is not None)
@@ -248,20 +206,12 @@ class SoundDataset(Dataset):
         return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device and encode its audio samples as µ-law levels; see `Dataset.prepare`.
+        """Return levels, int64 ``[N, L]`` with L = context + window, and the next level of each on the device.
 
-        Letters are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. This is
-        crude, but nothing better is possible without an alignment.
-
-        Args:
-            batch: Batch from `SoundSplit.fetch`.
-            device: Target device.
-            memory_format: Not used.
-
-        Returns:
-            ``inputs``: levels int64 ``[N, L]`` with L = context + window; ``targets``: the next level of each, int64
-            ``[N, L]``, `IGNORED` for context and after the end; in ``more``, where there is conditioning: ``speaker``
-            ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target, ``[N, L]``.
+        Targets are `IGNORED` for context and after the end. Where there is conditioning, ``more`` has ``speaker``
+        ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target, ``[N, L]``. Letters
+        are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. This is crude, but
+        nothing better is possible without an alignment.
         """
         batch = batch.to(device)
         levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
@@ -294,19 +244,9 @@ def clips_as_dataset(
 ) -> SoundDataset:
     """Make a raw-audio data set: divide recordings into training, validation and test splits, cut into windows.
 
-    Args:
-        name: Name of the data set.
-        clips: All recordings, each named by the path of its file.
-        read: Function from the name of a recording to its samples, int16 ``[S]``; raises `RecordingError`.
-        faults: Record of unusable recordings so far; the training split continues it.
-        options: Options that the user set for the data set.
-        rate: Sample rate in hertz.
-        speakers: Names of the speakers, by number; see `SoundDataset`.
-        alphabet: Label of each letter number, or empty without text; see `SoundDataset`.
-        workers: Number of processes that read files; None if all recordings are in memory.
-
-    Raises:
-        ConfigError: No recording is left to train on.
+    Clips are named by the path of their file. ``read`` is as in `SoundSplit`, ``speakers`` and ``alphabet`` as in
+    `SoundDataset`; ``workers`` None means that all recordings are in memory. The training split continues ``faults``.
+    ConfigError is raised if no recording is left to train on.
     """
     parts = hold_out_clips(name, clips, options.val_share, options.test_share, options.train_samples)
     splits = {
@@ -339,22 +279,10 @@ def hold_out_clips(
 ) -> dict[str, list[Clip]]:
     """Divide recordings into training, validation and test parts, the same in every run, stratified by speaker.
 
-    A fixed permutation gives each part about the same share of every speaker. Each part gets its share of the
-    recordings. If these are so short that the part has less than half its share of the samples, more recordings are
-    added until it does, as long as the part has at most half of all samples.
-
-    Args:
-        name: Name of the data set, for messages.
-        clips: All recordings.
-        val_share: Share of the recordings to hold out for validation, at least one recording; 0 for no such part.
-        test_share: Share of the recordings to hold out for testing, at least one recording; 0 for no such part.
-        train_samples: Number of recordings to train on; None trains on all that are left.
-
-    Returns:
-        Recordings of ``train``, and of ``val`` and ``test`` where their share is above 0.
-
-    Raises:
-        ConfigError: No recording would be left to train on, or fewer than ``train_samples``.
+    Each part gets its share of the recordings, at least one unless the share is 0. If these are so short that the
+    part has less than half its share of the samples, more recordings are added until it does, as long as the part
+    has at most half of all samples. ConfigError is raised if no recording would be left to train on, or fewer
+    than ``train_samples``.
     """
     numbers = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
     lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[numbers].tolist()

@@ -14,14 +14,9 @@ from torch import Tensor
 
 
 def encode(samples: Tensor, levels: int) -> Tensor:
-    """Quantise audio samples to µ-law levels, the class indices that an audio model predicts.
+    """Quantise samples to levels from 0 to ``levels - 1``, int64; values beyond -1 to 1 are clipped.
 
-    Args:
-        samples: Values from -1 to 1 of any shape; values outside are clipped.
-        levels: Number of levels, at least 2.
-
-    Returns:
-        int64 from 0 to ``levels - 1``, of the same shape. Silence is the upper of the two middle levels.
+    Silence is the upper of the two middle levels.
     """
     mu = levels - 1
     wave = samples.float().clamp(-1.0, 1.0)
@@ -30,15 +25,7 @@ def encode(samples: Tensor, levels: int) -> Tensor:
 
 
 def decode(numbers: Tensor, levels: int) -> Tensor:
-    """Convert µ-law levels back to audio samples; the inverse of `encode` up to quantisation.
-
-    Args:
-        numbers: Levels from 0 to ``levels - 1``, int64 of any shape.
-        levels: Number of levels, at least 2.
-
-    Returns:
-        float32 from -1 to 1, of the same shape.
-    """
+    """Convert levels, int64, back to samples, float32 from -1 to 1; the inverse of `encode` up to quantisation."""
     mu = levels - 1
     curved = 2.0 * numbers.float() / mu - 1.0
     return torch.sign(curved) * torch.expm1(curved.abs() * math.log1p(mu)) / mu

@@ -1,7 +1,4 @@
-"""Task of raw-audio generation: predict the µ-law level of each next sample; cross-entropy in bits per sample.
-
-Logits are cast to FP32 before the softmax, both for the loss and for generation.
-"""
+"""Task of raw-audio generation: predict the µ-law level of each next sample; cross-entropy, with a softmax in FP32."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import widest
 from mptrain.fields import NonNegativeFloat, PositiveInt
@@ -31,11 +29,9 @@ class RawAudio(Task):
 
     The model is called with levels ``[N, L]`` and, by keyword, the other tensors of the batch: speaker, letters. It
     returns logits ``[N, levels, L]``. Targets of -100 are ignored. A model with a method ``drawn`` like that of
-    `mptrain.workloads.audio_generation.models.wavenet.WaveNet` generates sounds after each validation.
+    `WaveNet` generates sounds after each validation.
 
     Attributes:
-        levels: Number of µ-law levels, the classes of the prediction.
-        sample_rate: Sample rate of the audio in hertz.
         seconds: Length of the sounds generated after each validation, in seconds; 0 generates none. Each audio sample
             costs one pass through the network.
         speaker_names: Names of the speakers, or kinds of sound, for captions; empty to show none.
@@ -50,28 +46,17 @@ class RawAudio(Task):
     higher_is_better = False
     term = "levels"
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss: mean cross-entropy in nats over all positions with a target, float32 scalar.
-
-        Args:
-            model: Network that returns logits ``[N, levels, L]``; see `RawAudio`.
-            batch: Micro-batch on the device, from `SoundDataset.prepare`.
-        """
+        """Return the mean cross-entropy in nats over all positions with a target, float32 scalar."""
         losses, _ = _losses(model, batch)
         return losses.sum() / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the sums that the validation metrics need, for each window of a batch; see `Task.measure`.
-
-        Returns:
-            ``loss``, the cross-entropy in nats summed over the window's targets, and ``top1``, the number of targets
-            that are the most probable level. Both have the shape ``[N]`` and are in float64, or in float32 on devices
-            without it.
-        """
+        """Return each window's ``loss`` in nats and number of right guesses, ``top1``, in the device's widest dtype."""
         losses, best = _losses(model, batch)
         return {
             "loss": losses.sum(1, dtype=widest(losses.device)),
@@ -79,26 +64,12 @@ class RawAudio(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the metrics of a whole split from the sums of `measure`.
-
-        Args:
-            sums: Sum of each quantity of `measure` over the split.
-            terms: Number of predicted levels in the split.
-
-        Returns:
-            ``loss``: mean cross-entropy in nats a level; ``bits``: the same in bits a level; ``perplexity``:
-            exponential of the loss; ``top1``: share of targets that are the most probable level.
-        """
+        """Return ``loss`` in nats and ``bits`` of a level, ``perplexity``, and ``top1``, the share of right guesses."""
         loss = sums["loss"] / terms
         return {"loss": loss, "bits": loss / math.log(2), "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Generate sounds to show after a validation: the model's continuations of some windows, and the true ones.
-
-        Returns:
-            ``drawn``: continuations drawn from the model; ``recorded``: the recordings' own, of the same length, at
-            most that of a window. Empty if the model cannot generate or ``seconds`` is 0.
-        """
+        """Return continuations of windows by the model, if it can and ``seconds`` is not 0, and recorded ones."""
         draw = getattr(model, "drawn", None)
         count = min(round(self.seconds * self.sample_rate), batch.targets.shape[1])
         if draw is None or count == 0:

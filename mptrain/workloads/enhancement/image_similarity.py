@@ -27,49 +27,28 @@ def in_8_bits(pictures: Tensor) -> Tensor:
 
 
 def luminance(pictures: Tensor) -> Tensor:
-    """Convert RGB pictures to the luminance Y of YCbCr, on which papers on super-resolution measure PSNR and SSIM.
+    """Convert RGB ``[N, 3, H, W]`` from 0 to 1 to the luminance of YCbCr, ``[N, 1, H, W]`` from 16/255 to 235/255.
 
-    The weights are those of ITU-R BT.601 in 8 bits, as in MATLAB's ``rgb2ycbcr``.
-
-    Args:
-        pictures: RGB ``[N, 3, H, W]`` from 0 to 1.
-
-    Returns:
-        Y ``[N, 1, H, W]`` from 16/255 (black) to 235/255 (white).
+    Papers on super-resolution measure PSNR and SSIM on it.
     """
     red, green, blue = pictures.unbind(1)
     return (red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _BLACK).unsqueeze(1)
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
-    """Compute the peak signal-to-noise ratio between each picture and its counterpart, in dB; at most 100.
+    """Return the peak signal-to-noise ratio of pairs of pictures ``[N, C, H, W]`` from 0 to 1 in dB; at most 100.
 
-    Args:
-        one: Pictures ``[N, C, H, W]`` from 0 to 1.
-        other: Their counterparts, of the same shape.
-
-    Returns:
-        PSNR of each pair over all pixels and channels, ``[N]``, float64 (float32 on devices without it).
+    It is float64 ``[N]``, or float32 on devices without float64.
     """
     error = (in_widest(one) - in_widest(other)).square().mean((1, 2, 3))
     return -10 * error.clamp_min(LEAST_ERROR).log10()
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
-    """Compute the structural similarity index (SSIM) between each picture and its counterpart, with scikit-image.
+    """Return the structural similarity index (SSIM) of pairs of pictures ``[N, C, H, W]`` from 0 to 1, by scikit-image.
 
-    It is the mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window. Only windows
-    inside a picture count, so pictures need at least 11 pixels a side.
-
-    Args:
-        one: Pictures ``[N, C, H, W]`` from 0 to 1.
-        other: Their counterparts, of the same shape.
-
-    Returns:
-        SSIM of each pair, at most 1, float64 ``[N]`` on the host.
-
-    Raises:
-        EnvironmentRefused: scikit-image is not installed.
+    It is the mean over positions and channels as Wang et al. (2004) define it, with their Gaussian window, float64
+    ``[N]`` on the host. Only windows inside a picture count, so pictures need at least 11 pixels a side.
     """
     metrics = load_extra("skimage.metrics", *EXTRA)
     pairs = zip(one.float().cpu().numpy(), other.float().cpu().numpy(), strict=True)

@@ -1,7 +1,6 @@
 """Splits of photographs into crops: random patches for training, fixed tiles for evaluation; and a cache of the photos.
 
-Batches hold clean pictures in 8 bits and one random 64-bit word each, from which the device draws the noise of its
-input.
+Batches hold clean pictures in 8 bits and one random 64-bit word each, from which the device draws noise.
 """
 
 from __future__ import annotations
@@ -28,23 +27,10 @@ _NOISE, _EVALUATION = 0x6E6F697365, 20040413
 class Photos:
     """List of usable photo files with their sizes, and a cache of their decoded pixels.
 
-    Construction reads only the headers, keeps the order of the files, and leaves out photos that are too small.
-
-    Args:
-        paths: Paths of the image files.
-        channels: Channels to decode: 3 for RGB, 1 for grey.
-        smallest: Smallest usable side of a photo in pixels.
-        key: Option that sets this size, for messages: ``tile_size`` or ``patch_size``.
-        cache_mb: Megabytes of decoded pixels to keep, the most recently used first; each process has its own cache.
-        faults: Record of files that cannot be read or are too small.
-
-    Attributes:
-        paths: Paths of the usable photos.
-        sizes: Height and width of each usable photo, in pixels.
-        fit: Whether all photos fit into the cache at once.
-
-    Raises:
-        DataError: A file is unusable and ``faults.on_error`` is ``stop``.
+    Construction reads only the headers, keeps the order of the files, and leaves out photos that cannot be read or have
+    a side of less than ``smallest`` pixels, which the option ``key`` sets; DataError is raised instead if
+    ``faults.on_error`` is ``stop``. Each process has its own cache of ``cache_mb`` megabytes, for the photos used last;
+    ``fit`` is true if all fit at once. ``sizes`` are heights and widths in pixels.
     """
 
     def __init__(
@@ -79,8 +65,7 @@ class Photos:
     def pixels(self, number: int) -> Tensor:
         """Return the decoded photo at this position of ``paths``, uint8 ``[C, H, W]``, from the cache or the file.
 
-        Raises:
-            OSError: The file cannot be decoded or has changed. Decoding may raise the other errors of `UNDECODABLE`.
+        OSError is raised if its size has changed; decoding may raise the other errors of `UNDECODABLE`.
         """
         if number in self._kept:
             self._kept.move_to_end(number)
@@ -92,11 +77,7 @@ class Photos:
         return photo
 
     def decode(self, number: int) -> Tensor:
-        """Decode the photo at this position of ``paths``, uint8 ``[C, H, W]``, without the cache.
-
-        Raises:
-            OSError: As in `pixels`.
-        """
+        """Decode the photo at this position, uint8 ``[C, H, W]``, without the cache, with the errors of `pixels`."""
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
             raise OSError("its size has changed since the run started")
@@ -106,12 +87,6 @@ class Photos:
 
 @dataclass(eq=False)
 class _PhotoSplit(IndependentSamples):
-    """Base class of splits whose samples are crops from photos.
-
-    Args:
-        photos: The photos.
-    """
-
     photos: Photos
 
     def __post_init__(self) -> None:
@@ -119,21 +94,17 @@ class _PhotoSplit(IndependentSamples):
 
     @property
     def in_memory(self) -> bool:
-        """True if all photos fit into the cache, so that each is decoded once and kept."""
         return self.photos.fit
 
     @property
     def files(self) -> int:
-        """Number of photos, each of which a check of the data can decode with `read`."""
         return len(self.photos)
 
     def survey(self) -> Survey:
-        """Return the size of each photo in pixels; see `mptrain.workloads.base.dataset.Split.survey`."""
         sides = torch.tensor(self.photos.sizes)
         return Survey(totals={"photos": len(sides)}, lengths={"width": sides[:, 1], "height": sides[:, 0]})
 
     def read(self, number: int) -> None:
-        """Decode the photo at this position to check it, and record it in ``faults`` if that fails."""
         try:
             self.photos.decode(number)
         except UNDECODABLE as error:
@@ -142,17 +113,9 @@ class _PhotoSplit(IndependentSamples):
     def _batch(
         self, cuts: Sequence[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]
     ) -> Batch:
-        """Return a batch of flipped crops of photos, uint8 ``[N, C, side, side]``, as inputs and targets.
+        """Return crops of photos, each cut by position of the photo, top, left and side, as inputs and targets.
 
-        Crops of photos that cannot be decoded are left out.
-
-        Args:
-            cuts: Position of the photo, top, left and side of each crop, in pixels.
-            words: Random word of each crop, int64 ``[N]``.
-            flips: For each crop, whether to flip it vertically, flip it horizontally, and transpose it; empty for none.
-
-        Raises:
-            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
+        ``flips`` says for each crop to flip it vertically, flip it horizontally, and transpose it; empty for none.
         """
         pictures: list[Tensor] = []
         used: list[int] = []
@@ -176,11 +139,7 @@ class _PhotoSplit(IndependentSamples):
 class PatchSplit(_PhotoSplit):
     """Training split of random square patches, each photo with the same share of them.
 
-    Args:
-        photos: Photos to train on, at least one.
-        patches: Number of patches an epoch.
-        side: Side of a patch in pixels.
-        augment: Whether to flip and transpose patches at random, to one of the eight symmetries of a square.
+    ``augment`` flips and transposes patches at random, to one of the eight symmetries of a square.
     """
 
     photos: Photos
@@ -192,17 +151,9 @@ class PatchSplit(_PhotoSplit):
         return self.patches
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the patches with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Return clean patches, uint8 ``[N, C, side, side]``, with ``words`` for each patch's noise, int64 ``[N]``.
 
-        Position, flips and random word of a patch depend on ``(seed, epoch, index)`` only. Photos that cannot be
-        decoded are left out where ``on_error`` is ``skip``.
-
-        Returns:
-            ``inputs``, also used as ``targets``: clean patches, uint8 ``[N, C, side, side]``; in ``more`` ``words``: a
-            random word for each patch's noise, int64 ``[N]``.
-
-        Raises:
-            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
+        Photos that cannot be decoded are left out if ``on_error`` is ``skip``, unless none is left (DataError).
         """
         draws = uniforms(seed, epoch, indices, 5)
         cuts = []
@@ -219,10 +170,7 @@ class PatchSplit(_PhotoSplit):
 class TileSplit(_PhotoSplit):
     """Evaluation split of fixed square tiles from a grid centred on each photo; margins outside the grid are not used.
 
-    Args:
-        photos: Photos to evaluate on, at least one.
-        side: Side of a tile in pixels.
-        tiles_per_photo: Number of evenly spread tiles to take from each photo; None takes all.
+    ``tiles_per_photo`` evenly spread tiles are taken from each photo; None takes all.
     """
 
     photos: Photos
@@ -248,15 +196,5 @@ class TileSplit(_PhotoSplit):
         return len(self._cuts)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the tiles with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
-
-        The random words depend on the index only, so noise is the same in every evaluation and every run.
-
-        Returns:
-            ``inputs``, also used as ``targets``: clean tiles, uint8 ``[N, C, side, side]``; in ``more`` ``words``: a
-            random word for each tile's noise, int64 ``[N]``.
-
-        Raises:
-            DataError: A photo cannot be decoded and ``on_error`` is ``stop``, or none of the batch can be decoded.
-        """
+        """Return a batch as `PatchSplit.fetch` does, with noise that is the same in every evaluation and every run."""
         return self._batch([self._cuts[index] for index in indices], keys(_EVALUATION, 0, indices), ())

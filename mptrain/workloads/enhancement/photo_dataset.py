@@ -28,14 +28,10 @@ _SMALLEST_TILE = 11
 
 @dataclass(frozen=True)
 class Degradation:
-    """Degradation of clean pictures, which makes a network's inputs: bicubic downsampling or Gaussian noise.
+    """Degradation of clean pictures, bicubic downsampling or Gaussian noise, which makes a network's inputs.
 
-    It is computed on the device in FP32, from random words drawn on the host.
-
-    Attributes:
-        kind: ``downsample`` or ``noise``.
-        factor: Factor by which a downsampled picture is smaller on each side; unused for noise.
-        sigma: Standard deviation of the Gaussian noise, on a scale of 255; unused for downsampling.
+    It is computed on the device in FP32, from random words drawn on the host. A downsampled picture is smaller by
+    ``factor`` on each side; ``sigma`` is the standard deviation of the noise, on a scale of 255.
     """
 
     kind: Kind
@@ -48,17 +44,10 @@ class Degradation:
         return self.factor if self.kind == "downsample" else 1
 
     def apply(self, pictures: Tensor, words: Tensor) -> Tensor:
-        """Degrade clean pictures to the inputs of a network.
+        """Degrade pictures, float32 ``[N, C, H, W]`` from 0 to 1, with random words of `random_streams.keys`.
 
-        Downsampling is bicubic with antialiasing, as in Pillow and MATLAB, and rounds to 8 bits, as a file would. Noise
-        is neither rounded nor clipped, as in Zhang et al. 2017.
-
-        Args:
-            pictures: float32 ``[N, C, H, W]`` from 0 to 1; sides are multiples of ``factor``.
-            words: Random word of each picture from `mptrain.workloads.base.random_streams.keys`, int64 ``[N]``.
-
-        Returns:
-            float32 ``[N, C, H / upscale, W / upscale]``.
+        Downsampling is bicubic with antialiasing, as in Pillow and MATLAB, and rounds to 8 bits, as a file would; sides
+        must be multiples of ``factor``. Noise is neither rounded nor clipped, as in Zhang et al. 2017.
         """
         if self.kind == "noise":
             drawn = normals(words, pictures[0].numel()).view(pictures.shape)
@@ -70,7 +59,7 @@ class Degradation:
         return (small * 255).round().clamp(0, 255) / 255
 
     def card(self) -> dict[str, Any]:
-        """Return the parameters of the degradation as JSON values, for the data description of a run."""
+        """Return the parameters of the degradation as JSON values."""
         if self.kind == "noise":
             return {"kind": "noise", "sigma": self.sigma, "range": 255}
         return {"kind": "downsample", "factor": self.factor, "mode": "bicubic", "antialias": True, "bits": 8}
@@ -80,25 +69,15 @@ class Degradation:
 class PhotoDataset(ABC):
     """Base class of data sets that pair degraded photos with clean ones; subclasses say which files to use.
 
-    It implements `mptrain.workloads.base.dataset.Dataset`.
-
     Attributes:
-        degradation: ``downsample`` or ``noise``.
-        factor: Factor by which a downsampled picture is smaller.
-        sigma: Standard deviation of the noise, on a scale of 255.
+        degradation: ``downsample``, by ``factor``, or ``noise``, of standard deviation ``sigma`` on a scale of 255.
         channels: 3 for RGB, 1 for grey; None means 3.
         patch_size: Side in pixels of the clean patches for training.
-        patches: Number of patches an epoch.
-        augment: Flip and transpose patches at random.
         tile_size: Side in pixels of the clean tiles for evaluation.
         tiles_per_photo: Number of tiles of each photo to evaluate on; None takes all.
         workers: Number of processes that decode photos if not all fit into the cache, at most one per core.
         on_error: ``stop`` or ``skip`` for files that cannot be decoded or are too small.
-        name: Name in the configuration.
         cache_mb: Megabytes of decoded photos to keep in each process.
-        train: Random patches.
-        val: Validation tiles, or None.
-        test: Test tiles, or None.
 
     Raises:
         DataError: A file is unusable and ``on_error`` is ``stop``, or no file is left.
@@ -160,16 +139,11 @@ class PhotoDataset(ABC):
         self.val, self.test = tiles("val"), tiles("test")
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``in_channels``, the number of channels, and ``upscale``, the factor by which targets are larger than
-            inputs.
-        """
+        """Return the facts for models and tasks: ``in_channels`` and ``upscale``."""
         return {"in_channels": self._channels, "upscale": self.degrade.upscale}
 
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values: photos of each split, and degradation of the inputs."""
+        """Return photos of each split, and degradation of the inputs, as JSON values."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         files = {
             name: [str(Path(path).absolute()) for path in split.photos.paths] for name, split in splits.items() if split
@@ -177,23 +151,13 @@ class PhotoDataset(ABC):
         return {"files": files, "degradation": self.degrade.card(), "divide_by": 255}
 
     def describe(self) -> str:
-        """Return channels, height and width of inputs and targets for the terminal: ``3x24x24 to 3x48x48``."""
+        """Return channels, height and width of inputs and targets: ``3x24x24 to 3x48x48``."""
         side = self.train.side
         small = side // self.degrade.upscale
         return f"{self._channels}x{small}x{small} to {self._channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device, and make inputs by degrading its clean pictures; see `Dataset.prepare`.
-
-        Args:
-            batch: Batch of clean pictures and random words, from `PatchSplit.fetch` or `TileSplit.fetch`.
-            device: Target device.
-            memory_format: Memory format of inputs and targets.
-
-        Returns:
-            ``inputs``: degraded pictures, float32 ``[N, C, H / upscale, W / upscale]``; ``targets``: clean pictures
-            from 0 to 1, float32 ``[N, C, H, W]``.
-        """
+        """Return degraded pictures as inputs, and clean ones from 0 to 1 as targets, both float32, on the device."""
         batch = batch.to(device)
         good = batch.targets.float() / 255
         bad = self.degrade.apply(good, batch.more["words"])

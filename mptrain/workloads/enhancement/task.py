@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import in_widest
 from mptrain.errors import ConfigError
@@ -37,11 +38,9 @@ class Enhance(Task):
     `border` pixels. The baseline is the input itself, enlarged by bicubic interpolation if targets are larger.
 
     Attributes:
-        upscale: Factor by which targets are larger than inputs on each side.
-        loss_of: Loss function: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``, the mean
-            squared error.
-        luminance: Whether to measure only the Y channel of colour pictures; None does so if targets are larger, as
-            papers on super-resolution do, and otherwise measures all channels.
+        loss_of: Loss function: ``l1``, the mean absolute error (Lim et al. 2017, section 3.3), or ``mse``.
+        luminance: Measure only the Y channel of colour pictures; None does so if targets are larger, as papers on
+            super-resolution do, and otherwise measures all channels.
         border: Pixels at each edge left out of the metrics; None leaves out ``upscale`` pixels if targets are larger,
             otherwise none.
     """
@@ -55,39 +54,22 @@ class Enhance(Task):
     higher_is_better = True
 
     def __post_init__(self) -> None:
-        """Check that the library that computes SSIM is installed.
-
-        Raises:
-            EnvironmentRefused: scikit-image is not installed.
-        """
+        """Raise EnvironmentRefused if scikit-image, which computes SSIM, is not installed."""
         require_extra("skimage", *EXTRA)
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss: mean absolute or squared error over all pixels and channels, float32 scalar.
-
-        Args:
-            model: Network that maps inputs ``[N, C, h, w]`` to pictures of the shape of the targets.
-            batch: Micro-batch on the device, with degraded inputs and clean targets.
-
-        Raises:
-            ConfigError: The model's output does not have the shape of the targets.
-        """
+        """Return the mean error over pixels and channels, float32; ConfigError if the output has a wrong shape."""
         return self._errors(self._restored(model, batch), batch.targets).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return loss and similarity metrics of each picture of a batch; see `Task.measure`.
+        """Return ``loss``, ``psnr`` and its ``psnr_gain`` over the baseline in dB, and ``ssim``, float64 ``[N]``.
 
-        Returns:
-            ``loss``; ``psnr`` between output and target, in dB; ``psnr_gain``, by how much it exceeds that of the
-            baseline, in dB; ``ssim``. Each is float64 ``[N]``; loss and PSNR are in float32 on devices without FP64.
-
-        Raises:
-            ConfigError: The model's output does not have the shape of the targets, or the pictures are too small for
-                SSIM.
+        All but SSIM are in float32 on devices without FP64. ConfigError is raised if the model's output does not have
+        the shape of the targets, or the pictures are too small for SSIM.
         """
         output = self._restored(model, batch)
         restored, target = self._measured(output), self._measured(batch.targets)
@@ -99,21 +81,12 @@ class Enhance(Task):
             "ssim": ssim(restored, target),
         }
 
+    @override
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return each metric of a whole split: the mean over its pictures.
-
-        Args:
-            sums: Sum of each quantity of `measure` over the split.
-            terms: Number of pictures in the split.
-        """
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return pictures to show after a validation: the ones of a batch that the degradation changed most.
-
-        Returns:
-            ``enhanced``: one row of baseline, model output and target for each picture.
-        """
+        """Return rows of baseline, model output and target of the pictures that the degradation changed most."""
         before, target = self._before(batch), batch.targets
         chosen = (before - target).square().mean((1, 2, 3)).topk(min(SHOWN, batch.samples)).indices
         rows = torch.stack(
@@ -128,11 +101,7 @@ class Enhance(Task):
         return difference.abs() if self.loss_of == "l1" else difference.square()
 
     def _restored(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's output in float32.
-
-        Raises:
-            ConfigError: The output does not have the shape of the targets.
-        """
+        """Return the model's output in float32; ConfigError if it does not have the shape of the targets."""
         output: Tensor = model(batch.inputs)
         if output.shape != batch.targets.shape:
             made, wanted = ("x".join(map(str, shape[1:])) for shape in (output.shape, batch.targets.shape))
@@ -143,18 +112,13 @@ class Enhance(Task):
         return output.float()
 
     def _before(self, batch: Batch) -> Tensor:
-        """Return the baseline: the inputs in float32, enlarged to the size of the targets."""
         given, size = batch.inputs.float(), batch.targets.shape[-2:]
         if given.shape[-2:] == size:
             return given
         return F.interpolate(given, size=size, mode="bicubic", antialias=True)
 
     def _measured(self, pictures: Tensor) -> Tensor:
-        """Return pictures as metrics see them: without border, rounded to 8 bits, and as luminance if so configured.
-
-        Raises:
-            ConfigError: The pictures without their border are smaller than the window of SSIM.
-        """
+        """Return pictures without border, in 8 bits, or their luminance; ConfigError if too small for SSIM."""
         border = (self.upscale if self.upscale > 1 else 0) if self.border is None else self.border
         height, width = pictures.shape[-2:]
         if min(height, width) < WINDOW + 2 * border:

@@ -1,9 +1,4 @@
-"""Data set of text: a vocabulary, and windows with the same number of tokens.
-
-The targets of a window are its tokens shifted by one. Windows are either independent or continue one another. In the
-second case the batches of an epoch follow the text in *lanes*, and a stateful network resumes each lane from its state.
-The parts of a text are contiguous, cut between documents where such a cut is close to the shares asked for.
-"""
+"""Data set of text: a vocabulary, and windows with the same number of tokens, independent or continuing one another."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
@@ -37,14 +33,11 @@ class TextOptions:
     """Options shared by the data sets of text for language modelling.
 
     Attributes:
-        tokens: Kind of tokens. ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
-            ``char``: characters; ``space``: strings between white space, and line ends.
-        sequence_length: Number of tokens per sample.
+        tokens: Kind of tokens, as in `Vocabulary`.
         stream: Each batch continues the previous one, for networks that carry state; False makes samples independent.
         min_count: Smallest count in the training text of a token with its own number; rarer ones are unknown.
         max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
-        val_share: Share of the text held out for validation, if no file is for validation.
-        test_share: Share of the text held out for testing, if no file is for testing.
+        val_share: Share of the text held out for validation, if no file is for validation; likewise ``test_share``.
         train_samples: Number of samples to train on; None trains on all.
         batch_size: Batch size of the run: number of positions in the text read in parallel.
     """
@@ -61,27 +54,17 @@ class TextOptions:
 
 
 class TextSplit(Split):
-    """Split of a text for language modelling: samples are windows of T tokens, with the next tokens as targets.
+    """Split of a text, int32 ``[L]``, into windows of T tokens, with the next tokens as targets.
 
-    Window i has the tokens from ``i * sequence_length`` on, and one more to predict.
+    Window i has the tokens from ``i * sequence_length`` on, and one more to predict; ``limit`` None uses all windows. A
+    lane is one of B positions at which a batch reads the text in parallel; the next batch continues each lane. With
+    ``lanes`` B > 0 (0 makes windows independent), the W windows are arranged for batches of B: batch b has the b-th
+    window of each lane, and lane l holds windows ``l * steps`` to ``(l + 1) * steps - 1``, where ``steps = W // B``.
+    The remaining windows form a last, short batch, in which every window starts with fresh state. A split with fewer
+    windows than twice the lanes, such as a short validation text, carries no state at all.
 
-    A lane is one of B positions at which a batch reads the text in parallel; the next batch continues each lane. With
-    ``lanes`` B > 0, the W windows are arranged for batches of B: lane l holds windows ``l * steps`` to
-    ``(l + 1) * steps - 1``, where ``steps = W // B``; batch b has the b-th window of each lane. The remaining W - B *
-    steps windows form a last, short batch, in which every window starts with fresh state. A split with fewer windows
-    than twice the lanes, such as a short validation text, carries no state at all.
-
-    Args:
-        name: Name in messages, such as ``python_docs train``.
-        numbers: Token numbers of the whole text, int32 ``[L]``.
-        sequence_length: Tokens of a window, T.
-        lanes: Batch size if windows continue one another; 0 if they are independent.
-        limit: Number of windows to use; None uses all.
-        faults: Record of unusable lines of the text.
-        shares: Option that sets the length of the text, for messages; empty if the text has a file of its own.
-
-    Raises:
-        ConfigError: The text is shorter than one window, or has fewer windows than ``limit``.
+    ConfigError is raised if the text is shorter than one window or has fewer than ``limit``. Messages have ``name`` and
+    ``shares``, the option that sets the length of the text; it is empty if the text has a file of its own.
     """
 
     in_memory = True
@@ -121,21 +104,12 @@ class TextSplit(Split):
     def __len__(self) -> int:
         return self._windows
 
+    @override
     def survey(self) -> Survey:
-        """Return the number of tokens; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey(totals={"tokens": len(self.numbers)})
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the order of windows in an epoch, int64 ``[len(self)]``; with lanes the batches follow the text.
-
-        With lanes the order does not depend on the arguments. Without, it is that of
-        `mptrain.workloads.base.random_streams.sample_order`.
-
-        Args:
-            seed: Seed of the run.
-            epoch: Completed passes over the training data.
-            shuffle: True in training, False in evaluation.
-        """
+        """Return the order of windows, int64 ``[len(self)]``; with lanes it follows the text whatever the arguments."""
         if not self.lanes:
             return sample_order(len(self), seed, epoch, shuffle=shuffle)
         whole = self._steps * self.lanes
@@ -143,14 +117,11 @@ class TextSplit(Split):
         return torch.cat([along, torch.arange(whole, len(self))])
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the windows with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Return a batch with ``inputs`` and ``targets``, int64 ``[N, T]``, and T terms a sample.
 
-        Returns:
-            ``inputs`` and ``targets`` int64 ``[N, T]``, T terms a sample. With lanes also ``lane``, int64 ``[N]``: the
-            row of the carried state for each window, and ``fresh``, bool ``[N]``: whether nothing precedes it.
-
-        Raises:
-            ConfigError: There are more samples than lanes, so that some would share a row.
+        With lanes it also has ``lane``, int64 ``[N]``, the row of the carried state for each window, and
+        ``fresh``, bool ``[N]``, true if nothing precedes it. More samples than lanes, some of which would share a
+        row, are a ConfigError.
         """
         if self.lanes and len(indices) > self.lanes:
             raise ConfigError(
@@ -178,20 +149,7 @@ class TextSplit(Split):
 
 @dataclass
 class TextDataset(Dataset):
-    """Data set of text for language modelling: a vocabulary, and splits into windows.
-
-    It implements `mptrain.workloads.base.dataset.Dataset`.
-
-    Attributes:
-        name: Name in the configuration.
-        vocabulary: Tokens by number, learned from the training text.
-        sequence_length: Number of tokens of a window.
-        lanes: Rows of state that a network carries from batch to batch; 0 if windows are independent.
-        train: Training windows.
-        val: Validation windows, or None.
-        test: Test windows, or None.
-        files: Source files of each part; empty if there are none.
-    """
+    """Data set of text for language modelling: a vocabulary, learned from the training text, and windows."""
 
     name: str
     vocabulary: Vocabulary
@@ -203,13 +161,8 @@ class TextDataset(Dataset):
     files: dict[str, list[str]] = field(default_factory=dict)
     workers = 0
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``vocabulary_size``; ``sequence_length`` in tokens; ``lanes``, the rows of state to carry from batch to
-            batch, or 0; ``decode``, a function from a list of token numbers to text.
-        """
         return {
             "vocabulary_size": len(self.vocabulary),
             "sequence_length": self.sequence_length,
@@ -217,28 +170,20 @@ class TextDataset(Dataset):
             "decode": self.vocabulary.text,
         }
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values: vocabulary, kind of tokens and source files."""
         return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, "files": self.files}
 
     def describe(self) -> str:
-        """Return window length and vocabulary size for the terminal: ``128 words (vocabulary 2,476)``."""
+        """Return window length and vocabulary size: ``128 words (vocabulary 2,476)``."""
         kind = "characters" if self.vocabulary.tokens == "char" else "words"
         return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
 
 def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, Faults]) -> TextDataset:
-    """Make a data set from text: learn a vocabulary from the training text, tokenize the parts, cut them into windows.
+    """Make a data set from the texts of ``train`` and optionally ``val`` and ``test``.
 
-    Args:
-        name: Name of the data set.
-        parts: Text of ``train``, and optionally of ``val`` and ``test``.
-        options: Options that the user set for the data set.
-        faults: Record of unusable lines of each part with files of its own.
-
-    Raises:
-        DataError: There is no text to train on.
-        ConfigError: A part is shorter than one window.
+    DataError is raised without text to train on, ConfigError if a part is shorter than one window.
     """
     title = f"{name} train"
     vocabulary = learn(title, parts["train"], options.tokens, options.min_count, options.max_vocabulary)
@@ -275,18 +220,8 @@ def divide(documents: Sequence[str], val_share: float, test_share: float) -> dic
     """Cut a text into ``train``, ``val`` and ``test``, in this order; parts with a share of 0 are left out.
 
     A cut is at the document end nearest to the exact position. If that is further away than half of the share, the cut
-    is after an empty line within the document, otherwise after a line, otherwise at the exact position.
-
-    Args:
-        documents: Documents in order.
-        val_share: Share of all characters for validation.
-        test_share: Share of all characters for testing.
-
-    Returns:
-        Text of each part by its name.
-
-    Raises:
-        ConfigError: The shares leave no text to train on.
+    is after an empty line within the document, otherwise after a line, otherwise at the exact position. ConfigError is
+    raised if the shares (of all characters) leave no text to train on.
     """
     if val_share + test_share >= 1:
         raise ConfigError(

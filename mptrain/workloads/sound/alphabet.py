@@ -23,13 +23,8 @@ _DIGITS = dict(
 class Alphabet:
     """Letters of transcripts, numbered from 1 in the given order; number 0 is the CTC blank, or "no letter".
 
-    ``len()`` counts the blank too, so it is the number of outputs of a network.
-
-    Attributes:
-        letters: All letters, including the space between words; default: the 28 characters of English.
-
-    Raises:
-        ConfigError: The alphabet is empty or has a letter twice.
+    ``len()`` counts the blank too, so it is the number of outputs of a network. ConfigError is raised if there is no
+    letter, or one occurs twice.
     """
 
     letters: str = ENGLISH
@@ -40,16 +35,15 @@ class Alphabet:
             raise ConfigError(f"dataset.alphabet={self.letters!r} {what}", f"the English one is {ENGLISH!r}")
 
     def __len__(self) -> int:
-        """Return the number of labels: the letters and the blank."""
         return len(self.letters) + 1
 
     def spelled(self, text: str) -> str:
         """Normalise a transcript to the letters of the alphabet: ``Press 1, now!`` becomes ``press one now``.
 
-        Capitals become lower case if the alphabet has no capitals. Typographic apostrophes become plain. Single digits
-        become English words if the alphabet has no digits. Runs of punctuation and white space become one space.
-        Characters of the alphabet stay as they are; letters and symbols outside it stay too, and `problem` reports
-        them.
+        Capitals become lower case if the alphabet has no capitals. Typographic apostrophes become plain. Single
+        digits become English words if the alphabet has no digits. Runs of punctuation and white space become one
+        space. Characters of the alphabet stay as they are; letters and symbols outside it stay too, and `problem`
+        reports them.
         """
         known = set(self.letters)
         if not any(letter.isupper() for letter in self.letters):
@@ -63,23 +57,12 @@ class Alphabet:
         return " ".join("".join(plain).split())
 
     def problem(self, text: str) -> str:
-        """Return a message with the letters of a transcript that the alphabet lacks; empty if it lacks none.
-
-        Args:
-            text: Transcript, normalised by `spelled`.
-        """
+        """Return a message with the letters of a `spelled` transcript that the alphabet lacks; empty for none."""
         foreign = sorted(set(text) - set(self.letters))
         return f"its transcript has {' '.join(map(repr, foreign))}, not in dataset.alphabet" if foreign else ""
 
     def numbers(self, text: str) -> list[int]:
-        """Return the number of each letter of a transcript, at least 1, as CTC targets.
-
-        Args:
-            text: Transcript, normalised by `spelled`.
-
-        Raises:
-            KeyError: The alphabet lacks a letter.
-        """
+        """Return the number of each letter of a `spelled` transcript, or raise KeyError if the alphabet lacks one."""
         places = {letter: number for number, letter in enumerate(self.letters, start=1)}
         return [places[letter] for letter in text]
 

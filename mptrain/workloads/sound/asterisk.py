@@ -33,21 +33,12 @@ _REMARK = re.compile(r"\[[^\]]*\]|\([^)]*\)|<[^>]*>")
 
 
 def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> list[tuple[str, Path, str]]:
-    """Find the Asterisk prompts that contain speech, with their transcripts, sorted by name; no recording is read.
+    """Find the Asterisk prompts that contain speech, as name, file and words, sorted by name; no recording is read.
 
-    The list of transcripts has a line ``name: words`` for each prompt, and comments after semicolons. Remarks in
-    brackets are removed; a prompt with nothing else, such as a beep, silence or screaming monkeys, has no speech.
-    Listed prompts without a recording are skipped: the list has one.
-
-    Args:
-        sounds: Folder of WAV files; a name with a slash refers to a subfolder.
-        transcripts: The list of transcripts, plain or compressed with gzip.
-
-    Returns:
-        Name, file and words of each prompt, the words as written: ``Please press 1 now.``
-
-    Raises:
-        DataError: The list or the recordings are missing, or the list cannot be read.
+    The list of transcripts, plain or compressed with gzip, has a line ``name: words`` for each prompt, and comments
+    after semicolons. A name with a slash refers to a subfolder. Remarks in brackets are removed; a prompt with nothing
+    else, such as a beep, silence or screaming monkeys, has no speech. Listed prompts without a recording are skipped:
+    the list has one. DataError is raised if the list or the recordings are missing, or the list cannot be read.
     """
     for place in (transcripts, sounds):
         if not place.exists():
@@ -70,17 +61,9 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
 
 
 def read_prompts(prompts: Iterable[tuple[str, Path, str]], faults: Faults) -> list[tuple[str, Path, str, Tensor]]:
-    """Read the recordings of Asterisk prompts into memory at 8 kHz; those that cannot be read are left out.
+    """Return name, file, words and samples, int16 ``[T]`` at 8 kHz, of Asterisk prompts.
 
-    Args:
-        prompts: Name, file and words of each prompt, from `asterisk_prompts`.
-        faults: Record of unusable samples; it receives the files that cannot be read.
-
-    Returns:
-        Name, file, words and audio samples, int16 ``[T]``, of each prompt, in order.
-
-    Raises:
-        DataError: A recording cannot be read and ``faults.on_error`` is ``stop``.
+    Those that cannot be read are left out and recorded, or raise DataError if ``faults.on_error`` is ``stop``.
     """
     read = []
     for name, path, words in prompts:

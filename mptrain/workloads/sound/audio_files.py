@@ -1,7 +1,6 @@
 """Readers of audio files: convert any sample rate and number of channels to 16-bit mono samples at one rate.
 
-scipy reads WAV files; FLAC, OGG and compressed WAV files need the extra ``speech``. This module knows nothing of the
-purpose of the recordings.
+scipy reads WAV files; FLAC, OGG and compressed WAV files need the extra ``speech``.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 
 class RecordingError(DataError):
-    """Error for a recording that cannot be used; its message names the file and proposes ``dataset.on_error=skip``.
-
-    Args:
-        path: The file.
-        reason: Description of the fault without the file name, as `mptrain.workloads.base.faulty_samples.Faults`
-            records it; kept in the attribute ``reason``.
-    """
+    """Error for a recording that cannot be used; ``reason`` is its description without the file name, for `Faults`."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(
@@ -47,17 +40,11 @@ class RecordingError(DataError):
 
 
 def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
-    """Read an audio file as 16-bit mono samples, converted to a sample rate.
+    """Read an audio file as 16-bit mono samples, int16 ``[T]``, T at least 1, converted to a sample rate in hertz.
 
     Several channels are averaged. 16-bit mono files at the requested rate are returned unchanged. Other rates are
     converted by a polyphase filter (`scipy.signal.resample_poly`), and values outside the 16-bit range are clipped.
-
-    Args:
-        path: A WAV file, or with the extra ``speech`` a file of any format that libsndfile reads.
-        rate: Sample rate to convert to, in hertz; None keeps that of the file.
-
-    Returns:
-        Audio samples, int16 ``[T]``, T at least 1.
+    ``rate`` None keeps that of the file. With the extra ``speech`` files may have any format that libsndfile reads.
 
     Raises:
         RecordingError: The file is missing, broken, truncated or empty, or has values that are not finite.
@@ -87,9 +74,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
 def recording_seconds(path: str | Path) -> float:
     """Return the duration of an audio file in seconds, above 0, from its header if possible.
 
-    Raises:
-        RecordingError: The file is missing, broken or has no samples.
-        EnvironmentRefused: The format needs the extra ``speech``, which is not installed.
+    The errors are those of `read_recording`.
     """
     path = Path(path)
     _require_file(path)
@@ -148,12 +133,7 @@ def _decoded(path: Path) -> tuple[int, Any]:
 
 
 def _from_soundfile(function: str, path: Path, **options: str) -> Any:
-    """Call ``soundfile.info`` or ``soundfile.read``, named by ``function``, on a file, and convert its errors.
-
-    Raises:
-        RecordingError: The file cannot be read.
-        EnvironmentRefused: soundfile is not installed.
-    """
+    """Call ``soundfile.info`` or ``soundfile.read``, named by ``function``, on a file, and convert its errors."""
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
         return getattr(library, function)(str(path), **options)
@@ -162,7 +142,6 @@ def _from_soundfile(function: str, path: Path, **options: str) -> Any:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Return a description of what is wrong with a recording, followed by the library's message in parentheses."""
     if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for names that no file can have)
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:

@@ -27,16 +27,13 @@ _LEAST_DEVIATION = 1e-3
 
 @dataclass(frozen=True)
 class SpectrogramFeatures:
-    """Log-mel or log-spectrogram features of speech: their parameters, and their computation from audio samples.
-
-    A frame is a short window of audio, from which one vector of features is computed.
+    """Log-mel or log-spectrogram features of speech: one vector for each frame, a short window of audio.
 
     Attributes:
         kind: ``log_mel``: power in triangular bands of equal width in mel; ``log_spectrogram``: power of each frequency
             of the discrete Fourier transform.
         rate: Sample rate in hertz.
         window_ms: Length of a frame's Hann window in milliseconds.
-        hop_ms: Distance between frames in milliseconds.
         bands: Number of bands of ``log_mel``.
 
     Raises:
@@ -87,25 +84,15 @@ class SpectrogramFeatures:
         return self.bands if self.kind == "log_mel" else self.transform // 2 + 1
 
     def frames(self, samples: int) -> int:
-        """Return the number of frames of an utterance: one centred on its first sample and one after each hop.
-
-        Args:
-            samples: Number of audio samples of the utterance.
-        """
+        """Return the number of frames of an utterance: one centred on its first sample and one after each hop."""
         return 1 + samples // self.hop
 
     def compute(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the features of a batch of utterances, each normalised to mean 0 and standard deviation 1.
+        """Return features, float32 ``[N, T, size]``, zero-padded, and frames of each utterance, int64 ``[N]``.
 
-        Frames treat samples beyond both ends of an utterance as zeros. Other utterances of the batch have no effect.
-        The mean and the standard deviation are over all frames and features of an utterance.
-
-        Args:
-            samples: Audio samples, int16 ``[N, S]``, zero-padded.
-            lengths: Samples of each utterance, int64 ``[N]``.
-
-        Returns:
-            Features, float32 ``[N, T, size]``, zero-padded, and frames of each utterance, int64 ``[N]``.
+        Samples are int16 ``[N, S]``. Each utterance is normalised to mean 0 and standard deviation 1 over all
+        its frames and features. Frames treat samples beyond both ends as zeros. Other utterances of the batch
+        have no effect.
         """
         waves = samples.float() / 32768.0
         window = torch.hann_window(self.window, device=waves.device)
@@ -127,12 +114,9 @@ class SpectrogramFeatures:
         return centred / (deviation + _LEAST_DEVIATION), frames
 
     def filters(self) -> Tensor:
-        """Return the weight of each frequency in each mel band: triangles equidistant in mel.
+        """Return the weight of each frequency in each mel band, float32 ``[bands, transform / 2 + 1]``.
 
-        The mel scale is O'Shaughnessy's: 2595 log10(1 + f / 700 Hz).
-
-        Returns:
-            float32 ``[bands, transform / 2 + 1]``.
+        They are triangles equidistant in mel, on O'Shaughnessy's scale: 2595 log10(1 + f / 700 Hz).
         """
         highest = 2595.0 * math.log10(1.0 + self.rate / 2 / 700.0)
         corners = 700.0 * (10.0 ** (torch.linspace(0.0, highest, self.bands + 2, dtype=torch.float64) / 2595.0) - 1.0)
@@ -143,7 +127,7 @@ class SpectrogramFeatures:
         return torch.minimum(rising, falling).clamp(min=0.0).float()
 
     def card(self) -> dict[str, Any]:
-        """Return the parameters of the features as JSON values, for the data description of a run."""
+        """Return the parameters of the features as JSON values."""
         return {
             "features": self.kind,
             "sample_rate": self.rate,
@@ -158,10 +142,7 @@ class SpectrogramFeatures:
 class InputFormat:
     """Format of a speech network's inputs and targets: features of the audio, and letters of the transcript.
 
-    Attributes:
-        alphabet: Letters and their numbers.
-        features: Spectral features computed from audio samples.
-        stride: Factor by which the network reduces the number of frames.
+    ``stride`` is the factor by which the network reduces the number of frames.
     """
 
     alphabet: Alphabet
@@ -175,10 +156,6 @@ class InputFormat:
         transcript: its probability is 0 and the loss infinite, and in mixed precision every update with it would be
         skipped as an overflow. Setting such a loss to zero would hide the problem. Letters that the alphabet lacks are
         a reason too.
-
-        Args:
-            text: Transcript, as the alphabet spells it.
-            samples: Number of audio samples of the utterance.
         """
         if foreign := self.alphabet.problem(text):
             return foreign
@@ -191,16 +168,7 @@ class InputFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions:
-    """Options of speech data sets for converting audio to frames of features.
-
-    Attributes:
-        features: ``log_mel``: power in mel bands; ``log_spectrogram``: power of each frequency.
-        window_ms: Length of a frame's window in milliseconds.
-        hop_ms: Distance between frames in milliseconds.
-        bands: Number of bands of ``log_mel``.
-        stride: Factor by which the network reduces the number of frames.
-        batch_size: Batch size of the run; batches hold neighbours in length.
-    """
+    """Options of speech data sets for converting audio, explained in `SpectrogramFeatures` and `InputFormat`."""
 
     features: Kind = "log_mel"
     window_ms: PositiveFloat = 20.0
@@ -210,15 +178,7 @@ class FrameOptions:
     batch_size: PositiveInt = 16
 
     def input_format(self, alphabet: str, rate: int) -> InputFormat:
-        """Return the input format that these options give for an alphabet and a sample rate.
-
-        Args:
-            alphabet: Letters of the transcripts, including the space.
-            rate: Sample rate in hertz.
-
-        Raises:
-            ConfigError: The features or the alphabet are invalid.
-        """
+        """Return the input format for an alphabet and a sample rate in hertz, or raise ConfigError."""
         features = SpectrogramFeatures(self.features, rate, self.window_ms, self.hop_ms, self.bands)
         return InputFormat(Alphabet(alphabet), features, self.stride)
 

@@ -1,7 +1,4 @@
-"""Data set of utterances with transcripts, without reading files; functions that the data sets pass in do that.
-
-Utterances that are too long are left out, and some of the rest are held out for validation and test.
-"""
+"""Data set of utterances with transcripts, without reading files; functions that the data sets pass in do that."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
@@ -36,7 +34,7 @@ Division = Literal["transcript", "utterance", ""]
 
 @dataclass(frozen=True)
 class Utterance:
-    """One utterance of a speech data set: its transcript and the key to its audio, without the audio samples.
+    """Utterance of a speech data set: its transcript and the key to its audio, without the audio samples.
 
     Attributes:
         name: Key for reading the audio: a path.
@@ -58,16 +56,12 @@ class Utterance:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions(FrameOptions):
-    """Options shared by the data sets of recorded speech.
-
-    Further options are those of `FrameOptions`.
+    """Options shared by the data sets of recorded speech, besides those of `FrameOptions`.
 
     Attributes:
         alphabet: Letters of the transcripts, including the space.
-        max_seconds: Length in seconds of the longest utterance to keep; longer ones are left out and counted. None for
-            no limit.
-        val_share: Share of the utterances held out for validation, if no path is for validation; see `divided_by`.
-        test_share: Share of the utterances held out for testing, if no path is for testing.
+        max_seconds: Length in seconds of the longest utterance to keep; None for no limit.
+        val_share: Share held out for validation (see `divided_by`), if no path is for it; likewise ``test_share``.
         train_samples: Number of utterances to train on; None trains on all.
         on_error: ``stop`` or ``skip`` for unreadable recordings and unusable transcripts.
     """
@@ -83,13 +77,7 @@ class SpeechOptions(FrameOptions):
 def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -> list[Utterance]:
     """Return the utterances that a CTC network can be trained on: their letters are known and their frames suffice.
 
-    Args:
-        utterances: Utterances of one split.
-        form: Format of the inputs, which decides; see `InputFormat.problem`.
-        faults: Record of unusable samples; it receives the other utterances with the reason.
-
-    Raises:
-        DataError: An utterance is unusable and ``faults.on_error`` is ``stop``.
+    The others are recorded in ``faults``, or raise DataError if its ``on_error`` is ``stop``.
     """
     kept, problems = [], {}
     for utterance in utterances:
@@ -102,19 +90,10 @@ def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -
 
 
 class SpeechSplit(Split):
-    """Training, validation or test split of utterances, in batches of similar length.
+    """Split of utterances, at least one (DataError), in batches of similar length.
 
-    Args:
-        name: Name in messages, such as ``asterisk train``.
-        utterances: Usable utterances (see `usable`), at least one.
-        form: Format of the inputs.
-        read: Function from the name of an utterance to its audio samples, int16 ``[T]``; raises `RecordingError`.
-        batch_size: Batch size of the run; batches hold neighbours in length.
-        faults: Record of unusable utterances, which says whether to stop at one or skip it.
-        in_memory: Whether reading only copies from memory, so that worker processes are not worthwhile.
-
-    Raises:
-        DataError: There are no utterances.
+    ``read`` is a function from the name of an utterance to its samples, int16 ``[T]``; it raises `RecordingError`. If
+    it only copies, the split is ``in_memory``.
     """
 
     def __init__(
@@ -140,32 +119,22 @@ class SpeechSplit(Split):
     def __len__(self) -> int:
         return len(self.utterances)
 
+    @override
     def survey(self) -> Survey:
-        """Return the seconds and letters of each utterance; see `mptrain.workloads.base.dataset.Split.survey`."""
         seconds = torch.tensor([one.samples / self.form.features.rate for one in self.utterances])
         letters = torch.tensor([len(one.text) for one in self.utterances])
         return Survey(lengths={"seconds": seconds, "letters": letters})
 
+    @override
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the order of utterances in an epoch, int64 ``[len(self)]``, in batches of similar length.
-
-        For arguments see `mptrain.workloads.base.dataset.Split.order`.
-        """
         lengths = torch.tensor([utterance.samples for utterance in self.utterances])
         return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the utterances with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Return samples, int16 ``[N, S]``, and numbers of letters, int64 ``[N, letters]``, zero-padded.
 
-        ``epoch`` and ``seed`` have no effect, because there is no augmentation. Unreadable utterances are left out
-        where ``on_error`` is ``skip``.
-
-        Returns:
-            ``inputs``: samples, int16 ``[N, S]``, zero-padded; ``targets``: numbers of letters, int64 ``[N, letters]``,
-            zero-padded; in ``more``, int64 ``[N]``: ``lengths`` in samples, and ``target_lengths``.
-
-        Raises:
-            DataError: An utterance is unusable and ``on_error`` is ``stop``, or none of the batch is usable.
+        Their ``lengths`` and ``target_lengths`` are int64 ``[N]``. Unreadable utterances are left out if ``on_error``
+        is ``skip``.
         """
         waves: list[Tensor] = []
         targets: list[Tensor] = []
@@ -189,20 +158,7 @@ class SpeechSplit(Split):
 
 @dataclass
 class SpeechDataset(Dataset):
-    """Data set for speech recognition: utterances with transcripts, whose features are computed on the device.
-
-    It implements `mptrain.workloads.base.dataset.Dataset`.
-
-    Attributes:
-        name: Name in the configuration.
-        form: Format of the inputs: alphabet and features.
-        workers: Number of worker processes that read files.
-        train: Training utterances.
-        val: Validation utterances, or None.
-        test: Test utterances, or None.
-        too_long: Number of utterances that exceed the length limit, by the part whose files they are in.
-        divided: Unit by which utterances were held out, ``transcript`` or ``utterance``; empty if none were.
-    """
+    """Data set for speech recognition: utterances with transcripts, whose features are computed on the device."""
 
     name: str
     form: InputFormat
@@ -214,12 +170,7 @@ class SpeechDataset(Dataset):
     divided: Division = ""
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``vocabulary_size``, the number of letters and the blank; ``feature_size``, the number of features per
-            frame; ``sample_rate`` in hertz; ``decode``, a function from letter numbers to text.
-        """
+        """Return ``vocabulary_size`` with the blank, ``feature_size``, ``sample_rate`` in hertz, and ``decode``."""
         return {
             "vocabulary_size": len(self.form.alphabet),
             "feature_size": self.form.features.size,
@@ -227,15 +178,8 @@ class SpeechDataset(Dataset):
             "decode": self.form.alphabet.text,
         }
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the facts about the data set that a run records in ``data.json``, as JSON values.
-
-        Returns:
-            ``labels``: letters that the network outputs, in the order of its classes.
-            ``preparation``: parameters of the spectrogram features.
-            ``held_out_by``: unit that is held out as a whole for validation and test, such as a speaker.
-            ``too_long``: number of utterances that were left out because they are too long, by split.
-        """
         return {
             "labels": self.form.alphabet.labels(),
             "preparation": self.form.features.card(),
@@ -244,10 +188,7 @@ class SpeechDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Return a summary for the terminal: features, letters, unit of division, and numbers of unusual utterances.
-
-        Example: ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long, 2 without words``.
-        """
+        """Return, for example, ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long``."""
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
         left_out = sum(self.too_long.values())
@@ -259,16 +200,7 @@ class SpeechDataset(Dataset):
         return told + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
-        """Move a host batch to the device and compute the features of its audio; see `Dataset.prepare`.
-
-        Args:
-            batch: Batch from `SpeechSplit.fetch`.
-            device: Target device.
-            memory_format: Not used.
-
-        Returns:
-            The batch with ``inputs`` float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames.
-        """
+        """Compute features on the device, float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames."""
         batch = batch.to(device)
         features, frames = self.form.features.compute(batch.inputs, batch.more["lengths"])
         return Batch(features, batch.targets, batch.counts, {**batch.more, "lengths": frames})
@@ -284,13 +216,8 @@ def speech_as_dataset(
 ) -> SpeechDataset:
     """Make a speech data set: leave out long and unusable utterances, and hold out parts without files of their own.
 
-    Args:
-        name: Name of the data set.
-        found: Utterances of ``train``, and of ``val`` and ``test`` if they have files, with the faults of each part.
-        read: Function from the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
-        form: Format of the inputs.
-        options: Options that the user set for the data set.
-        workers: Number of processes that read files; None if all utterances are in memory.
+    ``found`` has the utterances and faults of ``train``, and of ``val`` and ``test`` if they have files; ``read`` is as
+    in `SpeechSplit`; ``workers`` None means that all utterances are in memory.
 
     Raises:
         DataError: All utterances of a part are too long, or one is unusable and ``on_error`` is ``stop``.
@@ -338,14 +265,7 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
     Division by transcript keeps the spellings of the test out of training. With few transcripts, such as a set of
     command words, such a test would consist of words never heard in training, or of a single word. Division is
     therefore by utterance if a part would have fewer than ten different transcripts and at most half as many as in a
-    division by utterance, or if no utterance would be left to train on.
-
-    Args:
-        utterances: All utterances.
-        shares: Shares of ``val`` and ``test`` in the number of utterances, as in `hold_out_utterances`.
-
-    Returns:
-        ``transcript`` or ``utterance``; empty if nothing is held out.
+    division by utterance, or if no utterance would be left to train on. The result is empty if nothing is held out.
     """
     if not any(shares.values()):
         return ""
@@ -363,19 +283,9 @@ def hold_out_utterances(
 ) -> dict[str, list[Utterance]]:
     """Divide utterances into training, validation and test parts by a permutation that is the same in every run.
 
-    Args:
-        name: Name of the data set, for messages.
-        utterances: All utterances.
-        shares: Shares of ``val`` and ``test`` in the number of utterances; parts with no share, or with 0, are absent.
-        by: Unit that stays together, from `divided_by`. With ``utterance``, each part has the transcripts in about
-            their overall proportions.
-        train_samples: Number of utterances to train on; None trains on all that are not held out.
-
-    Returns:
-        Utterances of ``train`` and of each part with a share.
-
-    Raises:
-        ConfigError: No utterance would be left to train on, or fewer than ``train_samples``.
+    Shares are of the number of utterances; parts with a share of 0 are absent. With ``by="utterance"``, each part has
+    the transcripts in about their overall proportions. ConfigError is raised if no utterance would be left to train on,
+    or fewer than ``train_samples``.
     """
     parts, rest = _cut(utterances, shares, by)
     if not rest:
@@ -391,7 +301,7 @@ def hold_out_utterances(
 def _cut(
     utterances: Sequence[Utterance], shares: dict[str, float], by: Division
 ) -> tuple[dict[str, list[Utterance]], list[Utterance]]:
-    """Return the parts that are held out as in `hold_out_utterances`, and the remaining utterances."""
+    """Return the parts that are held out, and the remaining utterances."""
     groups: dict[str, list[Utterance]] = defaultdict(list)
     for utterance in utterances:
         groups[utterance.text].append(utterance)

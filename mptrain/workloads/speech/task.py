@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import in_widest
 from mptrain.extras import load_extra, require_extra
@@ -34,16 +35,14 @@ class Transcribe(Task):
     """Speech recognition task: transcribe utterances into letters with the CTC loss, without an alignment.
 
     The network is given a batch's inputs and ``lengths``. It returns logits ``[N, T, V]``, where number 0 is the blank,
-    and the number of frames of each utterance, int64 ``[N]``.
+    and the number of frames of each utterance, int64 ``[N]``. The loss of an utterance is the negative log-probability
+    of its transcript, in nats. The loss of a batch is the mean over utterances, as in Amodei et al. 2016, and not over
+    letters, so empty transcripts count. A transcript that no path through the frames can spell has an infinite loss.
+    Data sets leave out such transcripts; any that remain add neither loss nor gradient, and the metric ``unspellable``
+    counts them.
 
-    The loss of an utterance is the negative log-probability of its transcript, in nats. The loss of a batch is the mean
-    over utterances, as in Amodei et al. 2016, and not over letters, so empty transcripts count. A transcript that no
-    path through the frames can spell has an infinite loss. Data sets leave out such transcripts; any that remain add
-    neither loss nor gradient, and the metric ``unspellable`` counts them.
-
-    Attributes:
-        decode: Function from letter numbers to text, from the data set.
-        beam: Number of prefixes that the beam search keeps; 1 takes the best letter of each frame.
+    ``decode`` maps letter numbers to text; ``beam`` is the number of prefixes that the beam search keeps, and 1 takes
+    the best letter of each frame.
     """
 
     decode: Callable[[list[int]], str]
@@ -56,27 +55,20 @@ class Transcribe(Task):
     def __post_init__(self) -> None:
         require_extra("jiwer", "speech", "task=transcribe")
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss: CTC loss in nats, mean over the utterances of a batch, float32 scalar.
-
-        Args:
-            model: Network that returns logits ``[N, T, V]`` and numbers of frames; see `Transcribe`.
-            batch: Micro-batch on the device, from `SpeechDataset.prepare`.
-        """
+        """Return the CTC loss in nats, mean over the utterances of a batch, float32 scalar."""
         return self._losses(*self._heard(model, batch), batch).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Transcribe a batch and return the sums that the validation metrics need, per utterance; see `Task.measure`.
+        """Transcribe a batch and return sums per utterance, float64 ``[N]``.
 
-        Returns:
-            ``loss`` in nats; ``unspellable``, 1 if the transcript does not fit its frames; ``letter_edits`` and
-            ``word_edits``, the insertions, deletions and substitutions between transcript and model output; ``letters``
-            and ``words``, the length of the transcript. Each is float64 ``[N]``; the first two are float32 on devices
-            without FP64.
+        ``loss`` in nats and ``unspellable``, 1 if the transcript does not fit its frames, are float32 on devices
+        without FP64. The others are ``letter_edits`` and ``word_edits``, insertions, deletions and substitutions
+        between transcript and model output, and the lengths ``letters`` and ``words`` of the transcript.
         """
         heard, lengths = self._heard(model, batch)
         losses = self._losses(heard, lengths, batch)
@@ -94,17 +86,9 @@ class Transcribe(Task):
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the metrics of a whole split from the sums of `measure`.
+        """Return ``loss``, the error rates ``cer`` and ``wer``, and if it is not 0 the share ``unspellable``.
 
         An error rate is the number of edits per letter, or word, of the transcripts; it can exceed 1.
-
-        Args:
-            sums: Sum of each quantity of `measure` over the split.
-            terms: Number of utterances in the split.
-
-        Returns:
-            ``loss``: mean loss in nats an utterance; ``cer`` and ``wer``: letter and word error rate; ``unspellable``:
-            share of transcripts that do not fit their frames, present if it is not 0.
         """
         metrics = {
             "loss": sums["loss"] / terms,
@@ -113,12 +97,8 @@ class Transcribe(Task):
         }
         return metrics if not sums["unspellable"] else {**metrics, "unspellable": sums["unspellable"] / terms}
 
+    @override
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Return transcripts to show after a validation.
-
-        Returns:
-            ``transcripts``: a table of references and the model's transcripts, for the first utterances of the batch.
-        """
         heard, lengths = self._heard(model, batch)
         return {"transcripts": Texts(("reference", "model"), tuple(self._transcripts(heard, lengths, batch)[:SHOWN]))}
 
@@ -128,7 +108,6 @@ class Transcribe(Task):
         return F.log_softmax(logits.float(), dim=2), lengths
 
     def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
-        """Return the CTC loss of each utterance in nats, float32 ``[N]``; 0 if the frames are too few for CTC."""
         return F.ctc_loss(
             heard.transpose(0, 1),
             batch.targets,
@@ -139,7 +118,6 @@ class Transcribe(Task):
         )
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
-        """Return the reference and the model's transcript of each utterance, as text."""
         targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
         said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:
@@ -152,19 +130,12 @@ class Transcribe(Task):
 
 
 def collapsed(path: Sequence[int]) -> list[int]:
-    """Return the letters that a CTC path spells: merge repeated numbers, then remove blanks (0).
-
-    Args:
-        path: Number of the letter, or 0 for the blank, of each frame.
-    """
+    """Return the letters that a CTC path spells: merge repeated numbers, then remove blanks (0)."""
     return [number for place, number in enumerate(path) if number and (place == 0 or path[place - 1] != number)]
 
 
 def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
-    """Return whether CTC can spell each transcript with its frames, bool ``[N]``.
-
-    A transcript needs a frame for each letter, and one between two equal letters.
-    """
+    """Return bool ``[N]``: a transcript needs a frame for each letter, and one between two equal letters."""
     sizes = batch.more["target_lengths"]
     places = torch.arange(1, batch.targets.shape[1], device=sizes.device)
     equal = (batch.targets[:, 1:] == batch.targets[:, :-1]) & (places < sizes[:, None])
@@ -172,10 +143,7 @@ def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
 
 
 def _edits(said: str, answer: str, unit: str) -> int:
-    """Return the number of insertions, deletions and substitutions of ``characters`` or ``words`` between two texts.
-
-    jiwer strips spaces at both ends of a text; spaces inside count as letters.
-    """
+    """Return the number of edits; jiwer strips spaces at both ends of a text, and spaces inside count as letters."""
     if not said:  # jiwer cannot align with an empty reference: everything in the answer is an insertion
         return len(answer) if unit == "characters" else len(answer.split())
     found = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(said, answer)
@@ -185,15 +153,8 @@ def _edits(said: str, answer: str, unit: str) -> int:
 def beam_search(frames: Tensor, width: int) -> list[int]:
     """Return the most probable letters of an utterance by CTC prefix beam search (Hannun et al. 2014, algorithm 1).
 
-    The probability of a prefix is the sum over all paths that spell it, while the best path is a single one. No
-    language model is used.
-
-    Args:
-        frames: Log-probabilities of letters in each frame, float32 ``[T, V]`` on the host; number 0 is the blank.
-        width: Number of prefixes kept from frame to frame.
-
-    Returns:
-        Numbers of the letters.
+    ``frames`` are log-probabilities, float32 ``[T, V]`` on the host. The probability of a prefix is the sum over all
+    paths that spell it, while the best path is a single one. No language model is used.
     """
     never = -math.inf
     # prefix: log-probability of all its paths that end in a blank, and of those that end in its last letter

@@ -14,23 +14,13 @@ _BATCHES = 1  # separates the random stream of the order of batches from that of
 
 
 def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """Return the order of samples in an epoch so that the sequences of each batch have similar lengths (bucketing).
+    """Return the order of samples in an epoch, int64 ``[N]``, with sequences of similar lengths in each batch.
 
     Samples are shuffled, cut into pools of `POOL` batches, sorted by length within each pool (equal lengths keep the
     shuffled order) and cut into batches. The order of batches is shuffled too, except that a short batch stays last.
-    Each epoch has other batches.
-
-    Args:
-        lengths: Length of every sample, such as its number of tokens, int64 ``[N]``.
-        batch_size: Samples per batch.
-        seed: Seed of the run.
-        epoch: Completed passes over the training data.
-        shuffle: False gives the same order for any seed and epoch. That order is shuffled as well, because an
-            evaluation shows samples of its first batch, which would otherwise be the shortest ones.
-
-    Returns:
-        Sample indices, int64 ``[N]``, a permutation. Batch b consists of the indices at ``b * batch_size`` to
-        ``(b + 1) * batch_size - 1``.
+    Without ``shuffle`` the order is shuffled as well, but the same for any seed and epoch: an evaluation shows samples
+    of its first batch, which would otherwise be the shortest ones. Batch b consists of the indices at
+    ``b * batch_size`` to ``(b + 1) * batch_size - 1``.
     """
     if not shuffle:
         seed = epoch = 0

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
@@ -23,12 +24,7 @@ from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
 
 class Labelled(NamedTuple):
-    """Text with its label.
-
-    Attributes:
-        label: Name of its class.
-        text: The text.
-    """
+    """Text with the name of its class."""
 
     label: str
     text: str
@@ -39,15 +35,12 @@ class LabelledOptions:
     """Options shared by the data sets of labelled texts.
 
     Attributes:
-        tokens: Kind of tokens. ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
-            ``char``: characters; ``space``: strings between white space.
+        tokens: Kind of tokens, as in `Vocabulary`.
         sequence_length: Largest number of tokens of a text; the rest of longer ones is cut off.
         min_count: Smallest count in the training texts of a token with its own number; rarer ones are unknown.
         max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
-        val_share: Share of the texts of each class held out for validation, if no file is for validation.
-        test_share: Share of the texts of each class held out for testing, if no file is for testing.
+        val_share: Share of each class held out for validation, if no file is for validation; likewise ``test_share``.
         train_samples: Number of texts to train on; None trains on all.
-        batch_size: Batch size of the run; batches hold texts of similar length.
     """
 
     tokens: Tokens = "word"
@@ -61,14 +54,7 @@ class LabelledOptions:
 
 
 class LabelledSplit(Split):
-    """Split of labelled texts, in batches of similar length.
-
-    Args:
-        rows: Token numbers of each text, at least one each.
-        targets: Class indices, int64 ``[N]``.
-        batch_size: Batch size of the run.
-        faults: Record of unusable lines of the files.
-    """
+    """Split of labelled texts of at least one token, in batches of similar length."""
 
     in_memory = True
 
@@ -81,35 +67,19 @@ class LabelledSplit(Split):
     def __len__(self) -> int:
         return len(self.targets)
 
+    @override
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the order of texts in an epoch, int64 ``[len(self)]``; see `mptrain.workloads.base.dataset.Split`."""
         return bucketed_order(self.texts.lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the texts with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
-
-        Returns:
-            ``inputs``, token numbers padded with `PAD` at the end, int64 ``[N, T]``, and ``targets``, class indices,
-            int64 ``[N]``.
-        """
+        """Return token numbers padded with `PAD` at the end, int64 ``[N, T]``, and class indices, int64 ``[N]``."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
         return Batch(self.texts.padded(picked), self.targets[picked])
 
 
 @dataclass
 class LabelledDataset(Dataset):
-    """Data set of labelled texts; it implements `mptrain.workloads.base.dataset.Dataset`.
-
-    Attributes:
-        name: Name in the configuration.
-        class_names: Names of the classes in the order of their indices.
-        vocabulary: Tokens, learned from the training texts. Their numbers in a batch are one higher: 0 is padding.
-        sequence_length: Largest number of tokens of a text.
-        train: Training texts.
-        val: Validation texts, or None.
-        test: Test texts, or None.
-        files: Source files of each part; empty if there are none.
-    """
+    """Data set of labelled texts; token numbers in a batch are one higher than in the vocabulary: 0 is padding."""
 
     name: str
     class_names: tuple[str, ...]
@@ -121,13 +91,8 @@ class LabelledDataset(Dataset):
     files: dict[str, list[str]] = field(default_factory=dict)
     workers = 0
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``num_classes`` and ``class_names``; ``vocabulary_size``, with the number for padding; ``sequence_length``
-            in tokens.
-        """
         return {
             "num_classes": len(self.class_names),
             "class_names": self.class_names,
@@ -135,8 +100,8 @@ class LabelledDataset(Dataset):
             "sequence_length": self.sequence_length,
         }
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values: class names, then tokens from number 1; and files."""
         return {
             "labels": [*self.class_names, *self.vocabulary.entries],
             "class_names": list(self.class_names),
@@ -145,7 +110,7 @@ class LabelledDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Return a summary for the terminal: ``texts in 8 classes (vocabulary 2,476)``."""
+        """Return, for example, ``texts in 8 classes (vocabulary 2,476)``."""
         return f"texts in {len(self.class_names)} classes (vocabulary {len(self.vocabulary) + 1:,})"
 
 
@@ -159,18 +124,8 @@ def labelled_as_dataset(
     """Make a data set of labelled texts: hold out parts without files of their own, learn a vocabulary, tokenize.
 
     Repeated texts of a part count once. Texts without a token, and those of a part whose class has no training text,
-    are unusable.
-
-    Args:
-        name: Name of the data set.
-        given: Texts of ``train``, and of ``val`` and ``test`` unless they are to be held out of ``train``.
-        options: Options that the user set for the data set.
-        faults: Record of unusable lines of each part with files of its own.
-        files: Source files of each part.
-
-    Raises:
-        DataError: There is no usable text to train on, there is only one class, or a text is unusable.
-        ConfigError: There are fewer texts than ``train_samples``, or the shares leave none to train on.
+    are unusable. DataError is raised if a text is unusable, or there is only one class; ConfigError if there are fewer
+    texts than ``train_samples``, or the shares leave none to train on.
     """
     parts = {part: list(dict.fromkeys(texts)) for part, texts in given.items()}
     classes = tuple(sorted({one.label for one in parts["train"]}))

@@ -11,15 +11,7 @@ from mptrain.workloads.text.subwords import PAD
 
 
 class RaggedTokens:
-    """Token sequences of different lengths, stored in one tensor without padding.
-
-    Args:
-        rows: Token numbers of each sequence, at least one each.
-        padding: Token number that pads tables at the end.
-
-    Attributes:
-        lengths: Length of each sequence, int64 ``[N]``.
-    """
+    """Token sequences of different lengths, at least one token each, stored in one tensor without padding."""
 
     def __init__(self, rows: Sequence[Sequence[int]], padding: int = PAD) -> None:
         self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
@@ -28,11 +20,7 @@ class RaggedTokens:
         self._starts = self.lengths.cumsum(0) - self.lengths
 
     def padded(self, indices: Tensor) -> Tensor:
-        """Return selected sequences as a table, padded at the end, int64 ``[len(indices), longest]``.
-
-        Args:
-            indices: Positions of the sequences, int64, at least one.
-        """
+        """Return selected sequences as a table, padded at the end, int64 ``[len(indices), longest]``."""
         lengths = self.lengths[indices]
         places = torch.arange(int(lengths.max()))
         there = places < lengths[:, None]

@@ -17,13 +17,8 @@ _PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "
 def read_file(file: Path, faults: Faults) -> str:
     """Return the text of a UTF-8 file, without a byte order mark and with CRLF line ends converted to LF.
 
-    Args:
-        file: Path of the file.
-        faults: Record of unusable samples of the split. It receives each line that is not UTF-8; such lines are left
-            out of the text.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
+    DataError is raised if it cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``; otherwise such
+    lines are left out.
     """
     try:
         content = read_bytes(file).removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
@@ -39,16 +34,7 @@ def read_file(file: Path, faults: Faults) -> str:
 
 
 def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """Decode lines of a file as UTF-8 one by one, and leave out those that are not UTF-8.
-
-    Args:
-        file: Path of the file, for messages only.
-        lines: Lines of the file as bytes.
-        problems: Record of lines that are not UTF-8, which this function extends: the reason by ``FILE line NUMBER``.
-
-    Yields:
-        Number, counted from 1, and text of each line in UTF-8, in order.
-    """
+    """Yield number (from 1) and text of each line in UTF-8; ``problems`` gets the others, by ``FILE line NUMBER``."""
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode()
@@ -63,18 +49,7 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
 
     The words ``train``, ``valid``, ``validation``, ``val``, ``dev`` and ``test`` count in any case, between characters
     other than letters. If any file is for training, files without such a word are left out. If no file has such a word,
-    all are for training.
-
-    Args:
-        name: Name of the data set, for messages.
-        files: Paths of the files.
-        training: File name to suggest for training data, such as ``train.txt``.
-
-    Returns:
-        Files of ``train``, and of ``val`` and ``test`` if there are any, in the given order.
-
-    Raises:
-        DataError: There are files for validation or testing, but none for training.
+    all are for training. DataError, which suggests the name ``training``, is raised if only other parts have files.
     """
     found: dict[str, list[Path]] = {}
     for file in files:
@@ -93,19 +68,10 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
 
 
 def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
-    """Find the data files of a file or folder, grouped by the split that their names give; see `by_part`.
+    """Find the data files of a file or folder, grouped by the split that their names give, as in `by_part`.
 
-    Args:
-        name: Name of the data set, for messages.
-        path: A file, which is for training, or a folder. All its files are if no name in it marks training data.
-        suffixes: Suffixes of data files in a folder.
-        hint: How to set the path, for messages.
-
-    Returns:
-        Files of ``train``, and of ``val`` and ``test`` if there are any.
-
-    Raises:
-        DataError: There is no such file or folder, or it has no training data.
+    A single file is for training. DataError, with the ``hint`` how to set the path, is raised if there is no such file
+    or folder, or it has no training data.
     """
     place = path.expanduser()
     if place == Path():

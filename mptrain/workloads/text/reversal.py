@@ -7,16 +7,9 @@ from torch import Tensor
 
 
 def reverse_padded(sequence: Tensor, lengths: Tensor) -> Tensor:
-    """Reverse each sequence of a padded batch within its own length, as backward recurrent layers need it.
+    """Reverse each sequence of a padded batch, ``[N, T, C]``, within its own length, int64 ``[N]``.
 
     Padding stays at the end. The function is its own inverse, and does not synchronise with the device.
-
-    Args:
-        sequence: Sequences padded at the end, ``[N, T, C]``.
-        lengths: Length of each sequence without padding, int64 ``[N]``.
-
-    Returns:
-        ``[N, T, C]``: position t of sequence n has the vector of position ``lengths[n] - 1 - t``; padding is unchanged.
     """
     places = torch.arange(sequence.shape[1], device=lengths.device)
     opposite = lengths[:, None] - 1 - places

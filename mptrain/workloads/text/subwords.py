@@ -28,14 +28,7 @@ _LONGEST = 1 << 20  # bytes of the longest sentence to learn from; sentencepiece
 
 @dataclass(frozen=True)
 class Subwords:
-    """Vocabulary of subwords: encodes sentences as token numbers, and decodes them, with a sentencepiece model.
-
-    ``len()`` gives the number of tokens, including the four special ones: padding, unknown character, start and end of
-    a sentence.
-
-    Attributes:
-        model: Serialised sentencepiece model, as ``SentencePieceProcessor(model_proto=...)`` takes it.
-    """
+    """Vocabulary of subwords, from a serialised sentencepiece model; ``len()`` includes the four special tokens."""
 
     model: bytes
 
@@ -48,19 +41,12 @@ class Subwords:
         return library.SentencePieceProcessor(model_proto=self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token numbers of each text, followed by the end token `END`; an empty text is only `END`.
-
-        Args:
-            texts: Sentences.
-
-        Returns:
-            One list of token numbers per text; the lists differ in length and are not padded.
-        """
+        """Return the token numbers of each text, followed by `END`, as lists of different lengths."""
         encoded: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return [[*numbers, END] for numbers in encoded]
 
     def decode(self, numbers: list[int]) -> str:
-        """Return the text of token numbers up to the first end token `END`, without special tokens."""
+        """Return the text of token numbers up to the first `END`, without special tokens."""
         if END in numbers:
             numbers = numbers[: numbers.index(END)]
         return str(self._processor.decode(numbers))
@@ -70,32 +56,16 @@ class Subwords:
         return [self._processor.id_to_piece(number) for number in range(len(self))]
 
     def portable(self) -> str:
-        """Return the sentencepiece model as base64 text, for the JSON file that describes the data of a run.
-
-        Example:
-            Other programs load it with ``SentencePieceProcessor(model_proto=base64.b64decode(text))``.
-        """
+        """Return the model as base64 text, for ``SentencePieceProcessor(model_proto=base64.b64decode(text))``."""
         return base64.b64encode(self.model).decode()
 
 
 def learn(name: str, texts: Sequence[str], pieces: Pieces, vocabulary: int) -> Subwords:
-    """Learn a subword vocabulary from training text with sentencepiece; equal texts give equal vocabularies.
+    """Learn a subword vocabulary from the training text only, in one thread and without sampling.
 
-    Learning is single-threaded and without sampling.
-
-    Args:
-        name: Name of the texts, for messages.
-        texts: The training text only; a vocabulary learned from test text would leak information about it.
-        pieces: Kind of tokens: ``bpe``, ``unigram``, ``char`` or ``word``.
-        vocabulary: Largest size of the vocabulary, including the four special tokens; short texts give fewer.
-
-    Returns:
-        The learned vocabulary.
-
-    Raises:
-        EnvironmentRefused: sentencepiece is not installed.
-        DataError: The texts are empty.
-        ConfigError: The vocabulary is too small for the characters of the text, or sentencepiece fails otherwise.
+    ``vocabulary`` is the largest size, with the four special tokens; short texts give fewer. EnvironmentRefused is
+    raised if sentencepiece is not installed, DataError without text, and ConfigError if the vocabulary is too small for
+    the characters of the text, or sentencepiece fails otherwise.
     """
     library = load_extra("sentencepiece", "translation", f"dataset.pieces={pieces}")
     written = io.BytesIO()

@@ -1,7 +1,4 @@
-"""Tokens and vocabularies of language models: the mapping between text and token numbers.
-
-A vocabulary is learned from training text only. This module knows nothing of files, splits or windows.
-"""
+"""Tokens and vocabularies of language models, learned from training text only."""
 
 from __future__ import annotations
 
@@ -30,13 +27,11 @@ _PATTERNS: dict[Tokens, re.Pattern[str]] = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Vocabulary of words or characters: maps text to token numbers and back.
-
-    The number of a token is its index in ``entries``. ``len()`` gives the number of entries.
+    """Vocabulary that maps text to token numbers, which are indices in ``entries``, and back.
 
     Attributes:
-        tokens: Kind of tokens: ``word``: words, numbers and runs of one punctuation mark; ``char``: characters;
-            ``space``: strings between white space, and line ends.
+        tokens: Kind of tokens. ``word``: words, numbers and punctuation marks, with repetitions of a mark as one token;
+            ``char``: characters; ``space``: strings between white space, and line ends.
         entries: `UNKNOWN`, then the other tokens, most frequent first and equally frequent ones in alphabetical order.
     """
 
@@ -58,17 +53,9 @@ class Vocabulary:
 
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:
-    """Count the tokens of a training text and return the vocabulary of those that are frequent enough.
+    """Return the vocabulary of a training text, with at most ``max_vocabulary`` entries (None for no limit).
 
-    Args:
-        name: Name of the text in messages.
-        text: The training text only.
-        tokens: Kind of tokens: ``word``, ``char`` or ``space``; see `Vocabulary`.
-        min_count: Smallest count of a token with its own number; rarer tokens become `UNKNOWN`.
-        max_vocabulary: Largest number of entries, including `UNKNOWN`; None for no limit.
-
-    Raises:
-        DataError: The text has no tokens.
+    Tokens that occur fewer than ``min_count`` times are `UNKNOWN`. A text without tokens is a DataError.
     """
     counts = Counter(match.group() for match in _PATTERNS[tokens].finditer(text))
     if not counts:

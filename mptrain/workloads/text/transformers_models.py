@@ -44,10 +44,8 @@ class Wanted:
         sizes: Sizes in the library's words, such as ``hidden_size``, for a network without pretrained weights. Keys
             that the architecture does not have are left out.
         fixed: Values of the data set, such as ``vocab_size``, which hold with pretrained weights too.
-        config: Values that the user set; they come before ``sizes``, under any name that the library maps to theirs.
+        config: Values that the user set; they override ``sizes``, under any name that the library maps to theirs.
         attention: Kind of attention; None takes ``sdpa`` if the architecture has it.
-        pretrained: Whether a new run starts from the weights of that repository.
-        download: Whether missing files may be downloaded.
     """
 
     option: str
@@ -65,14 +63,8 @@ class Wanted:
 def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pretrained: bool) -> dict[str, Any]:
     """Return sizes of a small network in the library's words; mixtures of experts have four, two of them for a token.
 
-    Args:
-        width: Size of a position's vector; None is 64.
-        layers: Number of blocks; None is 2.
-        heads: Number of attention heads, and of their keys and values; None is 4.
-        pretrained: Whether a repository sets the sizes, so that none may be given.
-
-    Raises:
-        ConfigError: ``width`` is not a multiple of ``heads``, or a size is given for a pretrained network.
+    By default the width is 64, with 2 layers and 4 heads. ConfigError is raised if the heads do not divide the width,
+    or a size is given for a pretrained network, whose repository sets the sizes.
     """
     given = {"width": width, "layers": layers, "heads": heads}
     if pretrained and (typed := [f"model.{key}={value}" for key, value in given.items() if value is not None]):
@@ -92,14 +84,9 @@ def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pre
 
 
 def build_network(wanted: Wanted) -> nn.Module:
-    """Build a network of the library transformers that returns logits, with random weights in FP32.
+    """Build a network that takes tokens, int64 ``[N, T]``, and returns logits, with random weights in FP32.
 
-    Args:
-        wanted: The network.
-
-    Returns:
-        The library's module; its forward takes tokens, int64 ``[N, T]``, and returns logits. Its `PretrainedWeights`
-        are an attribute.
+    Its `PretrainedWeights` are an attribute.
 
     Raises:
         EnvironmentRefused: The library is not installed.
@@ -180,7 +167,6 @@ def _loaded_config(library: Any, wanted: Wanted) -> Any:
 
 
 def _fields(config: Any) -> list[str]:
-    """Return the keys of a configuration of the library, with the names that it maps to others."""
     parameters = inspect.signature(type(config)).parameters
     return [*dict.fromkeys([*parameters, *config.to_dict(), *config.attribute_map, "num_labels"])]
 
@@ -235,10 +221,7 @@ def _weights(auto: Any, wanted: Wanted, options: Mapping[str, Any]) -> dict[str,
 
 @functools.cache
 def _returning_logits(kind: type[Any]) -> type[Any]:
-    """Return a subclass of a network's class whose forward takes tokens and returns only the logits.
-
-    Padding (token `PAD`) is masked if the network's configuration names it.
-    """
+    """Return a subclass whose forward returns only the logits; `PAD` is masked if the configuration names it."""
     masks = "attention_mask" in inspect.signature(kind.forward).parameters
 
     def forward(self: Any, tokens: Tensor) -> Tensor:

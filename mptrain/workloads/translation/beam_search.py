@@ -16,51 +16,22 @@ State = dict[str, Tensor]
 
 
 class Translator(Protocol):
-    """Interface for decoding with a translation model, token by token: greedy or by beam search.
-
-    For training the model has ``forward(source, source_lengths, given) -> logits`` besides.
-
-    `encode` reads the source sentences once; `step` then takes the tokens of the translations one by one.
-    """
+    """Interface of a translation model for decoding; for training it has ``forward`` besides."""
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """Encode source sentences and return the initial state of `step`.
+        """Encode sentences, int64 ``[N, S]``, padded at the end, as the initial state of `step`.
 
-        Args:
-            source: Token numbers, int64 ``[N, S]``, padded at the end.
-            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
-
-        Returns:
-            Tensors by name, all with samples as the first dimension, so that a search can select and repeat rows.
+        The tensors of a state have samples as the first dimension, so that a search can select and repeat rows.
         """
         ...
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Take one more token of each translation, and return the logits of the token after it.
-
-        Args:
-            tokens: Last token of each translation so far, int64 ``[N]``; at first the start token.
-            state: State from `encode` or the previous step.
-
-        Returns:
-            Logits ``[N, V]`` and the next state.
-        """
+        """Take one more token of each translation, int64 ``[N]``, and return the next logits, ``[N, V]``, and state."""
         ...
 
 
 def greedy(model: Translator, source: Tensor, source_lengths: Tensor, limits: Tensor) -> Tensor:
-    """Translate a batch of sentences greedily: take the most likely token at each position until the end token.
-
-    Args:
-        model: Translation model in evaluation mode.
-        source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end.
-        source_lengths: Number of tokens of each sentence, int64 ``[N]``.
-        limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
-
-    Returns:
-        Token numbers of the translations, int64 ``[N, L]``, padded after the end token; translations that reach their
-        limit have no end token.
-    """
+    """Translate a batch of sentences by the most likely token at each position; the result is as in `beam_search`."""
     state = model.encode(source, source_lengths)
     tokens = source.new_full((len(source),), BEGIN)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
@@ -82,19 +53,10 @@ def beam_search(
 
     A finished translation of n tokens, including the end token, scores log P / ((5 + n) / 6)^length_penalty (Wu et al.
     2016, equation 14, without the coverage term). A translation is finished if its end token is among the ``beam`` best
-    continuations. A sentence is done when no unfinished hypothesis can still reach a better score.
-
-    Args:
-        model: Translation model in evaluation mode.
-        source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end.
-        source_lengths: Number of tokens of each sentence, int64 ``[N]``.
-        limits: Largest number of tokens of each translation, including the end token, int64 ``[N]``.
-        beam: Number of hypotheses kept, B.
-        length_penalty: Exponent of the length penalty; 0 favours short translations.
-
-    Returns:
-        Token numbers of the best translation found for each sentence, int64 ``[N, L]``, padded after the end token; a
-        translation that reaches its limit has no end token.
+    continuations. A sentence is done when no unfinished hypothesis can still reach a better score. ``limits``, int64
+    ``[N]``, are the largest numbers of tokens, including the end token; a ``length_penalty`` of 0 favours short
+    translations. Returns token numbers, int64 ``[N, L]``, padded after the end token; a translation that reaches its
+    limit has none. The model is in evaluation mode.
     """
     samples, longest = len(source), int(limits.max())
     state = {name: each.repeat_interleave(beam, 0) for name, each in model.encode(source, source_lengths).items()}

@@ -1,6 +1,6 @@
 """Data set of sentence pairs for translation: vocabularies of subwords, and pairs of token sequences.
 
-The parts have no source sentence in common. Batches are padded to their longest sequence.
+Parts that are held out have no source sentence in common with the training pairs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
@@ -34,15 +35,11 @@ class PairOptions:
 
     Attributes:
         pieces: Kind of tokens: ``bpe`` or ``unigram`` (subwords), ``char`` or ``word``.
-        vocabulary: Vocabulary size of the source language, or of the shared vocabulary.
+        vocabulary: Vocabulary size of the source language, or of the ``shared`` vocabulary.
         target_vocabulary: Vocabulary size of the target language; None for the same size.
-        shared: Use one vocabulary for both languages.
-        max_tokens: Largest number of tokens of a sentence on either side, including the end token; longer pairs are
-            left out.
-        val_share: Share of the source sentences held out for validation, if no file is for validation.
-        test_share: Share of the source sentences held out for testing, if no file is for testing.
+        max_tokens: Largest number of tokens of a sentence, including the end token; longer pairs are left out.
+        val_share: Share of the source sentences held out for validation, if no file is for it; likewise ``test_share``.
         train_samples: Number of pairs to train on; None trains on all.
-        batch_size: Batch size of the run; batches hold pairs of similar length.
     """
 
     pieces: Pieces = "bpe"
@@ -58,12 +55,7 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class Pair:
-    """Sentence pair: a sentence and its translation, as text.
-
-    Attributes:
-        source: Sentence in the source language.
-        target: Its translation into the target language.
-    """
+    """Sentence and its translation."""
 
     source: str
     target: str
@@ -82,18 +74,8 @@ def distinct(pairs: Iterable[Pair]) -> list[Pair]:
 def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> dict[str, list[Pair]]:
     """Divide pairs into ``train``, ``val`` and ``test``, the same in every run; parts with a share of 0 are left out.
 
-    The distinct sources are shuffled by a fixed permutation and cut; all translations of a source stay together.
-
-    Args:
-        pairs: Distinct pairs.
-        val_share: Share of all sources for validation, at least one source if not 0.
-        test_share: Share of all sources for testing, at least one source if not 0.
-
-    Returns:
-        Pairs of each part by its name, in the given order.
-
-    Raises:
-        ConfigError: The shares leave no pairs to train on.
+    The distinct sources are shuffled by a fixed permutation and cut, at least one for each part; all translations of a
+    source stay together. ConfigError is raised if the shares leave no pairs to train on.
     """
     by_source: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -118,15 +100,7 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
 
 
 class PairSplit(Split):
-    """Training, validation or test split of sentence pairs, in batches of similar length.
-
-    Args:
-        sources: Token numbers of each sentence, with an end token.
-        targets: Token numbers of each translation, with an end token, which counts in the loss like the other tokens.
-        batch_size: Batch size of the run.
-        faults: Record of unusable lines of the files.
-        left_out: Number of pairs that were too long.
-    """
+    """Split of sentence pairs, in batches of similar length; their end tokens count in the loss."""
 
     in_memory = True
 
@@ -152,26 +126,19 @@ class PairSplit(Split):
         """Number of pairs that were left out: unusable lines and pairs that were too long."""
         return len(self.faults.found) + self.left_out
 
+    @override
     def survey(self) -> Survey:
-        """Return the tokens of each sentence and translation; see `mptrain.workloads.base.dataset.Split.survey`."""
         return Survey(lengths={"source tokens": self.sources.lengths, "target tokens": self.targets.lengths})
 
+    @override
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Return the order of pairs in an epoch, int64 ``[len(self)]``, in batches of similar length.
-
-        For arguments see `mptrain.workloads.base.dataset.Split.order`.
-        """
         lengths = self.sources.lengths + self.targets.lengths
         return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Return the batch of the pairs with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
+        """Return padded sentences, int64 ``[N, S]``, their ``source_lengths``, and translations, int64 ``[N, T]``.
 
-        Returns:
-            ``inputs``, the token numbers of the sentences, int64 ``[N, S]``, and ``targets``, those of the
-            translations, int64 ``[N, T]``, padded at the end; in ``more`` ``source_lengths``, int64 ``[N]``. The loss
-            averages over the target tokens of all samples, so a sample counts as often as it has target tokens
-            (``counts``).
+        The loss averages over the target tokens of all samples, so a sample counts as often as it has target tokens.
         """
         picked = torch.as_tensor(indices, dtype=torch.int64)
         counts = tuple(self.targets.lengths[picked].tolist())
@@ -181,20 +148,7 @@ class PairSplit(Split):
 
 @dataclass
 class PairDataset(Dataset):
-    """Data set of sentence pairs for translation, with the vocabularies of both languages.
-
-    It implements `mptrain.workloads.base.dataset.Dataset`.
-
-    Attributes:
-        name: Name in the configuration.
-        source: Vocabulary of the sentences.
-        target: Vocabulary of the translations; the same object if shared.
-        train: Training pairs.
-        val: Validation pairs, or None.
-        test: Test pairs, or None.
-        files: Source files of each part; empty if there are none.
-        repeated: Number of repeated pairs that were left out of their part.
-    """
+    """Data set of sentence pairs for translation; ``source`` and ``target`` are one object for a shared vocabulary."""
 
     name: str
     source: Subwords
@@ -206,14 +160,8 @@ class PairDataset(Dataset):
     repeated: int = 0
     workers = 0
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the properties that models and tasks may take as arguments, by parameter name; see `Dataset.facts`.
-
-        Returns:
-            ``source_vocabulary_size`` and ``target_vocabulary_size`` in tokens; ``shared_vocabulary``, whether both
-            languages share one; ``decode`` and ``decode_source``, functions from token numbers of a translation, or of
-            a sentence, to text.
-        """
         return {
             "source_vocabulary_size": len(self.source),
             "target_vocabulary_size": len(self.target),
@@ -222,13 +170,8 @@ class PairDataset(Dataset):
             "decode_source": self.source.decode,
         }
 
+    @override
     def card(self) -> dict[str, Any]:
-        """Return the data description of a run as JSON values.
-
-        Returns:
-            ``labels``, the tokens of the vocabularies; ``sentencepiece``, their models in base64; ``too_long`` and
-            ``repeated``, numbers of pairs left out; ``files``, the source files of each part.
-        """
         sides = (
             {"source": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
         )
@@ -242,10 +185,7 @@ class PairDataset(Dataset):
         }
 
     def describe(self) -> str:
-        """Return a summary for the terminal: sizes of the vocabularies, and numbers of pairs left out for each reason.
-
-        Example: ``pairs in a vocabulary of 4,000 pieces, 2 left out, 31 repeated, 5 too long``.
-        """
+        """Return, for example, ``pairs in a vocabulary of 4,000 pieces, 2 left out, 31 repeated, 5 too long``."""
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
@@ -265,20 +205,9 @@ def pairs_as_dataset(
 ) -> PairDataset:
     """Make a translation data set: hold out parts without files of their own, learn vocabularies, tokenize all pairs.
 
-    Repeated pairs of a part are left out and counted. Pairs with more than ``max_tokens`` tokens on a side, including
-    the end token, are left out and counted as well.
-
-    Args:
-        name: Name of the data set.
-        given: Pairs of ``train``, and of ``val`` and ``test`` unless they are to be held out of ``train``.
-        options: Options that the user set for the data set.
-        faults: Record of unusable lines of each part with files of its own.
-        files: Source files of each part.
-
-    Raises:
-        EnvironmentRefused: sentencepiece is not installed.
-        DataError: There is no pair to train on.
-        ConfigError: The vocabulary is too small, or there are fewer pairs than ``train_samples``.
+    Repeated pairs of a part, and pairs with more than ``max_tokens`` tokens on a side, including the end token, are
+    left out and counted. EnvironmentRefused is raised if sentencepiece is not installed, DataError without pairs to
+    train on, and ConfigError if the vocabulary is too small, or there are fewer pairs than ``train_samples``.
     """
     parts = {part: distinct(pairs) for part, pairs in given.items()}
     repeated = sum(map(len, given.values())) - sum(map(len, parts.values()))

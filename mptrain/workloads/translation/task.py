@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.device import widest
 from mptrain.extras import load_extra, require_extra
@@ -38,23 +39,17 @@ class Translate(Task):
     """Translation task: translate sentences from one language into another; cross-entropy, perplexity and BLEU.
 
     The model is called as ``model(source, source_lengths, given)`` and returns logits ``[N, T, V]`` of the token after
-    each given token: the start token, then the translation. For decoding it also needs ``encode`` and ``step``
-    (`mptrain.workloads.translation.beam_search.Translator`).
-
-    References of BLEU are limited to what the vocabulary can spell: a character that is not in the training text
-    becomes the sign ⁇ in references and in translations, so different unknown characters count as equal.
+    each given token: the start token, then the translation. For decoding it is also a `Translator`. References of BLEU
+    are limited to what the vocabulary can spell: a character that is not in the training text becomes the sign ⁇ in
+    references and in translations, so different unknown characters count as equal.
 
     Attributes:
-        target_vocabulary_size: Number of tokens of the target language, V.
-        decode: Function from token numbers of a translation to text.
-        decode_source: Function from token numbers of a sentence to text.
-        label_smoothing: Share of the target's probability spread over all tokens in training (0.1 in Vaswani et al.
-            2017, section 5.4). Metrics use the loss without smoothing.
-        beam: Number of translations that the beam search keeps; 1 decodes greedily; 0 translates nothing and measures
-            only the loss.
+        decode: Function from token numbers of a translation to text; ``decode_source`` is that of a sentence.
+        label_smoothing: Share of the target's probability spread over all tokens in training (Vaswani et al. 2017,
+            section 5.4). Metrics use the loss without smoothing.
+        beam: Number of translations that the beam search keeps; 1 decodes greedily; 0 measures only the loss.
         length_penalty: Exponent of the length penalty of beam search (0.6 in Vaswani et al. 2017, see Wu et al. 2016).
         length_factor: Largest number of tokens of a translation per token of its source, before ``length_extra``.
-        length_extra: Number of tokens added to that limit.
         bleu_tokenizer: Tokenizer of sacrebleu: ``13a``, ``intl``, or ``char`` for languages without spaces.
     """
 
@@ -74,35 +69,24 @@ class Translate(Task):
     shares = ("exact",)
 
     def __post_init__(self) -> None:
-        """Check that sacrebleu, which computes BLEU, is installed, unless ``beam`` is 0.
-
-        Raises:
-            EnvironmentRefused: sacrebleu is not installed.
-        """
+        """Raise EnvironmentRefused if sacrebleu is not installed, unless ``beam`` is 0."""
         if self.beam:
             require_extra("sacrebleu", "translation", "task=translate (unless task.beam=0)")
 
+    @override
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the training losses of the task: one, `loss`, for all parameters of the model."""
         return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss: mean cross-entropy in nats over all target tokens without padding, float32 scalar.
-
-        Args:
-            model: Translation model; see `Translate` for its interface.
-            batch: Micro-batch on the device.
-        """
+        """Return the mean cross-entropy in nats over all target tokens without padding, float32 scalar."""
         return self._cross_entropy(model, batch, reduction="sum", label_smoothing=self.label_smoothing) / batch.terms
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Translate a batch and return the sums that the validation metrics need, per sentence; see `Task.measure`.
+        """Translate a batch and return sums per sentence: ``loss`` in nats, without smoothing, and ``sentences``, 1.
 
-        Returns:
-            ``loss``, the cross-entropy in nats summed over the target tokens, without label smoothing; ``sentences``,
-            always 1; unless ``beam`` is 0 also ``exact``, 1 if the translation equals the reference, and the counts of
-            BLEU: ``matches_n`` and ``ngrams_n`` for n from 1 to 4, ``length`` and ``reference_length``. Each is float64
-            ``[N]``; the loss is float32 on devices without FP64.
+        Unless ``beam`` is 0, there are also ``exact``, 1 if the translation equals the reference, and the counts of
+        BLEU: ``matches_n`` and ``ngrams_n`` for n from 1 to 4, ``length`` and ``reference_length``. Each is float64
+        ``[N]``; the loss is float32 on devices without FP64.
         """
         losses = self._cross_entropy(model, batch, reduction="none").view(batch.targets.shape)
         sums = {
@@ -119,16 +103,7 @@ class Translate(Task):
         return {**sums, **dict(zip(names, counts, strict=True))}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Return the metrics of a whole split from the sums of `measure`.
-
-        Args:
-            sums: Sum of each quantity of `measure` over the split.
-            terms: Number of target tokens in the split.
-
-        Returns:
-            ``loss``: mean loss in nats a token; ``perplexity``: its exponential; unless ``beam`` is 0 also ``bleu``,
-            from 0 to 100, and ``exact``, the share of translations that equal their reference.
-        """
+        """Return ``loss`` and ``perplexity``, and unless ``beam`` is 0 ``bleu``, 0 to 100, and ``exact``, a share."""
         loss = sums["loss"] / terms
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.beam:
@@ -143,12 +118,7 @@ class Translate(Task):
         return {**metrics, "bleu": float(bleu.score), "exact": sums["exact"] / sums["sentences"]}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """Translate sentences to show after a validation.
-
-        Returns:
-            ``translations``: a table of source, reference and model's translation of the first sentences of the batch.
-            Empty if ``beam`` is 0.
-        """
+        """Return sources, references and the model's translations of the first sentences, unless ``beam`` is 0."""
         if not self.beam:
             return {}
         first = batch.split(-(-batch.samples // _SHOWN))[0]
@@ -158,12 +128,7 @@ class Translate(Task):
         return {"translations": Texts(("source", "reference", "model"), tuple(rows))}
 
     def translations(self, model: Any, batch: Batch) -> list[str]:
-        """Translate the sentences of a batch, greedily or by beam search, and return the text of each translation.
-
-        Args:
-            model: Translation model with ``encode`` and ``step``; see `Translate`.
-            batch: Batch on the device.
-        """
+        """Translate the sentences of a batch, greedily or by beam search, and return the text of each translation."""
         lengths = batch.more["source_lengths"]
         limits = (lengths * self.length_factor).ceil().long() + self.length_extra
         given = (model, batch.inputs, lengths, limits)

@@ -14,14 +14,7 @@ from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk
 
 @dataclass(frozen=True, kw_only=True)
 class AsteriskAudioOptions(RecordingOptions):
-    """Options of the data set ``asterisk_audio``; see `load_asterisk_audio`.
-
-    Further options are those of `RecordingOptions`.
-
-    Attributes:
-        sounds: Folder of the recordings.
-        transcripts: File that lists the transcripts.
-    """
+    """Options of the data set ``asterisk_audio``, besides those of `RecordingOptions`."""
 
     sounds: Path = SOUNDS
     transcripts: Path = TRANSCRIPTS
@@ -31,11 +24,8 @@ class AsteriskAudioOptions(RecordingOptions):
 def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
     """Read Asterisk's spoken prompts into memory as raw audio: about 24 minutes of one speaker at 8 kHz.
 
-    Call it with the fields of `AsteriskAudioOptions` as keyword arguments.
-
-    Raises:
-        DataError: The prompts are missing, or one cannot be read and ``on_error`` is ``stop``.
-        ConfigError: No recording is left to train on.
+    DataError is raised if prompts are missing, or one cannot be read and ``on_error`` is ``stop``; ConfigError if no
+    recording is left to train on.
     """
     faults, alphabet = Faults(options.on_error), Alphabet(ENGLISH)
     read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)

@@ -20,17 +20,10 @@ _HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingFolderOptions(RecordingOptions):
-    """Options of the data set ``recordings``, a folder of sound files; see `load_recordings`.
+    """Options of the data set ``recordings``, a folder of sound files, besides those of `RecordingOptions`.
 
-    Further options are those of `RecordingOptions`.
-
-    Attributes:
-        root: Folder of the sound files, which may be in subfolders by speaker.
-        name: Name of the data set in records.
-        rate: Sample rate that all recordings are converted to, in hertz.
-        speakers: Condition the network on the speaker, where there are several speakers.
-        alphabet: Letters of the transcripts; other letters are left out.
-        workers: Number of processes that read files.
+    ``rate`` is the sample rate that all recordings are converted to, in hertz; ``speakers`` conditions the network on
+    the speaker, where there are several; letters of transcripts that are not in ``alphabet`` are left out.
     """
 
     root: Path = Path("data/recordings")
@@ -48,8 +41,6 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
     Files may be in the folder itself or in subfolders, in which case each direct subfolder is a speaker. The transcript
     of ``NAME.wav`` is the text file ``NAME.txt`` next to it. If the network is conditioned on text and one recording
     has a transcript, recordings without a transcript and transcripts without a recording are unusable.
-
-    Call it with the fields of `RecordingFolderOptions` as keyword arguments.
 
     Raises:
         DataError: There are no recordings, or one is unusable and ``on_error`` is ``stop``.
@@ -101,11 +92,7 @@ def _speaker_of(file: Path, root: Path) -> str:
 
 
 def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
-    """Return the text file of each recording that has one; empty if no recording has one.
-
-    Raises:
-        DataError: Only some recordings have a text, or a text has no recording, and ``on_error`` is ``stop``.
-    """
+    """Return the text file of each recording that has one; if any has, the others and lone texts are faults."""
     found = {file: file.with_suffix(".txt") for file in files if file.with_suffix(".txt").is_file()}
     if found:
         hint = "fix or remove it, set dataset.text=false"
@@ -118,11 +105,6 @@ def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the transcript of a recording.
-
-    Raises:
-        RecordingError: The text cannot be read.
-    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -37,14 +37,9 @@ _PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 1
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSoundOptions(WindowOptions):
-    """Options of the data set ``made_up_sounds`` of synthetic sounds; see `make_sounds`.
+    """Options of the data set ``made_up_sounds`` of synthetic sounds, besides those of `WindowOptions`.
 
-    Further options are those of `WindowOptions`.
-
-    Attributes:
-        train_samples: Number of training sounds; a smaller set is a prefix of a larger one.
-        val_samples: Number of validation sounds; 0 for none.
-        test_samples: Number of test sounds; 0 for none.
+    A smaller training set is a prefix of a larger one; 0 ``val_samples`` or ``test_samples`` make no such part.
     """
 
     train_samples: PositiveInt = 160
@@ -56,10 +51,7 @@ class SyntheticSoundOptions(WindowOptions):
 def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
     """Synthesise half-second sounds of four kinds at 8 kHz, the same in every run.
 
-    The kinds are a string, two vowels and a bell. They take the place of speakers, on which a network can be
-    conditioned.
-
-    Call it with the fields of `SyntheticSoundOptions` as keyword arguments.
+    The kinds are a string, two vowels and a bell; they take the place of speakers that condition a network.
     """
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SoundSplit] = {}
@@ -79,14 +71,9 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
 
 
 def sound(kind: int, part: int, index: int) -> Tensor:
-    """Synthesise one sound of half a second, int16 ``[LENGTH]``, which depends only on the arguments.
+    """Synthesise one sound of half a second, int16 ``[LENGTH]``, by kind, split (0, 1 or 2) and index.
 
     Pitch, loudness, onset and noise differ from sound to sound.
-
-    Args:
-        kind: Position of the kind in `KINDS`.
-        part: Number of the split: 0 for training, 1 for validation, 2 for testing.
-        index: Number of the sound within its split.
     """
     pitch, loudness, onset, *draws = uniforms(_FIXED, part, [index], 3 + RATE)[0].tolist()
     begin = int(onset * LENGTH / 8)
@@ -112,11 +99,7 @@ def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
 
 
 def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor]:
-    """Return a function that synthesises a sung vowel with these formants, in hertz.
-
-    The vowel consists of harmonics that fall by 6 dB an octave and are louder near a formant, with a fade-in and
-    fade-out.
-    """
+    """Return a maker of sung vowels: harmonics that fall by 6 dB an octave and are louder near a formant (in hertz)."""
 
     def make(frequency: float, length: int, draws: Tensor) -> Tensor:
         seconds = torch.arange(length, dtype=torch.float64) / RATE

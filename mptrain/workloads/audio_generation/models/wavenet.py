@@ -1,8 +1,5 @@
 """WaveNet: a network that predicts the level of each next sample of a sound from the samples before it.
 
-Dilated causal convolutions look back over ever larger distances. All layers may run in half precision; the task
-computes the softmax over the levels in FP32.
-
 Generation costs one step per sample: every layer caches the past inputs that it needs (Paine et al. 2016, *Fast Wavenet
 generation algorithm*), so the cost of a step depends on the number of layers and not on the receptive field. The result
 is that of the whole network, up to rounding.
@@ -22,15 +19,8 @@ from mptrain.fields import NonNegativeInt, PositiveInt
 class GatedLayer(nn.Module):
     """Layer of WaveNet: dilated causal convolution with a tanh-sigmoid gate (van den Oord et al. 2016, eq. 2).
 
-    Args:
-        residual: Channels of the residual path, R.
-        kernel_size: Number of taps of the convolution.
-        dilation: Distance between taps in samples.
-        condition: Channels of the condition, E, which is added to the gates (speaker, text); 0 for none.
-        last: Whether this is the last layer, which has no residual output.
-
-    Attributes:
-        past: Number of earlier samples that an output depends on.
+    The condition (speaker, text), of E channels, is added to the gates; 0 for none. The ``last`` layer has no residual
+    output. ``past`` is the number of earlier samples that an output depends on.
     """
 
     def __init__(self, residual: int, kernel_size: int, dilation: int, condition: int, *, last: bool) -> None:
@@ -41,40 +31,23 @@ class GatedLayer(nn.Module):
         self.residual = None if last else nn.Conv1d(residual, residual, 1)
 
     def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Apply the gated convolution to all samples of a sequence.
+        """Return residual output and gated product, ``[N, R, L]`` each, for inputs ``[N, R, L]``.
 
-        Args:
-            given: Inputs ``[N, R, L]``.
-            condition: Condition ``[N, E, L]``, or ``[N, E, 1]`` for the same at all samples, or None.
-
-        Returns:
-            Two tensors ``[N, R, L]``: the residual output, which is the input of the next layer, and the gated product,
-            which goes to the skip connections. In the last layer the residual output is the input unchanged.
+        The first goes to the next layer, the second to the skip connections; in the last layer the residual output is
+        the input unchanged. The condition is ``[N, E, L]``, or ``[N, E, 1]`` for the same at all samples, or None.
         """
         gates, added = self.gates(F.pad(given, (self.past, 0))), self.added(condition)
         return self.outputs(given, gates if added is None else gates + added)
 
     def added(self, condition: Tensor | None) -> Tensor | None:
-        """Project a condition to the part of the gates' pre-activations that it contributes, for all samples at once.
-
-        Args:
-            condition: ``[N, E, L]`` or ``[N, E, 1]``, or None.
-
-        Returns:
-            ``[N, 2 R, L]`` or ``[N, 2 R, 1]``; None if the layer or the call has no condition.
-        """
+        """Return what a condition adds to the gates' pre-activations, ``[N, 2 R, L]`` or ``[N, 2 R, 1]``, or None."""
         if self.condition is None or condition is None:
             return None
         added: Tensor = self.condition(condition)
         return added
 
     def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual output and the gated product, ``[N, R, L]`` each, from the gates' pre-activations.
-
-        Args:
-            given: Inputs of the layer ``[N, R, L]``.
-            gates: Pre-activations ``[N, 2 R, L]``: those of tanh, then those of the sigmoid.
-        """
+        """Return the outputs of `forward` from the pre-activations ``[N, 2 R, L]``: of tanh, then of the sigmoid."""
         filtered, gate = gates.chunk(2, 1)
         product = torch.tanh(filtered) * torch.sigmoid(gate)
         onward = given if self.residual is None else given + self.residual(product)
@@ -82,12 +55,7 @@ class GatedLayer(nn.Module):
 
 
 class Queue:
-    """Gated layer with a cache of its past inputs, for generation sample by sample.
-
-    Args:
-        layer: The layer, whose weights are used unchanged.
-        seen: Inputs of the layer so far, ``[N, R, L]``; only the last ``layer.past`` are kept.
-    """
+    """Gated layer with a cache of its last ``layer.past`` inputs, for generation sample by sample."""
 
     def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
         self.layer = layer
@@ -99,14 +67,9 @@ class Queue:
         self._spacing = layer.gates.dilation[0]
 
     def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Compute both outputs of the layer for the next sample, and add its input to the cache.
+        """Return both outputs of the layer for the next sample, ``[N, R, 1]``, and add its input to the cache.
 
-        Args:
-            given: Input of the layer for this sample, ``[N, R, 1]``.
-            condition: Contribution of the condition to the gates, from `GatedLayer.added`, ``[N, 2 R, 1]``; or None.
-
-        Returns:
-            Residual output and gated product, ``[N, R, 1]`` each, as in `GatedLayer.forward`.
+        ``condition`` is the result of `GatedLayer.added` for this sample, ``[N, 2 R, 1]``, or None.
         """
         size = self._kept.shape[2]
         taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
@@ -121,22 +84,16 @@ class WaveNet(nn.Module):
     """WaveNet: stacks of gated layers with dilations 1, 2, 4 ... over embedded levels (van den Oord et al. 2016).
 
     The speaker is an embedding shared by all samples (global conditioning, their section 2.5). Text is an embedding of
-    letters, mixed with their neighbours; each sample gets that of the letter being spoken (local conditioning).
+    letters, mixed with their neighbours; each sample gets that of the letter being spoken (local conditioning). An
+    output depends on ``receptive_field`` samples, ``1 + stacks (kernel_size - 1) (2 ** layers - 1)``.
 
     Args:
-        levels: Number of µ-law levels.
         stacks: Number of stacks; dilations restart at 1 in each.
         layers: Layers per stack, the last with a dilation of ``2 ** (layers - 1)``.
         residual: Channels of the residual path and of the gates, R.
         skip: Channels of the sum over the skip connections of all layers.
-        kernel_size: Number of taps of each layer.
-        speakers: Number of speakers; 0 for no conditioning on the speaker.
-        vocabulary_size: Number of letters, including that for "no letter"; 0 for no conditioning on text.
+        vocabulary_size: Number of letters, including that for "no letter"; 0 for no text, like 0 ``speakers``.
         condition: Size of the embeddings of speakers and letters, E.
-
-    Attributes:
-        receptive_field: Number of samples that an output depends on:
-            ``1 + stacks (kernel_size - 1) (2 ** layers - 1)``.
     """
 
     def __init__(
@@ -172,16 +129,10 @@ class WaveNet(nn.Module):
     def forward(
         self, given: Tensor, speaker: Tensor | None = None, text: Tensor | None = None, place: Tensor | None = None
     ) -> Tensor:
-        """Predict the next level at each position: return the logits of all levels.
+        """Return logits of the next level at each position, ``[N, levels, L]``, for levels ``[N, L]``.
 
-        Args:
-            given: Levels, int64 ``[N, L]``.
-            speaker: Numbers of the speakers, int64 ``[N]``.
-            text: Numbers of the letters, int64 ``[N, M]``, zero-padded.
-            place: Index into ``text`` of the letter being spoken, int64 ``[N, L]``.
-
-        Returns:
-            Logits ``[N, levels, L]``.
+        ``speaker``, int64 ``[N]``, has numbers of speakers, ``text``, int64 ``[N, M]``, zero-padded, those of letters,
+        and ``place``, int64 ``[N, L]``, the index into ``text`` of the letter being spoken.
         """
         condition = self.conditioning(speaker, text, place)
         value = self.embedding(given).transpose(1, 2)
@@ -192,16 +143,7 @@ class WaveNet(nn.Module):
         return self.answer(products)
 
     def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
-        """Embed speaker and text as the condition that is added to the gates of all layers.
-
-        Args:
-            speaker: As in `forward`.
-            text: As in `forward`.
-            place: As in `forward`.
-
-        Returns:
-            ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, None without either.
-        """
+        """Return the condition of all layers, ``[N, E, L]`` with text, ``[N, E, 1]`` with only a speaker, or None."""
         condition: Tensor | None = None
         if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
             letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
@@ -214,11 +156,7 @@ class WaveNet(nn.Module):
         return condition
 
     def answer(self, products: list[Tensor]) -> Tensor:
-        """Compute the logits ``[N, levels, L]`` from the skip connections of all layers.
-
-        Args:
-            products: Gated product of each layer, ``[N, R, L]``: batch, channels, time steps.
-        """
+        """Compute the logits ``[N, levels, L]`` from the gated product of each layer, ``[N, R, L]``."""
         logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
         return logits
 
@@ -231,18 +169,10 @@ class WaveNet(nn.Module):
         text: Tensor | None = None,
         place: Tensor | None = None,
     ) -> Tensor:
-        """Generate levels one after the other, each drawn from the prediction given all levels before it.
+        """Generate ``count`` levels, int64 ``[N, count]``, each drawn from the prediction given all levels before it.
 
-        Args:
-            given: Levels to continue, int64 ``[N, L]``, L at least 1.
-            count: Number of levels to draw.
-            source: Random number generator for the draws, on the device of the levels.
-            speaker: As in `forward`.
-            text: As in `forward`.
-            place: As in `forward`, int64 ``[N, L - 1 + count]``: for each given and drawn level but the first.
-
-        Returns:
-            Drawn levels, int64 ``[N, count]``.
+        ``given``, int64 ``[N, L]``, has at least one level; ``source`` is on its device. ``place`` is int64
+        ``[N, L - 1 + count]``: for each given and drawn level but the first.
         """
         condition = self.conditioning(speaker, text, place)
         length = given.shape[1]

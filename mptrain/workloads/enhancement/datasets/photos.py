@@ -6,6 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.data_files import walk
@@ -36,26 +38,16 @@ class InstalledPhotos(PhotoDataset):
     """Data set ``photos``: degraded and clean crops of photos that installed packages contain; no download is needed.
 
     Training uses a temple, a flower, an astronaut and a rocket, validation a portrait, the test a cat and a coffee cup.
-    Half of the training photos and all test photos are from scikit-image. For other options and errors see
-    `PhotoDataset`. All photos are kept in memory.
-
-    Attributes:
-        skimage: Whether to use the photos of scikit-image; without them there is no test split.
-
-    Raises:
-        DataError: A package or its files are missing.
+    Half of the training photos and all test photos are from scikit-image; without ``skimage`` there is no test split.
+    All photos are kept in memory. DataError is raised if a package or its files are missing.
     """
 
     skimage: bool = True
 
     name, cache_mb = "photos", 64
 
+    @override
     def files(self) -> dict[str, list[str]]:
-        """Return the paths of the photos of each split in the installed packages.
-
-        Raises:
-            DataError: A package or its files are missing.
-        """
         sources = (_ALWAYS, _SKIMAGE) if self.skimage else (_ALWAYS,)
         splits = dict.fromkeys(split for source in sources for split in source)
         return {split: [_photo(name) for source in sources for name in source.get(split, ())] for split in splits}
@@ -65,17 +57,9 @@ class InstalledPhotos(PhotoDataset):
 class PhotoFolder(PhotoDataset):
     """Data set ``photo_folder``: degraded and clean crops of the image files in a folder of the user.
 
-    The files are in ``root/train``, ``root/val`` and ``root/test``, or all in ``root``, where whole photos are held
-    out. For other options and errors see `PhotoDataset`.
-
-    Attributes:
-        root: Folder of the image files.
-        name: Name of the data set in records.
-        val_photos: Number of photos to hold out for validation if there is no ``root/val``; None holds out a tenth, at
-            least one.
-        test_photos: Number of photos to hold out for testing if there is no ``root/test``; None holds out a tenth, at
-            least one.
-        cache_mb: Megabytes of decoded photos to keep in each process.
+    The files are in ``root/train``, ``root/val`` and ``root/test``, or all in ``root``, where whole photos are held out
+    by a permutation that is the same in every run. ``val_photos`` and ``test_photos`` are their numbers if there is no
+    such folder; None holds out a tenth, at least one.
 
     Raises:
         DataError: There are no images.
@@ -92,15 +76,8 @@ class PhotoFolder(PhotoDataset):
     cache_mb: PositiveFloat = 2048.0
     workers: NonNegativeInt = 4
 
+    @override
     def files(self) -> dict[str, list[str]]:
-        """Return the paths of the photos of each split: from a folder of that name, or held out of ``train``.
-
-        The photos to hold out are chosen by a fixed permutation, so they are the same in every run.
-
-        Raises:
-            DataError: There are no images.
-            ConfigError: No photo is left to train on.
-        """
         root = self.root.expanduser()
         train = root / "train"
         found = {"train": files_below(train if train.is_dir() else root)}
@@ -129,11 +106,7 @@ load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the paths of the image files in a folder and its subfolders, sorted, without hidden files and folders.
-
-    Raises:
-        DataError: The folder does not exist or has no images.
-    """
+    """Return the paths of the image files below a folder, sorted, without hidden ones; DataError if there are none."""
     hint = f"set dataset.root=FOLDER; known suffixes: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no own files"
     if not folder.is_dir():
         raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
@@ -148,11 +121,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def _photo(name: str) -> str:
-    """Return the path of a photo in an installed package, without importing the package.
-
-    Raises:
-        DataError: The package or the photo is not installed.
-    """
+    """Return the path of a photo in an installed package, without importing the package."""
     package, _, file = name.partition("/")
     distribution, folder = _PACKAGES[package]
     spec = importlib.util.find_spec(package)

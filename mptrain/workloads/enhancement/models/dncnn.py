@@ -17,18 +17,8 @@ class DnCNN(nn.Module):
     """Denoising network from noisy pictures ``[N, C, H, W]`` of about 0 to 1 to clean ones, not clamped.
 
     The first convolution has ReLU, the middle ones BatchNorm and ReLU, the last one neither; its output is subtracted
-    from the input (Zhang et al., section III).
-
-    Theirs has 17 layers for one noise level, 20 for a range of them, and 64 channels.
-
-    Args:
-        in_channels: Number of channels of the pictures, C.
-        upscale: Factor by which the targets of the data are larger than the inputs; must be 1.
-        depth: Number of convolutions.
-        width: Number of hidden channels.
-
-    Raises:
-        ConfigError: The targets are larger than the inputs.
+    from the input (Zhang et al., section III). Theirs has 17 layers for one noise level, 20 for a range of them, and 64
+    channels. ConfigError is raised if the targets are larger than the inputs.
     """
 
     def __init__(
@@ -52,14 +42,7 @@ class DnCNN(nn.Module):
         nn.init.normal_(cast("nn.Conv2d", self.noise[-1]).weight, std=_NEARLY_NOTHING)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Denoise pictures: subtract the noise that the network predicts.
-
-        Args:
-            pictures: Noisy pictures ``[N, C, H, W]``.
-
-        Returns:
-            Denoised pictures ``[N, C, H, W]``, not clamped.
-        """
+        """Subtract the noise that the network predicts."""
         noise: Tensor = self.noise(pictures)
         return pictures - noise
 

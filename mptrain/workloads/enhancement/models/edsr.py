@@ -1,7 +1,4 @@
-"""EDSR (Lim et al. 2017): residual blocks without normalisation at low resolution, then sub-pixel upsampling.
-
-This module has only the network; the data set degrades the pictures, and the task compares them.
-"""
+"""EDSR (Lim et al. 2017): residual blocks without normalisation at low resolution, then sub-pixel upsampling."""
 
 from __future__ import annotations
 
@@ -23,9 +20,6 @@ class Enlarged(nn.Module):
 
     torch does not implement this kernel in half precision. A picture rounded to half precision would also differ from
     its target by up to 0.0002 whatever the network adds.
-
-    Args:
-        upscale: Enlargement factor of each side; 1 leaves pictures as they are.
     """
 
     def __init__(self, upscale: int) -> None:
@@ -33,14 +27,7 @@ class Enlarged(nn.Module):
         self.upscale = upscale
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Enlarge pictures by bicubic interpolation.
-
-        Args:
-            pictures: ``[N, C, H, W]`` in any floating-point dtype.
-
-        Returns:
-            ``[N, C, upscale * H, upscale * W]``, in float32 for half-precision pictures, otherwise in their dtype.
-        """
+        """Enlarge pictures, which become float32 if they are in half precision."""
         wide = pictures if pictures.element_size() >= 4 else pictures.float()
         if self.upscale == 1:
             return wide
@@ -64,17 +51,10 @@ class EDSR(nn.Module):
     """Super-resolution network from pictures ``[N, C, H, W]`` to ``[N, C, upscale * H, upscale * W]``.
 
     Inputs are from 0 to 1; outputs are not clamped. The networks of Lim et al. (section 3 and table 1) have 16 blocks
-    of 64 channels, or 32 blocks of 256 channels with a residual scale of 0.1.
-
-    Args:
-        in_channels: Number of channels of the pictures, C.
-        upscale: Factor by which each side of the output is larger; 1 restores at the same size.
-        blocks: Number of residual blocks.
-        width: Number of hidden channels.
-        residual_scale: Factor of each block's output; a small one keeps wide networks from diverging.
-        interpolated: Whether to add the bicubic enlargement of the input to the output, so that the network learns only
-            the difference, as in VDSR (Kim et al. 2016). This is not in the paper; it makes progress visible within
-            minutes.
+    of 64 channels, or 32 blocks of 256 channels with a ``residual_scale`` of 0.1, the factor of each block's output,
+    which keeps wide networks from diverging. ``interpolated`` adds the bicubic enlargement of the input to the output,
+    so that the network learns only the difference, as in VDSR (Kim et al. 2016). This is not in the paper; it makes
+    progress visible within minutes.
     """
 
     def __init__(
@@ -99,14 +79,7 @@ class EDSR(nn.Module):
         self.tail = nn.Sequential(*_enlarging(width, upscale), last)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Restore pictures at the larger size.
-
-        Args:
-            pictures: Degraded pictures ``[N, C, H, W]`` from 0 to 1.
-
-        Returns:
-            Restored pictures ``[N, C, upscale * H, upscale * W]``, not clamped.
-        """
+        """Restore pictures at the larger size."""
         # The authors subtract the mean colour of their training set; this network subtracts a constant.
         shallow = self.head(pictures - 0.5)
         output: Tensor = self.tail(shallow + self.body(shallow))

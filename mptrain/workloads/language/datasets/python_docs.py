@@ -19,31 +19,19 @@ _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 
 @takes_fields_of(TextOptions)
 def load_python_docs(options: TextOptions) -> TextDataset:
-    """Read Python's language reference and divide it into training, validation and test text.
+    """Read Python's language reference and divide it, in the same way in every run of one version of Python.
 
-    The topics are in alphabetical order. The division is the same in every run of one version of Python.
-
-    Call it with the fields of `TextOptions` as keyword arguments.
-
-    Raises:
-        DataError: This Python has no topics.
-        ConfigError: The text is too short for the options.
+    DataError is raised if this Python has no topics, ConfigError if the text is too short for the options.
     """
     parts = divide(read_topics(), options.val_share, options.test_share)
     return windows_of("python_docs", parts, options, faults={})
 
 
 def read_topics() -> list[str]:
-    """Return the topics of Python's language reference in alphabetical order, without repeated paragraphs.
+    """Return the topics of Python's language reference in alphabetical order, each ending with an empty line.
 
     A paragraph that occurred before is left out. A fifth of the text occurs twice, because large topics include small
     ones. A test on paragraphs that also occur in the training text would measure nothing.
-
-    Returns:
-        Text of each topic, ending with an empty line.
-
-    Raises:
-        DataError: This Python has no topics.
     """
     try:
         topics: dict[str, str] = importlib.import_module(MODULE).topics

@@ -21,13 +21,10 @@ _HINT = "set dataset.path to a file, a list of files, a pattern or a folder; dat
 
 @dataclass(frozen=True, kw_only=True)
 class TextFileOptions(TextOptions):
-    """Options of the data set ``text``, text files of the user; see `load_text`.
-
-    Further options are those of `TextOptions`.
+    """Options of the data set ``text``, text files of the user, besides those of `TextOptions`.
 
     Attributes:
         path: A file, a pattern (``data/*.txt``), a folder, or a list of these.
-        name: Name of the data set in records.
         on_error: ``stop`` or ``skip`` for lines that are not UTF-8.
     """
 
@@ -42,13 +39,8 @@ def load_text(options: TextFileOptions) -> TextDataset:
 
     In a folder, the files with `SUFFIXES` are read in the order of their names. If the name of a file marks it as
     training text, each other file counts only for the part that its own name gives. If no name marks a part, all files
-    are divided. A part without a file of its own is cut off the end of the training text, with its share.
-
-    Call it with the fields of `TextFileOptions` as keyword arguments.
-
-    Raises:
-        DataError: A file is missing or cannot be read, or there is no text.
-        ConfigError: The text is too short for the options.
+    are divided. A part without a file of its own is cut off the end of the training text, with its share. DataError is
+    raised if a file is missing or cannot be read, or there is no text; ConfigError if it is too short for the options.
     """
     name = options.name
     found = find_files(name, (options.path,) if isinstance(options.path, Path) else options.path)
@@ -70,18 +62,9 @@ def load_text(options: TextFileOptions) -> TextDataset:
 
 
 def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """Find text files and group them by the split that their names give, such as ``wiki.valid.tokens``.
+    """Find the files of paths, patterns and folders by the split that their names give; a single file is in ``train``.
 
-    Args:
-        name: Name of the data set, for messages.
-        paths: Files, patterns and folders.
-
-    Returns:
-        Files of ``train``, and of ``val`` and ``test`` if there are any. A single file, and files whose names mark no
-        split, are in ``train``.
-
-    Raises:
-        DataError: A path matches no file, or there are files for validation or test only.
+    DataError is raised if a path matches no file, or there are files for validation or test only.
     """
     files: list[Path] = []
     for path in paths:

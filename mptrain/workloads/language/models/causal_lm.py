@@ -27,29 +27,20 @@ def causal_lm(
     pretrained: bool = False,
     download: bool = True,
 ) -> nn.Module:
-    """Build a language model of the library transformers for the vocabulary of a data set.
+    """Build a language model of the library transformers: tokens, int64 ``[N, T]``, to logits ``[N, T, V]``.
 
-    The network takes tokens, int64 ``[N, T]``, and returns logits ``[N, T, V]``. Losses that the library would add,
-    such as the one that balances experts, are not part of the training loss.
-
-    Args:
-        name: Architecture, such as ``gpt2``. With ``pretrained`` a repository of the Hugging Face hub, or a folder.
-        vocabulary_size: Number of tokens in the vocabulary, V.
-        sequence_length: Tokens of a sample; a network without pretrained weights has as many positions.
-        lanes: Must be 0, because the network carries no state from batch to batch.
-        width: Size of a position's vector, a multiple of ``heads``. None is 64, or the size of the pretrained network.
-        layers: Number of blocks. None is 2, or that of the pretrained network.
-        heads: Number of heads of each attention. None is 4, or that of the pretrained network.
-        config: Further keys of the architecture's configuration in transformers, such as ``rope_parameters``.
-        attention: ``sdpa`` or ``eager``; None takes ``sdpa`` if the architecture has it.
-        pretrained: Whether a new run starts from the weights of the repository. Its configuration sets the sizes. An
-            embedding of another vocabulary keeps its random weights.
-        download: Whether missing files may be downloaded.
+    ``name`` is an architecture, such as ``gpt2``; with ``pretrained`` a repository of the Hugging Face hub, or a
+    folder. Losses that the library would add, such as the one that balances experts, are not part of the training loss.
+    A network without pretrained weights has ``sequence_length`` positions and by default a ``width`` of 64, 2
+    ``layers`` and 4 ``heads``, which divide the width. With ``pretrained`` a new run starts from the weights of the
+    repository, whose configuration sets the sizes; an embedding of another vocabulary keeps its random weights.
+    ``config`` has further keys of the configuration, such as ``rope_parameters``; ``attention`` None takes ``sdpa`` if
+    the architecture has it; ``download`` allows missing files to be downloaded.
 
     Raises:
         EnvironmentRefused: transformers is not installed.
         ConfigError: There is no such architecture, it does not have a key or a value, its logits depend on later
-            tokens, or ``lanes`` is not 0.
+            tokens, or ``lanes`` is not 0, although the network carries no state.
         DataError: Files of pretrained weights are missing.
     """
     if lanes:

@@ -20,38 +20,27 @@ Softmax = Literal["full", "adaptive", "sampled"]
 class LSTMLanguageModel(nn.Module):
     """LSTM language model: embedding, LSTM layers and an output layer over the vocabulary (Zaremba et al. 2014).
 
-    With a projection, a matrix reduces the size of each layer's hidden state before the next time step and the next
-    layer use it (Sak et al. 2014; Jozefowicz et al. 2016).
-
-    With lanes (positions in the text that consecutive batches follow), the last hidden and cell state of each lane is
-    kept, detached, for the batch that continues it; back-propagation through time is truncated at the batch. The state
-    is in buffers outside ``state_dict()``, because it belongs to a position in a text and not to what was learned.
-
-    Initial weights are PyTorch's default; a tied matrix is initialised like a linear layer.
+    With lanes, the last hidden and cell state of each lane is kept, detached, for the batch that continues it;
+    back-propagation through time is truncated at the batch. The state is in buffers ``hidden``, ``[layers, lanes, P]``,
+    and ``cell``, ``[layers, lanes, H]``, outside ``state_dict()``, because it belongs to a position in a text and not
+    to what was learned. Initial weights are PyTorch's default; a tied matrix is initialised like a linear layer.
 
     Args:
-        vocabulary_size: Number of tokens in the vocabulary, V.
         lanes: Rows of state carried from batch to batch; 0 carries none.
-        embedding_size: Size of the token embeddings.
         hidden_size: Size of a layer's cell state, H, and of its hidden state without a projection.
-        projection: Size of a layer's projected hidden state, P, less than ``hidden_size``; 0 for no projection.
-        layers: Number of LSTM layers.
+        projection: Size P, less than H, to which a matrix reduces each hidden state before the next time step and layer
+            use it (Sak et al. 2014; Jozefowicz et al. 2016); 0 for none.
         dropout: Dropout probability before, between and after the layers.
-        tied: Whether the output layer shares the matrix of the embedding (Press and Wolf 2017).
+        tied: Output layer and embedding share a matrix (Press and Wolf 2017).
         softmax: Kind of output layer. ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al.
             2017); ``sampled``: against randomly drawn tokens in training (Jean et al. 2015).
         samples: Tokens that a sampled softmax draws per batch, at most one less than the vocabulary.
-        cutoffs: Token numbers at which the clusters of an adaptive softmax start; those beyond the vocabulary are
-            ignored.
+        cutoffs: Token numbers at which the clusters start; those beyond the vocabulary are ignored.
         shrink: Factor by which the feature size of an adaptive softmax shrinks from cluster to cluster.
 
     Raises:
         ConfigError: A tied matrix would need two shapes or does not exist, a projection would enlarge, or no cluster
             starts within the vocabulary.
-
-    Attributes:
-        hidden: Hidden state carried, ``[layers, lanes, P]`` (H without a projection); absent without lanes.
-        cell: Cell state carried, ``[layers, lanes, H]``; absent without lanes.
     """
 
     hidden: Tensor
@@ -104,10 +93,7 @@ class LSTMLanguageModel(nn.Module):
 
     @property
     def takes_targets(self) -> bool:
-        """True if ``forward`` takes targets and returns their losses: with a sampled or an adaptive softmax.
-
-        `mptrain.workloads.language.task.Language` reads this to decide what to pass.
-        """
+        """True with a sampled or an adaptive softmax: ``forward`` takes targets and returns their losses."""
         return not isinstance(self.decoder, nn.Linear)
 
     def forward(
@@ -117,20 +103,12 @@ class LSTMLanguageModel(nn.Module):
         fresh: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return logits of the next token at each position, or the losses of given targets.
+        """Return logits of the next tokens, ``[N, T, V]`` (log-probabilities with an adaptive softmax).
 
-        With ``lane`` the final state of each sample replaces its row of the carried state.
-
-        Args:
-            tokens: Token numbers, int64 ``[N, T]``.
-            lane: Row of the state that each sample continues, all different, int64 ``[N]``; None starts from zeros and
-                keeps no state.
-            fresh: Whether a sample starts from zeros nevertheless, bool ``[N]``.
-            targets: Next tokens, int64 ``[N, T]``, if the output layer takes them.
-
-        Returns:
-            Logits ``[N, T, V]`` (log-probabilities with an adaptive softmax); with targets their losses in nats,
-            float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``, None in training.
+        With targets, return their losses in nats, float32 ``[N, T]``, and the best guesses, int64 ``[N, T]``, None
+        in training. ``lane``, int64 ``[N]``, has the rows of the state that samples continue and replace, all
+        different; None starts from zeros and keeps no state. ``fresh``, bool ``[N]``, marks samples that start from
+        zeros nevertheless.
         """
         state = None if lane is None else self._carried(lane, fresh)
         with warnings.catch_warnings():

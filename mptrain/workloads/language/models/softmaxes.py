@@ -1,7 +1,7 @@
 """Output layers of language models with large vocabularies: adaptive softmax, and softmax sampled in training.
 
 Log-probabilities, scores, corrections and the softmax are in FP32 whatever the layer's dtype. So are the random draws,
-which are therefore the same in every precision. This module knows nothing of the layers before it.
+which are therefore the same in every precision. Vocabularies must be sorted by frequency.
 """
 
 from __future__ import annotations
@@ -21,22 +21,11 @@ SCORES_AT_A_TIME = 2**26
 class AdaptiveSoftmax(nn.Module):
     """Softmax over frequent tokens and clusters of rare ones, and a softmax within each cluster (Grave et al. 2017).
 
-    Rows of cluster i, counted from 1, have F / shrink^i numbers, so rare tokens need little memory. They also need
-    little time, because a cluster is computed only at positions whose target is in it. The vocabulary must be sorted by
-    frequency. The function is that of `torch.nn.AdaptiveLogSoftmaxWithLoss` with ``div_value=shrink``. That module
-    keeps logarithms in the dtype of its input and sums in half precision; in FP16 the log-probability of a token with
-    probability e^-16 is only accurate to a hundredth. Training synchronises with the device once a step, to count the
-    tokens of the batch in each cluster.
-
-    Args:
-        features: Size of the input features, F.
-        vocabulary_size: Number of tokens in the vocabulary, V.
-        cutoffs: Token numbers at which the clusters start, rising, above 0 and below V; tokens below the first are
-            frequent.
-        shrink: Factor by which the feature size shrinks from cluster to cluster.
-
-    Attributes:
-        bounds: Boundaries of the clusters: ``cutoffs`` and V.
+    The clusters start at ``cutoffs``, rising, above 0 and below V. Rows of cluster i, counted from 1, have F / shrink^i
+    numbers, and a cluster is computed only at positions whose target is in it. The function is that of
+    `torch.nn.AdaptiveLogSoftmaxWithLoss` with ``div_value=shrink``. That module keeps logarithms in the dtype of its
+    input and sums in half precision; in FP16 the log-probability of a token with probability e^-16 is only accurate to
+    a hundredth. Training synchronises with the device once a step, to count the tokens of the batch in each cluster.
     """
 
     def __init__(self, features: int, vocabulary_size: int, cutoffs: tuple[int, ...], shrink: float) -> None:
@@ -50,15 +39,10 @@ class AdaptiveSoftmax(nn.Module):
             self.tails.append(nn.Sequential(narrow, wide))
 
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return log-probabilities of all tokens, or the losses of given targets.
+        """Return log-probabilities, float32 ``[N, T, V]``, for features ``[N, T, F]``.
 
-        Args:
-            given: Output of the layers before, ``[N, T, F]``.
-            targets: Token numbers, int64 ``[N, T]``.
-
-        Returns:
-            Without targets: log-probabilities, float32 ``[N, T, V]``. With targets: their losses in nats, float32
-            ``[N, T]``, and the best guesses, int64 ``[N, T]``, None in training.
+        With targets, int64 ``[N, T]``, return their losses in nats, float32, and the best guesses, int64, None
+        in training.
         """
         if targets is None:
             return self._logarithms(given)
@@ -78,12 +62,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, -1)
 
     def _losses(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return losses in nats, float32 ``[R]``; each row is evaluated on the head and only on its own cluster.
-
-        Args:
-            rows: Input features, ``[R, F]``.
-            right: Targets, int64 ``[R]``.
-        """
+        """Return losses, float32 ``[R]``; each row is evaluated on the head and only on its own cluster."""
         frequent = self.bounds[0]
         cluster = torch.stack([right >= begin for begin in self.bounds[:-1]]).sum(0)
         entry = torch.where(cluster == 0, right, frequent - 1 + cluster)
@@ -101,20 +80,11 @@ class AdaptiveSoftmax(nn.Module):
 class SampledSoftmax(nn.Module):
     """Linear layer over a vocabulary with a sampled softmax loss (Jean et al. 2015; Jozefowicz et al. 2016, 3.1).
 
-    The loss compares the target with tokens drawn once per batch. The logarithm of each token's expected count is
-    subtracted from its score, so the scores that minimise this loss are those of the full softmax, up to a constant per
-    position. A drawn token that equals the target of a position is left out there (accidental hit).
-
-    Tokens are drawn without replacement from `log_uniform`, so the vocabulary should be sorted by frequency. Each token
-    gets a random time from the exponential distribution whose rate is its probability, and the ``samples`` tokens with
-    the smallest times are taken. This has the distribution of repeated draws until enough distinct tokens are found,
-    which is how TensorFlow's sampler works, with the host deciding when to stop. Given the next smallest time t, token
-    k is included with probability ``1 - exp(-p(k) t)`` (Kool et al. 2019, section 4.1).
-
-    Args:
-        features: Size of the input features, F.
-        vocabulary_size: Number of tokens in the vocabulary, V.
-        samples: Number of tokens drawn per batch, less than V.
+    The loss compares the target with ``samples`` tokens, fewer than V, drawn by `draw` from `log_uniform` once per
+    batch. The logarithm of each token's expected count is subtracted from its score, so the scores that minimise this
+    loss are those of the full softmax, up to a constant per position. A drawn token that equals the target of a
+    position is left out there (accidental hit). The draw has the distribution of repeated draws until enough distinct
+    tokens are found, which is how TensorFlow's sampler works, with the host deciding when to stop.
     """
 
     def __init__(self, features: int, vocabulary_size: int, samples: int) -> None:
@@ -125,15 +95,10 @@ class SampledSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.empty(vocabulary_size).uniform_(-bound, bound))
 
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return scores (logits) of all tokens, or the losses of given targets.
+        """Return scores (logits), ``[N, T, V]``, for features ``[N, T, F]``.
 
-        Args:
-            given: Output of the layers before, ``[N, T, F]``.
-            targets: Token numbers, int64 ``[N, T]``.
-
-        Returns:
-            Without targets: scores ``[N, T, V]``. With targets: their losses in nats, float32 ``[N, T]``, and the best
-            guesses, int64 ``[N, T]``. In training the losses are sampled and the guesses None.
+        With targets, int64 ``[N, T]``, return their losses in nats, float32, and the best guesses, int64. In training
+        the losses are sampled and the guesses None.
         """
         if targets is None:
             scores: Tensor = F.linear(given, self.weight, self.bias)
@@ -145,7 +110,7 @@ class SampledSoftmax(nn.Module):
         return losses.view_as(targets), best.view_as(targets)
 
     def _sampled(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return the sampled softmax losses in nats, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
+        """Return losses, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
         probabilities = log_uniform(len(self.bias), rows.device)
         drawn, time = draw(probabilities, self.samples)
         tokens = torch.cat([right, drawn])  # one lookup: one gradient of the size of the matrix instead of two
@@ -164,35 +129,21 @@ class SampledSoftmax(nn.Module):
 
 
 def log_uniform(vocabulary_size: int, device: torch.device) -> Tensor:
-    """Return probabilities of tokens by Zipf's law, from which a sampled softmax draws: they fall like 1 / k.
+    """Return probabilities by Zipf's law, ``log((k + 2) / (k + 1)) / log(V + 1)`` for token k, float32 ``[V]``.
 
-    Token k has probability ``log((k + 2) / (k + 1)) / log(V + 1)``. It is the distribution of TensorFlow's
-    ``log_uniform_candidate_sampler``, used by Jozefowicz et al. It is recomputed on every call, because a buffer would
-    be cast to the model's dtype.
-
-    Args:
-        vocabulary_size: Number of tokens in the vocabulary, V.
-        device: Device of the result.
-
-    Returns:
-        float32 ``[V]``, with a sum of 1.
+    It is TensorFlow's ``log_uniform_candidate_sampler``, used by Jozefowicz et al., and recomputed on every call,
+    because a buffer would be cast to the model's dtype.
     """
     places = torch.arange(1, vocabulary_size + 1, dtype=torch.float32, device=device)
     return places.reciprocal().log1p() / math.log(vocabulary_size + 1)
 
 
 def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Draw distinct tokens without replacement for a sampled softmax, with torch's default generator.
+    """Draw tokens without replacement, with torch's default generator and without synchronising with the device.
 
-    Each token gets a random time from the exponential distribution whose rate is its probability; the tokens with the
-    smallest times are drawn. This does not synchronise with the device.
-
-    Args:
-        probabilities: Probability of each token, float32 ``[V]``, all above 0.
-        samples: Number of tokens to draw, less than V.
-
-    Returns:
-        Tokens, int64 ``[samples]``, and the time of the first token not drawn, float32 scalar, for `inclusion`.
+    Each token gets a random time from the exponential distribution whose rate is its probability (float32 ``[V]``,
+    above 0); the ``samples`` tokens with the smallest times, int64, are returned, and the time of the next one,
+    float32 scalar.
     """
     times = torch.empty_like(probabilities).exponential_() / probabilities
     first = torch.topk(times, samples + 1, largest=False)
@@ -200,14 +151,9 @@ def draw(probabilities: Tensor, samples: int) -> tuple[Tensor, Tensor]:
 
 
 def inclusion(probabilities: Tensor, time: Tensor) -> Tensor:
-    """Return the probability that `draw` includes a token, ``1 - exp(-p t)``, for the correction of its score.
+    """Return the probability that `draw` includes a token, ``1 - exp(-p t)`` (Kool et al. 2019, section 4.1), float32.
 
-    Args:
-        probabilities: Probability p of each token in one draw, float32 of any shape.
-        time: Time t of the first token not drawn, from `draw`.
-
-    Returns:
-        float32 of the same shape, at least the smallest normal number, so that the logarithm is finite.
+    It is at least the smallest normal number, so that the logarithm is finite.
     """
     return (-torch.expm1(-probabilities * time)).clamp_min(torch.finfo(torch.float32).tiny)
 
@@ -215,16 +161,9 @@ def inclusion(probabilities: Tensor, time: Tensor) -> Tensor:
 def exact(
     rows: Tensor, right: Tensor, scores: Callable[[Tensor], Tensor], vocabulary_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return losses and best guesses of the full softmax for evaluation, computed in parts that fit into memory.
+    """Return losses in nats, float32 ``[R]``, and best guesses, int64 ``[R]``, in parts that fit into memory.
 
-    Args:
-        rows: Inputs of the output layer, ``[R, F]``.
-        right: Targets, int64 ``[R]``.
-        scores: Function from rows to scores of all tokens, ``[r, V]``; log-probabilities are scores as well.
-        vocabulary_size: Number of tokens in the vocabulary, V.
-
-    Returns:
-        Losses in nats, float32 ``[R]``, and best guesses, int64 ``[R]``.
+    ``scores`` maps rows ``[r, F]`` to scores or log-probabilities ``[r, V]``.
     """
     size = max(1, SCORES_AT_A_TIME // vocabulary_size)
     losses, best = [], []

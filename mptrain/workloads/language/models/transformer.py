@@ -19,12 +19,7 @@ DEVIATION = 0.02
 
 
 class CausalAttention(nn.Module):
-    """Causal multi-head self-attention (Vaswani et al. 2017): each position attends to itself and to earlier ones.
-
-    Args:
-        width: Size of a position's vector, a multiple of ``heads``.
-        heads: Number of heads.
-    """
+    """Causal multi-head self-attention (Vaswani et al. 2017); ``width`` is a multiple of ``heads``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,14 +28,7 @@ class CausalAttention(nn.Module):
         self.outward = nn.Linear(width, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Apply causal self-attention: each position mixes its own and earlier positions' values.
-
-        Args:
-            given: Vectors of positions, ``[N, T, width]``.
-
-        Returns:
-            ``[N, T, width]``, without the residual connection.
-        """
+        """Mix each position's value with those of earlier ones, ``[N, T, width]`` in and out, without the residual."""
         heads = self.inward(given).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
         # No dropout of attention weights: with it, torch would use other CPU kernels, with other dtypes.
@@ -50,13 +38,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block of a Transformer: causal self-attention, and an MLP with four times the width.
-
-    Args:
-        width: Size of a position's vector.
-        heads: Number of attention heads.
-        dropout: Dropout probability of the residual branches.
-    """
+    """Pre-norm residual block: causal self-attention, and an MLP with four times the width; both with dropout."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -78,19 +60,9 @@ class TransformerLanguageModel(nn.Module):
     """Transformer language model: embeddings of tokens and positions, pre-norm blocks, a norm and a linear layer.
 
     The architecture follows Radford et al. (2018 and 2019); initial weights are those of GPT-2 (Radford et al. 2019).
-
-    Args:
-        vocabulary_size: Number of tokens in the vocabulary, V.
-        sequence_length: Number of positions: tokens of a sample.
-        lanes: Must be 0, because the model carries no state from batch to batch.
-        width: Size of a position's vector, a multiple of ``heads``.
-        layers: Number of blocks.
-        heads: Number of heads of each attention.
-        dropout: Dropout probability after the embedding and in the residual branches.
-        tied: Whether the output layer shares the matrix of the embedding (Press and Wolf 2017).
-
-    Raises:
-        ConfigError: ``width`` is not a multiple of ``heads``, or ``lanes`` is not 0.
+    Dropout is after the embedding and in the residual branches; ``tied`` shares a matrix between output layer and
+    embedding (Press and Wolf 2017). ConfigError is raised if ``width`` is not a multiple of ``heads``, or ``lanes`` is
+    not 0, although the model carries no state.
     """
 
     def __init__(
@@ -129,14 +101,7 @@ class TransformerLanguageModel(nn.Module):
             self.decoder.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Predict the next token at each position: return the logits of all tokens.
-
-        Args:
-            tokens: Token numbers, int64 ``[N, T]``, T at most ``sequence_length``.
-
-        Returns:
-            Logits ``[N, T, V]``.
-        """
+        """Return logits of the next tokens, ``[N, T, V]``, from tokens int64 ``[N, T]``, T <= ``sequence_length``."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         given = self.dropout(self.embedding(tokens) + self.positions(places))
         logits: Tensor = self.decoder(self.norm(self.blocks(given)))
@@ -144,7 +109,6 @@ class TransformerLanguageModel(nn.Module):
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Initialise with normal weights around 0 and zero biases; norms keep torch's ones and zeros."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=DEVIATION)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -1,7 +1,4 @@
-"""Data set ``asterisk``: prompts of the Asterisk telephone exchange as utterances with transcripts.
-
-For the files see `mptrain.workloads.sound.asterisk`.
-"""
+"""Data set ``asterisk``: prompts of the Asterisk telephone exchange as utterances with transcripts."""
 
 from __future__ import annotations
 
@@ -17,14 +14,7 @@ from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AsteriskOptions(SpeechOptions):
-    """Options of the data set ``asterisk``, spoken prompts with transcripts; see `load_asterisk`.
-
-    Further options are those of `SpeechOptions`, some with other defaults.
-
-    Attributes:
-        sounds: Folder of the recordings.
-        transcripts: File that lists the transcripts.
-    """
+    """Options of the data set ``asterisk``, besides those of `SpeechOptions`."""
 
     sounds: Path = SOUNDS
     transcripts: Path = TRANSCRIPTS
@@ -36,14 +26,9 @@ class AsteriskOptions(SpeechOptions):
 def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
     """Read Asterisk's spoken prompts into memory as utterances: about 24 minutes of one speaker at 8 kHz.
 
-    They are divided into training, validation and test utterances, the same in every run. Prompts with numbers of
-    several digits are left out, because the list has ``500`` and not the spoken words.
-
-    Call it with the fields of `AsteriskOptions` as keyword arguments.
-
-    Raises:
-        DataError: The prompts are missing, or one is unusable and ``on_error`` is ``stop``.
-        ConfigError: The features are invalid, or no utterance is left to train on.
+    Prompts with numbers of several digits are left out, because the list has ``500`` and not the spoken words.
+    DataError is raised if prompts are missing, or one is unusable and ``on_error`` is ``stop``; ConfigError if the
+    features are invalid, or no utterance is left to train on.
     """
     form, faults = options.input_format(options.alphabet, RATE), Faults(options.on_error)
     prompts = [

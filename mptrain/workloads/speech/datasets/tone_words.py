@@ -33,15 +33,10 @@ _AMPLITUDE = 6000.0  # amplitude of the loudest tone, in 16-bit steps
 
 @dataclass(frozen=True, kw_only=True)
 class ToneWordsOptions(FrameOptions):
-    """Options of the data set ``tone_words`` of synthetic words; see `make_tone_words`.
+    """Options of the data set ``tone_words`` of synthetic words, besides those of `FrameOptions`.
 
-    Further options are those of `FrameOptions`, some with other defaults.
-
-    Attributes:
-        train_samples: Number of training utterances; a smaller set is a prefix of a larger one.
-        val_samples: Number of validation utterances; 0 for none.
-        test_samples: Number of test utterances; 0 for none.
-        noise: Standard deviation of white noise, relative to that of a tone pair of medium loudness.
+    A smaller training set is a prefix of a larger one; 0 ``val_samples`` or ``test_samples`` make no such part.
+    ``noise`` is the standard deviation of white noise, relative to that of a tone pair of medium loudness.
     """
 
     train_samples: PositiveInt = 1200
@@ -55,17 +50,11 @@ class ToneWordsOptions(FrameOptions):
 
 @takes_fields_of(ToneWordsOptions)
 def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
-    """Synthesise utterances of one to three words of one to four letters, in which each letter is a pair of tones.
-
-    The utterances are the same in every run.
+    """Synthesise utterances of one to three words of one to four letters, the same in every run.
 
     Transcripts are drawn with replacement, so short ones repeat. With the default numbers of utterances, 10.5 % of the
-    validation transcripts and 12 % of the test transcripts also occur in training, with other audio.
-
-    Call it with the fields of `ToneWordsOptions` as keyword arguments.
-
-    Raises:
-        ConfigError: The features are invalid.
+    validation transcripts and 12 % of the test transcripts also occur in training, with other audio. ConfigError is
+    raised if the features are invalid.
     """
     form = options.input_format(LETTERS + " ", RATE)
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
@@ -87,12 +76,7 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
 
 
 def text_of(part: int, index: int) -> str:
-    """Return the transcript of a synthetic utterance, such as ``fa ocb``; it depends only on the arguments.
-
-    Args:
-        part: Number of the split: 0 for training, 1 for validation, 2 for testing.
-        index: Number of the utterance within its split.
-    """
+    """Return the transcript of a synthetic utterance, such as ``fa ocb``, by its split (0, 1 or 2) and index."""
     draws = uniforms(_FIXED, part, [index], 1 + _WORDS * (1 + _LETTERS))[0].tolist()
     words = []
     for word in range(1 + int(draws[0] * _WORDS)):
@@ -106,12 +90,6 @@ def wave_of(text: str, part: int, index: int, noise: float) -> Tensor:
 
     A letter takes 60 to 140 ms, of which the last eighth to quarter is silent; a space is a pause of that length. Tempo
     varies by a fifth in both directions, pitch by 2 % per utterance and 1 % per letter, loudness by a factor of 3.
-
-    Args:
-        text: Transcript from `text_of`.
-        part: Number of the split, as in `text_of`.
-        index: Number of the utterance within its split.
-        noise: Standard deviation of white noise, relative to that of a tone pair of medium loudness.
     """
     tempo, pitch, loudness, *draws = uniforms(mix(_FIXED, 1), part, [index], 3 + 4 * len(text))[0].tolist()
     pieces = []

@@ -36,17 +36,10 @@ _EMPTY = "its transcript is empty"
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechFolderOptions(SpeechOptions):
-    """Options of the data set ``speech``, recordings of the user with transcripts; see `load_speech`.
+    """Options of the data set ``speech``, recordings of the user with transcripts, besides those of `SpeechOptions`.
 
-    Further options are those of `SpeechOptions`, some with other defaults.
-
-    Attributes:
-        path: A manifest or a folder (see `entries_of`) for training.
-        val_path: Manifest or folder for validation; None holds out ``val_share`` of ``path``.
-        test_path: Manifest or folder for testing; None holds out ``test_share`` of ``path``.
-        name: Name of the data set in records.
-        sample_rate: Sample rate that recordings are converted to, in hertz.
-        workers: Number of processes that read recordings, at most the number of available cores.
+    ``path``, ``val_path`` and ``test_path`` are manifests or folders as in `entries_of`; without one its share is held
+    out of ``path``. ``sample_rate``, in hertz, is what recordings are converted to.
     """
 
     path: Path = Path("data/speech")
@@ -63,8 +56,6 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
     """Find recordings and their transcripts, and make a data set; a recording is read when a batch needs it.
 
     Durations that the manifest does not give are read from the headers.
-
-    Call it with the fields of `SpeechFolderOptions` as keyword arguments.
 
     Raises:
         DataError: No recordings are found, or an utterance is unusable and ``on_error`` is ``stop``.
@@ -110,7 +101,6 @@ class Entry:
     """Recording and its transcript, as a manifest or a folder gives them, before the recording is read.
 
     Attributes:
-        path: Path of the recording.
         text: Transcript as written; empty if there is no speech.
         seconds: Duration in seconds, if the manifest gives it.
         where: Line of the list, for messages: ``mine.tsv line 3``; empty if the transcript has a file of its own.
@@ -131,16 +121,10 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
     it has usually been forgotten; in JSON ``"text": ""`` marks a recording without speech.
 
     A folder has, in itself or in subfolders, lists ``*.trans.txt`` with a line ``NAME TRANSCRIPT`` for each recording
-    ``NAME.flac`` next to it (LibriSpeech), or for each recording a file of the same name with the suffix ``.txt``. Text
-    files in folders without recordings, such as a README, are ignored.
-
-    Args:
-        place: The file or folder.
-        faults: Record of malformed lines and empty transcripts, and in folders of transcripts without a recording and
-            recordings without a transcript.
-
-    Raises:
-        DataError: No recordings are found, or one is unusable and ``faults.on_error`` is ``stop``.
+    ``NAME.flac`` next to it (LibriSpeech), or for each recording a file of the same name with the suffix ``.txt``.
+    Text files in folders without recordings, such as a README, are ignored. Transcripts without a recording and
+    recordings without a transcript are faults. DataError is raised for a fault if ``on_error`` is ``stop``, and
+    without recordings.
     """
     if place.is_dir():
         found = _in_folder(place, faults)
@@ -197,11 +181,7 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
-    """Return the recordings of a folder that have transcripts.
-
-    If there is at least one, recordings or transcripts without a counterpart and empty transcripts are reported to
-    ``faults``.
-    """
+    """Return the recordings with transcripts; if there are any, texts and recordings without counterpart are faults."""
     files = files_below(folder, (*SUFFIXES, ".txt"))
     recordings = _recordings(files)
     found: list[Entry] = []

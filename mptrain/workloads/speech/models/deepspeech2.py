@@ -1,8 +1,7 @@
 """Deep Speech 2 (Amodei et al. 2016): convolutions over time and frequency, recurrent layers, and logits of letters.
 
 Padding has no effect: convolutions see zeros after the end of an utterance, BatchNorm excludes them, and backward
-layers start at the end of each utterance. For backward layers utterances are reversed within their lengths on the
-device, so that the host needs no lengths; packed sequences would need them there.
+layers start at the end of each utterance, reversed on the device, so that the host needs no lengths.
 """
 
 from __future__ import annotations
@@ -37,13 +36,9 @@ class DeepSpeech2(nn.Module):
     frequency bins and 29 letters, with PyTorch's default initialisation.
 
     Args:
-        vocabulary_size: Number of letters including the blank, V.
-        feature_size: Number of features per frame, F.
-        channels: Channels of each convolution.
         cell: Kind of recurrent layers: ``gru``, or plain units with ``relu`` or ``tanh``.
-        hidden_size: Size of a recurrent layer's state in each direction, H.
-        layers: Number of recurrent layers.
-        bidirectional: Whether layers also run backwards; False needs only the utterance so far.
+        hidden_size: Size of a recurrent layer's state in each direction.
+        bidirectional: Layers also run backwards; False needs only the utterance so far.
         lookahead: Frames ahead that a row convolution after the recurrent layers sees (Amodei et al., section 3.7, for
             unidirectional layers); 0 for no row convolution.
         dropout: Dropout probability before each recurrent layer and the output layer.
@@ -80,14 +75,10 @@ class DeepSpeech2(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Transcribe utterances: return logits of the letter, or blank, of every second frame.
+        """Return logits of every second frame, ``[N, ceil(T / 2), V]``, and how many are valid, int64 ``[N]``.
 
-        Args:
-            features: Spectral features ``[N, T, F]``, zero-padded.
-            lengths: Frames of each utterance, int64 ``[N]`` from 1 to T.
-
-        Returns:
-            Logits ``[N, ceil(T / 2), V]``, and the number of valid ones of each utterance, int64 ``[N]``.
+        The features are ``[N, T, F]``, zero-padded, and ``lengths`` the frames of each utterance, int64 ``[N]`` from 1
+        to T.
         """
         sound = features.transpose(1, 2).unsqueeze(1)  # one channel of F x T
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
@@ -111,12 +102,7 @@ class DeepSpeech2(nn.Module):
 class Recurrent(nn.Module):
     """Recurrent layer over padded sequences, in one direction or with the outputs of both directions added.
 
-    Args:
-        input_size: Features of an input frame, C.
-        hidden_size: Features of an output frame, and size of the state, H.
-        cell: Kind of cell: ``gru``, or plain units with ``relu`` or ``tanh``.
-        bidirectional: Whether to run backwards as well.
-        normalised: Whether to normalise each input feature over the frames of the batch (sequence-wise BatchNorm).
+    If ``normalised``, each input feature is normalised over the frames of the batch (sequence-wise BatchNorm).
     """
 
     def __init__(self, input_size: int, hidden_size: int, cell: Cell, *, bidirectional: bool, normalised: bool) -> None:
@@ -126,15 +112,9 @@ class Recurrent(nn.Module):
         self.backward_ = _recurrent(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(self, sequence: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-        """Run the layer over all frames, from a zero state; the output at padding is meaningless.
+        """Run the layer over ``[N, T, C]`` to ``[N, T, H]`` from a zero state; the output at padding is meaningless.
 
-        Args:
-            sequence: Frames ``[N, T, C]``, padded at the end.
-            mask: Whether a frame is valid, bool ``[N, T]``.
-            lengths: Number of valid frames of each sequence, int64 ``[N]``.
-
-        Returns:
-            Output of each frame ``[N, T, H]``.
+        ``mask``, bool ``[N, T]``, marks valid frames, and ``lengths``, int64 ``[N]``, counts them.
         """
         if self.norm is not None:
             sequence = self.norm(sequence.transpose(1, 2), mask).transpose(1, 2)
@@ -149,10 +129,6 @@ class RowConvolution(nn.Module):
     """Row convolution: each feature becomes a weighted sum of itself and its values in some frames ahead.
 
     Unidirectional recurrent layers get a little future context from it (Amodei et al. 2016, section 3.7).
-
-    Args:
-        channels: Features of a frame, C.
-        ahead: Number of frames ahead.
     """
 
     def __init__(self, channels: int, ahead: int) -> None:
@@ -161,14 +137,7 @@ class RowConvolution(nn.Module):
         self.rows = nn.Conv1d(channels, channels, ahead + 1, groups=channels, bias=False)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Mix each frame with the frames ahead of it, each feature by itself.
-
-        Args:
-            sequence: Frames ``[N, T, C]`` with zeros in padding.
-
-        Returns:
-            ``[N, T, C]``.
-        """
+        """Mix each frame with those ahead, each feature by itself, ``[N, T, C]`` in and out, with zeros in padding."""
         rows: Tensor = self.rows(F.pad(sequence.transpose(1, 2), (0, self.ahead)))
         return rows.transpose(1, 2)
 
@@ -182,23 +151,12 @@ def _recurrent(cell: Cell, input_size: int, hidden_size: int) -> nn.RNNBase:
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch normalisation of each channel over all valid positions of all sequences in a batch, without padding.
 
-    Padding a sequence therefore has no effect. Computation is in float32 for inputs of any dtype, and outputs have the
-    dtype of the inputs; padding becomes 0. The class is derived from torch's BatchNorm, so that ``keep_fp32: [norms]``
-    (precision option: layers that stay in FP32) applies to it.
+    Computation is in float32, and outputs have the dtype of the inputs. The class is derived from torch's BatchNorm, so
+    that ``keep_fp32: [norms]`` (precision option: layers that stay in FP32) applies to it.
     """
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # noqa: A002 (torch's name)
-        """Normalise each channel at the valid positions, with their own statistics in training.
-
-        In evaluation mode the running statistics are used.
-
-        Args:
-            input: ``[N, C, ..., T]``.
-            mask: Whether a position is valid, bool ``[N, T]``, at least one in the batch.
-
-        Returns:
-            Tensor of the same shape and dtype, 0 at positions that are not valid.
-        """
+        """Normalise ``[N, C, ..., T]`` at the valid positions, bool ``[N, T]``, at least one; padding becomes 0."""
         shape = [1, -1] + [1] * (input.ndim - 2)
         valid = mask.view(len(mask), *[1] * (input.ndim - 2), -1)
         wide = input.float()

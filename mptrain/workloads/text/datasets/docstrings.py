@@ -24,13 +24,8 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def load_docstrings(options: LabelledOptions) -> LabelledDataset:
     """Read the docstrings of eight packages of the standard library; the label of a paragraph is its package.
 
-    The source files are parsed and not run. Paragraphs that occur in two packages are left out.
-
-    Call it with the fields of `LabelledOptions` as keyword arguments.
-
-    Raises:
-        DataError: This Python has no source files of these packages.
-        ConfigError: There are too few paragraphs for the options.
+    The source files are parsed and not run. Paragraphs that occur in two packages are left out. DataError is raised if
+    this Python has no source files of these packages, ConfigError if there are too few paragraphs for the options.
     """
     library = Path(sysconfig.get_path("stdlib"))
     owners: dict[str, set[str]] = {}
@@ -49,7 +44,7 @@ def load_docstrings(options: LabelledOptions) -> LabelledDataset:
 
 
 def _paragraphs(file: Path) -> list[str]:
-    """Return the paragraphs of the docstrings of a source file but for single words, with white space collapsed."""
+    """Return the paragraphs of the docstrings of a file but for single words, with white space collapsed."""
     nodes = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, _DOCUMENTED)]
     texts = [ast.get_docstring(node) or "" for node in nodes]
     paragraphs = [" ".join(part.split()) for text in texts for part in text.split("\n\n")]

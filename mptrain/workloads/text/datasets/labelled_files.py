@@ -23,15 +23,10 @@ _HINT = "set dataset.path to a file of labels and texts, or to a folder of them;
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledFileOptions(LabelledOptions):
-    """Options of the data set ``labelled_text``, texts of the user with labels; see `load_labelled_text`.
+    """Options of the data set ``labelled_text``, texts of the user with labels, besides those of `LabelledOptions`.
 
-    Further options are those of `LabelledOptions`.
-
-    Attributes:
-        path: A file or a folder.
-        name: Name of the data set in records.
-        columns: Names of the label and of the text in a header or in JSON.
-        on_error: ``stop`` or ``skip`` for lines that are not UTF-8 or lack a label or a text.
+    ``columns`` are names in a header or in JSON; ``on_error`` is for lines that are not UTF-8 or lack a label or
+    a text.
     """
 
     path: Path = Path("data/labelled.tsv")
@@ -47,12 +42,8 @@ def load_labelled_text(options: LabelledFileOptions) -> LabelledDataset:
     A ``.csv`` or tab-separated file has the label in its first column and the text in the second, or a header that
     names both. A ``.jsonl`` file has a JSON object a line. In a folder, words in the names such as ``train.tsv`` mark
     files for training, validation and test. A part without a file gets a share of the training texts of each class.
-
-    Call it with the fields of `LabelledFileOptions` as keyword arguments.
-
-    Raises:
-        DataError: A file is missing or cannot be read, or a line is unusable.
-        ConfigError: There are too few texts for the options.
+    DataError is raised if a file is missing, cannot be read or has an unusable line; ConfigError if there are too few
+    texts for the options.
     """
     found = find_parts(options.name, options.path, SUFFIXES, _HINT)
     faults = {part: Faults(options.on_error) for part in found}
@@ -66,15 +57,9 @@ def load_labelled_text(options: LabelledFileOptions) -> LabelledDataset:
 
 
 def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[Labelled]:
-    """Return the labelled texts of one file, in its order.
+    """Return the labelled texts of one file, in its order, without unusable lines, which ``faults`` records.
 
-    Args:
-        file: Path of the file.
-        columns: Names of the label and of the text in a header or in JSON.
-        faults: Record of unusable lines; they are left out.
-
-    Raises:
-        DataError: The file cannot be read, or a line is unusable and ``faults.on_error`` is ``stop``.
+    DataError is raised if the file cannot be read, or a line is unusable and ``faults.on_error`` is ``stop``.
     """
     try:
         lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)

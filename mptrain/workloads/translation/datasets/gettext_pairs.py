@@ -30,16 +30,10 @@ _QUOTED = re.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)?\s*(".*")
 
 @dataclass(frozen=True, kw_only=True)
 class GettextOptions(PairOptions):
-    """Options of the data set ``gettext``, translated messages of programs; see `load_gettext`.
+    """Options of the data set ``gettext``, translated messages of programs, besides those of `PairOptions`.
 
-    Further options are those of `PairOptions`, some with other defaults.
-
-    Attributes:
-        package: Name of an installed package with catalogs.
-        path: Folder to search instead, such as /usr/share/locale; None searches the package.
-        language: Language code as in the folder names: fr, de, pt_BR.
-        name: Name of the data set in records.
-        on_error: ``stop`` or ``skip`` for damaged catalogs.
+    ``path`` is a folder to search, and None searches an installed ``package``; ``language`` is as in the names of
+    folders (fr, de, pt_BR); ``on_error`` is for damaged catalogs.
     """
 
     package: str | None = "django"
@@ -56,8 +50,6 @@ def load_gettext(options: GettextOptions) -> PairDataset:
 
     The catalogs are all files ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` in the folder, at any depth. Messages with a
     context or plural forms and untranslated messages are left out. The package is located without importing it.
-
-    Call it with the fields of `GettextOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -80,15 +72,7 @@ def load_gettext(options: GettextOptions) -> PairDataset:
 
 
 def package_folders(name: str, package: str) -> list[Path]:
-    """Return the folders of an installed package, located without importing it.
-
-    Args:
-        name: Name of the data set, for messages.
-        package: Import name of a top-level package.
-
-    Raises:
-        DataError: The package is not installed.
-    """
+    """Return the folders of an installed top-level package without importing it, or raise DataError."""
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     if not folders:
@@ -100,12 +84,7 @@ def package_folders(name: str, package: str) -> list[Path]:
 
 
 def find_catalogs(folder: Path, language: str) -> list[Path]:
-    """Find the gettext catalogs of a language in a folder, at any depth; of both formats, only the compiled one.
-
-    Args:
-        folder: Folder to search.
-        language: Language code as in the folder names: fr, de, pt_BR.
-    """
+    """Find the gettext catalogs of a language in a folder, at any depth; of both formats, only the compiled one."""
     found = [file for file in _catalogs(folder) if file.parent.parent.name == language]
     return sorted({file.with_suffix(""): file for file in sorted(found, reverse=True)}.values())
 
@@ -137,15 +116,11 @@ def _pairs_in(file: Path, faults: Faults) -> list[Pair]:
 
 
 def read_compiled(file: Path) -> dict[str, str]:
-    """Read a compiled gettext catalog (.mo) and return its messages: translations by source text.
+    """Return the translations by source text of a compiled gettext catalog (.mo).
 
     The format is: magic number, revision, number of messages, offsets of two tables; each table has length and offset
     of every text (GNU gettext manual, *The Format of GNU MO Files*). Messages with a context or plural forms are left
-    out.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is damaged.
+    out. A damaged file is a ValueError, one that cannot be read an OSError.
     """
     content = read_bytes(file)
     order = _MAGIC.get(content[:4])
@@ -171,13 +146,9 @@ def read_compiled(file: Path) -> dict[str, str]:
 
 
 def read_text(file: Path) -> dict[str, str]:
-    """Read a gettext catalog in text form (.po) and return its messages: translations by source text.
+    """Return the translations by source text of a gettext catalog in text form (.po); errors as in `read_compiled`.
 
     Messages with a context or plural forms are left out, and so are untranslated, ``fuzzy`` and obsolete messages.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is damaged.
     """
     content = read_bytes(file)
     text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
@@ -190,10 +161,7 @@ def read_text(file: Path) -> dict[str, str]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each message of a .po file: its flags (``#, fuzzy``), and its texts by keyword (``msgid``, ``msgstr``).
-
-    Blank lines between messages are optional.
-    """
+    """Yield each message of a .po file: its flags (``#, fuzzy``), and its texts by keyword (``msgid``, ``msgstr``)."""
     flags, last = "", ""
     parts: dict[str, str] = {}
     for line in [*text.split("\n"), ""]:

@@ -48,14 +48,10 @@ _EN_TENS, _DE_TENS, _FR_TENS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NumberWordsOptions(PairOptions):
-    """Options of the data set ``number_words``; see `load_number_words`.
+    """Options of the data set ``number_words``, besides those of `PairOptions`.
 
-    Further options are those of `PairOptions`, some with other defaults.
-
-    Attributes:
-        source: Source language: ``en``, ``de`` or ``fr``.
-        target: Target language, another one of these.
-        samples: Number of distinct numbers, before some are held out.
+    ``source`` and ``target`` are two languages; ``samples`` is the number of distinct numbers, before some are
+    held out.
     """
 
     source: Language = "de"
@@ -67,10 +63,6 @@ class NumberWordsOptions(PairOptions):
 @takes_fields_of(NumberWordsOptions)
 def load_number_words(options: NumberWordsOptions) -> PairDataset:
     """Make sentence pairs from the names of distinct numbers below a million in two languages, the same in every run.
-
-    Half of the draws have at most three digits.
-
-    Call it with the fields of `NumberWordsOptions` as keyword arguments.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
@@ -84,13 +76,7 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
 
 
 def draw_numbers(count: int) -> list[int]:
-    """Draw distinct numbers from 0 to below a million, small ones more often, the same in every run.
-
-    The logarithm of one more than the number is uniform.
-
-    Args:
-        count: Number of numbers to draw.
-    """
+    """Draw distinct numbers below a million, the same in every run; the logarithm of a draw plus one is uniform."""
     found: dict[int, None] = {}
     chunk = 0
     while len(found) < count:
@@ -101,16 +87,10 @@ def draw_numbers(count: int) -> list[int]:
 
 
 def name_of(number: int, language: Language) -> str:
-    """Return the name of a number in words, in one of three languages.
+    """Return the name of a number from 0 to 999,999 in words, or raise ValueError.
 
-    Args:
-        number: 0 to 999,999.
-        language: ``en`` as in *twenty-one thousand three hundred four*, ``de`` as in
-            *einundzwanzigtausenddreihundertvier* (units before tens, one word), ``fr`` as in *vingt et un mille trois
-            cent quatre* (as in France: seventy is *soixante-dix*).
-
-    Raises:
-        ValueError: The number is out of range.
+    ``en`` is *twenty-one thousand three hundred four*, ``de`` *einundzwanzigtausenddreihundertvier* (units before tens,
+    one word), ``fr`` *vingt et un mille trois cent quatre* (as in France: seventy is *soixante-dix*).
     """
     if not 0 <= number < _SIZE:
         raise ValueError(f"{number} is out of range: only 0 to {_SIZE - 1:,} have names")
@@ -133,7 +113,7 @@ def _german(number: int) -> str:
 
 
 def _german_before(number: int) -> str:
-    """Return the German name of a number as part of a longer word: *ein* instead of *eins*."""
+    """Return a name as part of a longer word: *ein* instead of *eins*."""
     if number >= 1000:
         return f"{_german_before(number // 1000)}tausend" + (_german_before(number % 1000) if number % 1000 else "")
     if number >= 100:

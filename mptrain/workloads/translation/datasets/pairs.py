@@ -20,15 +20,9 @@ _HINT = "set dataset.path to a tab-separated file, or to a folder of such files;
 
 @dataclass(frozen=True, kw_only=True)
 class PairFileOptions(PairOptions):
-    """Options of the data set ``pairs``, tab-separated files of the user; see `load_pairs`.
+    """Options of the data set ``pairs``, tab-separated files of the user, besides those of `PairOptions`.
 
-    Further options are those of `PairOptions`.
-
-    Attributes:
-        path: A file or a folder.
-        name: Name of the data set in records.
-        columns: Columns of the source and the target language, counted from 1.
-        on_error: ``stop`` or ``skip`` for lines that are not UTF-8 or lack a column.
+    ``columns`` are counted from 1; ``on_error`` is for lines that are not UTF-8 or lack a column.
     """
 
     path: Path = Path("data/pairs.tsv")
@@ -43,15 +37,11 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
 
     Empty lines are ignored. A folder has files with `SUFFIXES` for training, validation and test, recognised by words
     in their names such as ``train.tsv``. If no name has such a word, the pairs of all files are divided into the three
-    parts. A part without a file gets a share of the training pairs. Repeated pairs of a part are skipped
-    and counted.
-
-    Call it with the fields of `PairFileOptions` as keyword arguments.
+    parts. A part without a file gets a share of the training pairs.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
-        DataError: A file is missing or cannot be read, a line is unusable, or no file is named for training although
-            others are named for validation or testing.
+        DataError: A file is missing or cannot be read, a line is unusable, or no file is for training.
         ConfigError: There are too few pairs for the options, or the columns are the same.
     """
     name, columns = options.name, options.columns
@@ -70,16 +60,10 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
-    """Return the sentence pairs of one tab-separated file, in its order.
+    """Return the sentence pairs of a file, in its order, without unusable lines, which ``faults`` records.
 
-    Args:
-        file: Path of the file.
-        columns: Columns of the source and the target language, counted from 1.
-        faults: Record of unusable lines; they are left out.
-
-    Raises:
-        DataError: The file cannot be read or has no tab at all, or a line is unusable and ``faults.on_error`` is
-            ``stop``.
+    DataError is raised if the file cannot be read or has no tab at all, or a line is unusable and ``faults.on_error``
+    is ``stop``.
     """
     try:
         lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -106,7 +90,7 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
 
 
 def _pair_in(line: str, columns: tuple[int, int]) -> Pair | str:
-    """Return the pair of a line, or a description of what is wrong with the line."""
+    """Return the pair of a line, or a description of what is wrong with it."""
     cells = line.split("\t")
     if len(cells) < max(columns):
         return (

@@ -27,14 +27,9 @@ _BEFORE_SPACE = re.compile(r"\s+([.,!?])")
 
 @dataclass(frozen=True, kw_only=True)
 class DictionaryOptions(PairOptions):
-    """Options of the data set ``trans_de_en``, sentences of a dictionary; see `load_trans_de_en`.
+    """Options of the data set ``trans_de_en``, sentences of a dictionary, besides those of `PairOptions`.
 
-    Further options are those of `PairOptions`, some with other defaults.
-
-    Attributes:
-        path: The dictionary file.
-        source: Source language; the other one is the target language.
-        on_error: ``stop`` or ``skip`` for lines that are not UTF-8.
+    The target language is the other one than ``source``; ``on_error`` is for lines that are not UTF-8.
     """
 
     path: Path = Path("/usr/share/trans/de-en")
@@ -47,13 +42,9 @@ class DictionaryOptions(PairOptions):
 
 @takes_fields_of(DictionaryOptions)
 def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
-    """Read sentence pairs from the German-English dictionary: examples that are complete sentences in both languages.
+    """Read the examples of the German-English dictionary that are complete sentences in both languages.
 
-    Call it with the fields of `DictionaryOptions` as keyword arguments.
-
-    Raises:
-        EnvironmentRefused: sentencepiece is not installed.
-        DataError: The dictionary is missing or has no sentences.
+    DataError is raised if it is missing or has no sentences, EnvironmentRefused if sentencepiece is not installed.
     """
     path, faults = options.path, Faults(options.on_error)
     pairs = read_sentences(path.expanduser(), faults)
@@ -69,12 +60,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
     """Return the German sentences of the dictionary and their English translations, in the order of the file.
 
-    Args:
-        path: The dictionary file.
-        faults: Record of unusable lines; it receives the lines that are not UTF-8, which are left out.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
+    DataError is raised if it cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
     try:
         lines = read_bytes(path).split(b"\n")
@@ -95,9 +81,6 @@ def sentences_in(line: str) -> Iterator[Pair]:
     Examples are in the same order on both sides; ``;`` separates alternatives, of which the first is taken. Text in
     brackets and braces is an annotation and is removed. An example with optional words, variants or placeholders
     (``/``, parentheses, *etw.*, *sb.*) is left out, and so is one without a final punctuation mark.
-
-    Args:
-        line: One line of the dictionary.
     """
     german, separator, english = line.partition(" :: ")
     if line.startswith("#") or not separator:

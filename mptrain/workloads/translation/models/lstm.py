@@ -19,24 +19,14 @@ from mptrain.workloads.translation.models.masked_attention import attend, length
 class LSTMTranslator(nn.Module):
     """LSTM translation model with attention, in the layout of GNMT (Wu et al. 2016, section 3).
 
-    It consists of an encoder and a decoder (Sutskever et al. 2014). The encoder's first layer is bidirectional, and
-    layers from the third on have residual connections. The decoder's first layer queries the attention; the context
-    goes into all layers above and, with the output of the last layer, into the layer before the logits (Luong et al.
-    2015, equation 5). No layer depends on the context of the previous token, so in training each layer runs over all
-    tokens at once, as in NVIDIA's implementation. The attention is the "general" one of Luong et al. (section 3.1),
-    divided by the square root of the width. The initial hidden and cell states of the decoder are computed from the
-    backward layer's output at the first word (Bahdanau et al. 2015, appendix A.2.2); with zeros, small networks needed
-    longer to learn attention.
-
-    Args:
-        source_vocabulary_size: Number of tokens of the source language.
-        target_vocabulary_size: Number of tokens of the target language, V.
-        width: Size of the embeddings and of each layer's hidden state, H.
-        layers: Number of LSTM layers of the encoder, and of the decoder; at least 2.
-        dropout: Dropout probability of each layer's input.
-
-    Raises:
-        ConfigError: There is only one layer.
+    It consists of an encoder and a decoder (Sutskever et al. 2014) of at least two ``layers`` each (ConfigError
+    otherwise). The encoder's first layer is bidirectional, and layers from the third on have residual connections. The
+    decoder's first layer queries the attention; the context goes into all layers above and, with the output of the last
+    layer, into the layer before the logits (Luong et al. 2015, equation 5). No layer depends on the context of the
+    previous token, so in training each layer runs over all tokens at once, as in NVIDIA's implementation. The attention
+    is the "general" one of Luong et al. (section 3.1), divided by the square root of the width. The initial states of
+    the decoder are computed from the backward layer's output at the first word (Bahdanau et al. 2015, appendix A.2.2);
+    with zeros, small networks needed longer to learn attention. ``dropout`` is of each layer's input.
     """
 
     def __init__(
@@ -67,30 +57,19 @@ class LSTMTranslator(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
-        """Return logits of the token after each given token, with reference translations as input (teacher forcing).
+        """Return logits ``[N, T, V]`` of the token after each given token (teacher forcing).
 
-        Args:
-            source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end with any token.
-            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
-            given: Start token and the translation without its end token, int64 ``[N, T]``.
-
-        Returns:
-            Logits ``[N, T, V]``.
+        Sentences, int64 ``[N, S]``, are padded at the end with any token; ``given``, int64 ``[N, T]``, is the start
+        token and the translation without its end token.
         """
         logits, _ = self._decode(given, self.encode(source, source_lengths))
         return logits
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> dict[str, Tensor]:
-        """Encode source sentences and return the initial state of `step`; see `Translator.encode`.
+        """Return the initial state of `step`, samples first.
 
-        Args:
-            source: As in `forward`.
-            source_lengths: As in `forward`.
-
-        Returns:
-            Tensors by name, samples first: ``memory``, the encoded sentence, ``[N, S, H]``; ``keep``, its valid
-            positions, bool ``[N, S]``; ``hidden`` and ``cell``, the state of the decoder's layers, ``[N, layers, H]``
-            each.
+        It has ``memory``, the encoded sentence, ``[N, S, H]``; ``keep``, its valid positions, bool ``[N, S]``;
+        ``hidden`` and ``cell``, the state of the decoder's layers, ``[N, layers, H]`` each.
         """
         embedded = self.dropout(self.source_embedding(source))
         onward, _ = self.forward_layer(embedded)
@@ -105,15 +84,7 @@ class LSTMTranslator(nn.Module):
         return {"memory": memory, "keep": lengths_mask(source_lengths, source.shape[1]), "hidden": hidden, "cell": cell}
 
     def step(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Take one more token of each translation, and return the logits of the token after it; see `Translator.step`.
-
-        Args:
-            tokens: Last token of each translation so far, int64 ``[N]``.
-            state: State from `encode` or the previous step.
-
-        Returns:
-            Logits ``[N, V]`` and the next state.
-        """
+        """Take one more token of each translation, and return the next logits, ``[N, V]``, and state."""
         logits, after = self._decode(tokens[:, None], state)
         return logits[:, 0], after
 
@@ -139,7 +110,7 @@ def _layers(first: int, others: int, width: int, count: int) -> nn.ModuleList:
 
 
 def _of_one_layer(hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hidden and cell state ``[N, H]`` in the shape of a one-layer LSTM, ``[1, N, H]``."""
+    """Return states ``[N, H]`` in the shape of a one-layer LSTM, ``[1, N, H]``."""
     return hidden[None].contiguous(), cell[None].contiguous()
 
 

@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 def lengths_mask(lengths: Tensor, width: int) -> Tensor:
-    """Return a mask of the valid positions of padded sequences: true before the end of each, bool ``[N, width]``.
-
-    Args:
-        lengths: Length of each sequence, int64 ``[N]``.
-        width: Number of positions with padding.
-    """
+    """Return a mask of padded sequences, bool ``[N, width]``: true before the end of each."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
@@ -26,19 +21,11 @@ def causal_mask(places: int, device: torch.device) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-    """Compute scaled dot-product attention with a mask (Vaswani et al. 2017, equation 1).
+    """Compute masked dot-product attention (Vaswani et al. 2017, equation 1), zeros for a fully masked query.
 
-    The query is scaled before the product, because the product without scaling may overflow FP16.
-
-    Args:
-        query: Queries ``[..., T, D]``.
-        key: Keys ``[..., S, D]``.
-        value: Values ``[..., S, E]``.
-        keep: Whether a query may attend to a key, bool, broadcastable to ``[..., T, S]``; None masks nothing.
-
-    Returns:
-        Weighted mean of the values for each query, ``[..., T, E]``, in the dtype of the values; zeros for a fully
-        masked query.
+    The queries ``[..., T, D]`` are scaled before the product with the keys ``[..., S, D]``, because the product without
+    scaling may overflow FP16. ``keep`` is broadcastable to ``[..., T, S]``; None masks nothing. The result
+    ``[..., T, E]`` has the dtype of the values.
     """
     scores = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).float()
     if keep is None:

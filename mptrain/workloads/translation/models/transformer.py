@@ -19,12 +19,7 @@ State = dict[str, Tensor]
 
 
 class MultiHead(nn.Module):
-    """Multi-head attention whose four matrices have no biases (Vaswani et al. 2017, section 3.2.2).
-
-    Args:
-        width: Size of a position's vector, a multiple of ``heads``.
-        heads: Number of heads.
-    """
+    """Multi-head attention whose four matrices have no biases (section 3.2.2); ``width`` is a multiple of ``heads``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,28 +27,13 @@ class MultiHead(nn.Module):
         self.query, self.key, self.value, self.outward = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def project(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the keys and values of a sequence to attend to, for `forward`.
-
-        Args:
-            seen: Vectors of the sequence, ``[N, S, width]``.
-
-        Returns:
-            Keys and values of all heads, ``[N, S, width]`` each.
-        """
+        """Return the keys and values of a sequence to attend to, ``[N, S, width]`` each, all heads together."""
         return self.key(seen), self.value(seen)
 
     def forward(self, asking: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
-        """Attend from each position to a sequence whose keys and values are already computed.
+        """Attend from positions ``[N, T, width]`` to keys and values from `project`; the result is ``[N, T, width]``.
 
-        Args:
-            asking: Vectors from which queries are computed, ``[N, T, width]``.
-            key: Keys from `project`, ``[N, S, width]``.
-            value: Values from `project`, ``[N, S, width]``.
-            keep: Whether a position may attend to a key, bool, broadcastable to ``[N, heads, T, S]``; None masks
-                nothing.
-
-        Returns:
-            Projected weighted mean of the values for each position, ``[N, T, width]``.
+        ``keep`` is true where a position may attend, broadcastable to ``[N, heads, T, S]``; None masks nothing.
         """
         query, key, value = (
             tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.query(asking), key, value)
@@ -63,12 +43,7 @@ class MultiHead(nn.Module):
 
 
 class Feed(nn.Module):
-    """Position-wise feed-forward network: two linear layers with ReLU in between (Vaswani et al. 2017, section 3.3).
-
-    Args:
-        width: Size of a position's vector.
-        inner: Size of the hidden layer.
-    """
+    """Position-wise feed-forward network: two linear layers with ReLU in between (section 3.3)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -81,14 +56,7 @@ class Feed(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm Transformer encoder layer: self-attention over the sentence, then a feed-forward network.
-
-    Args:
-        width: Size of a position's vector, a multiple of ``heads``.
-        heads: Number of attention heads.
-        inner: Size of the hidden layer of the feed-forward network.
-        dropout: Dropout probability of the residual branches.
-    """
+    """Post-norm encoder layer: self-attention and a feed-forward network, with dropout of both residual branches."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -97,15 +65,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, keep: Tensor) -> Tensor:
-        """Apply the layer to the vectors of a sentence.
-
-        Args:
-            given: Vectors of the positions, ``[N, S, width]``.
-            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, S, S]``.
-
-        Returns:
-            New vectors of the positions, ``[N, S, width]``.
-        """
+        """Return new vectors, ``[N, S, width]``; ``keep`` is a mask broadcastable to ``[N, heads, S, S]``."""
         seen = self.attention(given, *self.attention.project(given), keep)
         given = self.attention_norm(given + self.dropout(seen))
         answer: Tensor = self.feed_norm(given + self.dropout(self.feed(given)))
@@ -113,14 +73,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Post-norm Transformer decoder layer: self-attention, attention to the sentence, then a feed-forward network.
-
-    Args:
-        width: Size of a position's vector, a multiple of ``heads``.
-        heads: Number of heads of each attention.
-        inner: Size of the hidden layer of the feed-forward network.
-        dropout: Dropout probability of the residual branches.
-    """
+    """Post-norm decoder layer: self-attention, attention to the sentence, and a feed-forward network, with dropout."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -129,16 +82,10 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        """Apply the layer to all positions of the translations at once, as in training.
+        """Return new vectors of all positions of the translations at once, as in training, ``[N, T, width]``.
 
-        Args:
-            given: Vectors of the translation's positions, ``[N, T, width]``.
-            visible: Whether each position may attend to another one, bool, broadcastable to ``[N, heads, T, T]``.
-            memory: Encoded sentence, ``[N, S, width]``.
-            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, T, S]``.
-
-        Returns:
-            New vectors of the positions, ``[N, T, width]``.
+        The masks are broadcastable: ``visible`` to ``[N, heads, T, T]``, ``keep`` of the sentence to
+        ``[N, heads, T, S]``.
         """
         return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
 
@@ -150,18 +97,11 @@ class DecoderLayer(nn.Module):
         memory: tuple[Tensor, Tensor],
         keep: Tensor,
     ) -> Tensor:
-        """Apply the layer to some positions of the translation, with keys and values already computed.
+        """Return new vectors of some positions, with keys and values of translation and sentence already computed.
 
-        Args:
-            given: Vectors of the positions to compute, ``[N, T, width]``.
-            own: Keys and values of the translation up to the last of these positions, ``[N, T', width]`` each.
-            visible: Whether each position may attend to each of these keys, bool, broadcastable to
-                ``[N, heads, T, T']``; None masks nothing.
-            memory: Keys and values of the sentence, ``[N, S, width]`` each.
-            keep: Whether a position of the sentence is valid, bool, broadcastable to ``[N, heads, T, S]``.
-
-        Returns:
-            New vectors of these positions, ``[N, T, width]``.
+        ``given`` is ``[N, T, width]``. ``own`` has the keys and values of the translation up to the last of these
+        positions, and ``visible`` masks them, broadcastable to ``[N, heads, T, T']``; None masks nothing. ``memory``
+        and ``keep`` are those of the sentence.
         """
         given = self.own_norm(given + self.dropout(self.own(given, *own, visible)))
         given = self.cross_norm(given + self.dropout(self.cross(given, *memory, keep)))
@@ -172,24 +112,12 @@ class DecoderLayer(nn.Module):
 class TransformerTranslator(nn.Module):
     """Transformer translation model (Vaswani et al. 2017); the defaults are the paper's base model.
 
-    Encoder and decoder have equally many layers. Embeddings are initialised with standard deviation width^-0.5 and
-    multiplied by width^0.5; all other matrices have the uniform initialisation of Glorot and Bengio (2010), as in the
-    authors' tensor2tensor. With tied matrices, initial logits have a standard deviation of 1, and the initial loss is
-    ln V + 1/2.
-
-    Args:
-        source_vocabulary_size: Number of tokens of the source language.
-        target_vocabulary_size: Number of tokens of the target language, V.
-        shared_vocabulary: Whether both languages share one vocabulary, from the data set.
-        width: Size of a position's vector.
-        layers: Number of layers of the encoder, and of the decoder.
-        heads: Number of heads of each attention; must divide the width.
-        inner: Size of the hidden layer of the feed-forward networks.
-        dropout: Dropout probability of the embeddings and of the residual branches.
-        tied: Whether both embeddings and the output layer share one matrix (section 3.4).
-
-    Raises:
-        ConfigError: ``heads`` does not divide ``width``, or two vocabularies would be tied.
+    Embeddings are initialised with standard deviation width^-0.5 and multiplied by width^0.5; all other matrices have
+    the uniform initialisation of Glorot and Bengio (2010), as in the authors' tensor2tensor. With ``tied``, both
+    embeddings and the output layer share one matrix (section 3.4); initial logits then have a standard deviation of 1,
+    and the initial loss is ln V + 1/2. ``inner`` is the hidden size of the feed-forward networks; ``dropout`` acts on
+    the embeddings and the residual branches. ConfigError is raised if ``heads`` does not divide ``width``, or two
+    vocabularies would be tied.
     """
 
     def __init__(
@@ -240,15 +168,10 @@ class TransformerTranslator(nn.Module):
             self.output.weight = self.target_embedding.weight
 
     def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
-        """Return logits of the token after each given token, with reference translations as input (teacher forcing).
+        """Return logits ``[N, T, V]`` of the token after each given token (teacher forcing).
 
-        Args:
-            source: Token numbers of the sentences, int64 ``[N, S]``, padded at the end with any token.
-            source_lengths: Number of tokens of each sentence, int64 ``[N]``.
-            given: Start token and the translation without its end token, int64 ``[N, T]``.
-
-        Returns:
-            Logits ``[N, T, V]``.
+        Sentences, int64 ``[N, S]``, are padded at the end with any token; ``given``, int64 ``[N, T]``, is the start
+        token and the translation without its end token.
         """
         memory, keep = self._encode(source, source_lengths)
         visible = causal_mask(given.shape[1], given.device)
@@ -259,17 +182,9 @@ class TransformerTranslator(nn.Module):
         return logits
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> State:
-        """Encode source sentences and return the initial state of `step`; see `Translator.encode`.
+        """Return the mask of the sentence, and each decoder layer's keys and values, as state of `step`.
 
-        Keys and values of the sentence are computed once; those of the translation grow by one position per step.
-
-        Args:
-            source: As in `forward`.
-            source_lengths: As in `forward`.
-
-        Returns:
-            Tensors by name, samples first: ``keep``, the valid positions of the sentence, bool ``[N, S]``, and for each
-            decoder layer the keys and values of the sentence and of the translation, which is still empty.
+        Those of the sentence are computed once; those of the translation, still empty, grow by one position per step.
         """
         memory, keep = self._encode(source, source_lengths)
         state = {"keep": keep[:, 0, 0]}
@@ -279,15 +194,7 @@ class TransformerTranslator(nn.Module):
         return state
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Take one more token of each translation, and return the logits of the token after it; see `Translator.step`.
-
-        Args:
-            tokens: Last token of each translation so far, int64 ``[N]``.
-            state: State from `encode` or the previous step.
-
-        Returns:
-            Logits ``[N, V]`` and the next state.
-        """
+        """Take one more token of each translation, and return the next logits, ``[N, V]``, and state."""
         after = dict(state)
         at = self._embedded(self.target_embedding, tokens[:, None], state["keys_0"].shape[1])
         for number, layer in enumerate(self._decoder()):
@@ -300,7 +207,7 @@ class TransformerTranslator(nn.Module):
         return logits[:, 0], after
 
     def _encode(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return encoded sentences ``[N, S, width]``, and whether positions are valid, bool ``[N, 1, 1, S]``."""
+        """Return encoded sentences ``[N, S, width]``, and a mask of valid positions, bool ``[N, 1, 1, S]``."""
         keep = lengths_mask(source_lengths, source.shape[1])[:, None, None]
         at = self._embedded(self.source_embedding, source, 0)
         for layer in self.encoder:
@@ -318,15 +225,9 @@ class TransformerTranslator(nn.Module):
 
 
 def positions(first: int, count: int, width: int, device: torch.device) -> Tensor:
-    """Return the sinusoidal position vectors that are added to embeddings, float32 ``[count, width]`` (section 3.5).
+    """Return sinusoidal vectors to add to embeddings, float32 ``[count, width]``, from ``first`` on (section 3.5).
 
     Wavelengths are from 2 pi to 10000 * 2 pi. All sines precede all cosines, as in tensor2tensor.
-
-    Args:
-        first: Position of the first vector, counted from 0.
-        count: Number of positions.
-        width: Size of a vector.
-        device: Device of the result.
     """
     places = torch.arange(first, first + count, device=device, dtype=torch.float32)
     half = width // 2
