@@ -131,7 +131,7 @@ class CheckpointError(StorageError):
 
 
 class OlderLayout(StorageError):
-    """Error for run directories, each with its ``writers`` version, in an older format that is no longer read."""
+    """Error for run directories in a format that is no longer read, with the mptrain version of each in ``writers``."""
 
     def __init__(self, writers: Mapping[Path, str]) -> None:
         self.writers = writers

@@ -131,7 +131,7 @@ class Config:
         diagnostics: The probe that records tensors (activations, gradients, weights) of single steps.
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: The precision policy: dtypes of parameters, compute, state and so on.
-        seed: Seed, like ``device`` and ``threads`` as in `GeneralOptions`.
+        seed: Seed of the run; ``seed``, ``device`` and ``threads`` are those of `GeneralOptions`.
         inject: A fault to inject on purpose.
         extensions: Further packages whose code the configuration may call.
         weights: File or run with the initial weights; None draws them from the seed.

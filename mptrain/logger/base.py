@@ -1,7 +1,7 @@
 """Protocols of experiment trackers such as TensorBoard, and the facts about a training run that they receive.
 
-A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or delay
-training.
+A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or
+delay training.
 """
 
 from __future__ import annotations

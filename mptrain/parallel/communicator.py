@@ -364,7 +364,10 @@ class DistributedCommunicator(Communicator):
         raise troubles[0]
 
     def send_error(self, error: BaseException) -> None:
-        """Publish the error that ends this rank in the store, unless it is a preemption or the loss of another rank."""
+        """Publish the error that ends this rank in the store.
+
+        Preemption, the loss of another rank and exceptions such as KeyboardInterrupt are not published.
+        """
         if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
             said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__

@@ -72,7 +72,7 @@ def require_unchanged_config(
         state: State of the run from ``run.json``; its attempts list the changes by commands.
         manifest: Manifest of the checkpoint, with the digest of its configuration.
         said: Keys that the present command sets, each with its override. A difference in these alone is returned as a
-            warning, and one in any other key raises StorageError.
+            warning (empty for none), and one in any other key raises StorageError.
     """
     warning = _mismatch(directory, written, state, manifest)
     if not warning:

@@ -75,7 +75,7 @@ def having(kinds: Mapping[str, Kind]) -> Kind:
 
 
 def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
-    """Return the name of the first field that fails its check; empty if all pass. Other fields pass."""
+    """Return the name of the first field of a JSON object that fails its check, if it has one; empty if all pass."""
     for name, kind in kinds.items():
         if name in value and not kind(value[name]):
             return name
