@@ -28,9 +28,8 @@ class Capabilities:
 
     Attributes:
         host: The device's memory is host memory, which the host reads without synchronising.
-        fp64: Support for FP64 tensors.
-        fp16: Fast FP16 matrix products and convolutions; on a CPU also upcast ones (`mptrain.precision.upcast`).
-        bf16: The same for BF16.
+        fp16: Fast FP16 matrix products and convolutions, likewise ``bf16``; on a CPU also
+            upcast ones (`mptrain.precision.upcast`).
         tf32: TF32 arithmetic inside FP32 matrix products.
         graphs: Launched work can be captured in a graph (a CUDA graph) and replayed.
         pinned: Asynchronous copies from and to pinned host memory.
@@ -85,20 +84,16 @@ def in_widest(tensor: Tensor) -> Tensor:
 def beside_fp64(tensor: Tensor) -> Tensor:
     """Return a tensor on a device that supports FP64, with its dtype unchanged.
 
-    A tensor whose device supports FP64 is returned as it is. Any other (MPS, some XPU) is copied to the CPU, which
-    synchronises.
+    A tensor whose device supports FP64 is returned as it is. Any other (MPS, some XPU) is copied to the
+    CPU, which synchronises.
     """
     return tensor if capabilities(tensor.device).fp64 else tensor.cpu()
 
 
 def count_of(kind: str) -> int:
-    """Return the number of accelerators of one kind on this machine; torch supports one kind at a time.
+    """Return the number of accelerators of one kind (``cuda``, ``xpu``, ``mps``); torch supports one kind at a time.
 
-    Args:
-        kind: Device type of torch: ``cuda``, ``xpu`` or ``mps``.
-
-    Returns:
-        The number of devices; 0 if torch's accelerator is of another kind or there is none.
+    It is 0 if torch's accelerator is of another kind or there is none.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.device_count() if found is not None and found.type == kind else 0
@@ -117,11 +112,7 @@ def use(device: torch.device) -> None:
 
 
 def current(kind: str) -> torch.device:
-    """Return the current device of an accelerator kind, with its index.
-
-    Args:
-        kind: Device type of this machine's accelerator, such as ``cuda``.
-    """
+    """Return the current device of this machine's kind of accelerator, such as ``cuda``, with its index."""
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
@@ -147,22 +138,15 @@ def new_stream(device: torch.device) -> Any:
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-    """Return a context manager that makes a stream the current stream of its device.
-
-    Args:
-        device: Device that supports streams (`Capabilities.streams`).
-        stream: Stream of that device, as from `new_stream`.
-    """
+    """Return a context manager that makes a stream of a device the current stream of that device."""
     region: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
     return region
 
 
 def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
-    """Record a new event on the current stream of a device, and return the event.
+    """Record a new event on the current stream of a device that supports streams, and return the event.
 
-    Args:
-        device: Device that supports streams and events (`Capabilities.streams`).
-        sleeping: Whether a thread that waits for the event sleeps instead of spinning; only CUDA supports the choice.
+    ``sleeping`` lets a thread that waits for the event sleep instead of spin; only CUDA supports the choice.
     """
     make = torch.get_device_module(device).Event
     event = make(blocking=sleeping) if device.type == "cuda" else make()
@@ -252,14 +236,11 @@ def built_for() -> tuple[str, ...]:
 
 
 def has_kernels(level: tuple[int, int], built: tuple[str, ...]) -> bool:
-    """Return whether an NVIDIA device can run the CUDA kernels of a torch build.
+    """Return whether an NVIDIA device of compute capability ``level`` can run the CUDA kernels of a torch build.
 
     Machine code (``sm_80``) runs on devices of the same major version and an equal or later minor version; with the
     suffix ``a``, only on that exact version. The driver compiles PTX (``compute_80``) for that and all later versions.
-
-    Args:
-        level: Compute capability of the device, as (major, minor).
-        built: Architectures of the build (`built_for`); unknown entries are ignored.
+    Unknown entries are ignored.
     """
     for entry in built:
         if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", entry):

@@ -77,9 +77,7 @@ class Problem:
 class ConfigError(MptrainError):
     """Error in the configuration of a run; carries all problems that were found, not only the first.
 
-    Args:
-        problems: At least one problem; a string is the ``what`` of a single problem.
-        hint: The hint of a problem given as a string; otherwise unused.
+    A string is the ``what`` of a single problem, and ``hint`` its hint.
     """
 
     exit_code = EXIT_CONFIG
@@ -94,10 +92,7 @@ class ConfigError(MptrainError):
 
 
 class FirstBatchError(ConfigError):
-    """Error raised if the model or the task (its loss or metrics) fails on the first batch.
-
-    The exception that model or task raised is the ``__cause__``.
-    """
+    """Error raised if the model or the task fails on the first batch; their exception is the ``__cause__``."""
 
 
 class EnvironmentRefused(MptrainError):
@@ -167,14 +162,9 @@ _NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused | None:
-    """Convert an out-of-memory exception of the device or the host to an error for the user, with a hint.
+    """Return the error to raise for an out-of-memory exception of the device or the host; None for any other.
 
-    Args:
-        error: Any exception.
-        doing: The activity that needed the memory, such as "building the model"; may be empty.
-
-    Returns:
-        The error to raise instead, or None if the exception is not about memory.
+    ``doing`` is the activity that needed the memory, such as "building the model"; may be empty.
     """
     said, where = str(error), f" while {doing}" if doing else ""
     lines = said.splitlines() or [type(error).__name__]
@@ -197,14 +187,9 @@ def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused |
 
 
 def kernel_refusal(error: BaseException) -> MptrainError | None:
-    """Convert what a check in torch's kernels says to an error for the user, with a hint.
+    """Return the error to raise for what a check in torch's kernels says; None for any other exception.
 
-    Args:
-        error: Any exception.
-
-    Returns:
-        The error to raise instead, for an index out of range on a CUDA device or an operator that
-        ``train.deterministic`` forbids; else None.
+    Covered are an index out of range on a CUDA device and an operator that ``train.deterministic`` forbids.
     """
     said = str(error) if isinstance(error, RuntimeError) else ""
     if "device-side assert" in said:
@@ -223,7 +208,6 @@ def kernel_refusal(error: BaseException) -> MptrainError | None:
 
 
 def _address_space() -> int | None:
-    """Return the address space limit of this process in bytes; None if unlimited."""
     try:
         import resource  # not available on every system
     except ImportError:
@@ -233,12 +217,7 @@ def _address_space() -> int | None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return the candidate closest in spelling to a mistyped word, or an empty string if none is close.
-
-    Args:
-        word: The word as the user typed it.
-        candidates: Valid words, such as keys or options.
-    """
+    """Return the candidate closest in spelling to a mistyped word, or an empty string if none is close."""
     names = near_names(word, candidates)
     return max(names, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio(), default="")
 
@@ -247,11 +226,8 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
     """Return the candidates that a mistyped word may mean, in their order, by the first of these rules with a match.
 
     1. Equal except for case and separators: ``AdamW`` for ``adamw``.
-
     2. The same parts in another order: ``bf16_amp`` for ``amp_bf16``.
-
     3. Each part of the word is a prefix of a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
-
     4. The closest spelling, one name.
     """
     names = list(candidates)
@@ -271,11 +247,7 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
 
 
 def either(words: Sequence[str]) -> str:
-    """Join words for a message as ``a, b or c``; of more than seven, the first six and ``one of N more``.
-
-    Args:
-        words: At least one word.
-    """
+    """Join one or more words for a message as ``a, b or c``; of more than seven, six and ``one of N more``."""
     shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
     return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 
@@ -287,5 +259,4 @@ def instance(value: object) -> str:
 
 
 def _parts(name: str) -> list[str]:
-    """Split a name into its parts, in lower case."""
     return re.findall(r"[^\W_]+", name.lower())

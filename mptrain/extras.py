@@ -10,15 +10,10 @@ from mptrain.errors import EnvironmentRefused
 
 
 def load_extra(module: str, extra: str, purpose: str) -> Any:
-    """Import a module of an optional library, and return it.
+    """Import a module of an optional library, and return it; raise EnvironmentRefused if that is impossible.
 
-    Args:
-        module: Dotted name of the module, such as ``pycocotools.cocoeval``.
-        extra: The extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``.
-        purpose: The feature that needs it, as the beginning of a sentence: ``task=detect``.
-
-    Raises:
-        EnvironmentRefused: The module is not installed or cannot be imported.
+    ``extra`` is the extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``. ``purpose`` is the
+    feature that needs it, as the beginning of a sentence: ``task=detect``.
     """
     package = module.partition(".")[0]
     try:
@@ -34,15 +29,9 @@ def load_extra(module: str, extra: str, purpose: str) -> Any:
 
 
 def require_extra(module: str, extra: str, purpose: str) -> None:
-    """Check that an optional library is installed, without importing it.
+    """Raise EnvironmentRefused if an optional top-level package is not installed, without importing it.
 
-    Args:
-        module: Name of the top-level package, such as ``pycocotools``.
-        extra: The extra of mptrain that installs it, as in ``pip install 'mptrain[detection]'``.
-        purpose: The feature that needs it, as the beginning of a sentence: ``task=detect``.
-
-    Raises:
-        EnvironmentRefused: The library is not installed.
+    ``extra`` and ``purpose`` are as for `load_extra`.
     """
     if importlib.util.find_spec(module) is None:
         raise EnvironmentRefused(f"{purpose} needs the package {module}, which is not installed", _command(extra))

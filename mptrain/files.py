@@ -1,4 +1,7 @@
-"""Safe opening of files in untrusted run directories: regular files only, and no hard links when writing in place."""
+"""Safe opening of files in untrusted run directories: regular files only, and no hard links when writing in place.
+
+All functions raise OSError for a file that cannot be opened or is not a regular one (a named pipe, a socket, a device).
+"""
 
 from __future__ import annotations
 
@@ -17,45 +20,26 @@ def open_to_read(path: Path) -> IO[bytes]:
     """Open a regular file for reading bytes; fail at once for any other kind of file, such as a named pipe.
 
     Plain ``open`` would wait for the writer of a named pipe, which an untrusted run directory may contain.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
     """
     return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file; named pipes, sockets and devices are refused.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-    """
+    """Return the content of a regular file."""
     with open_to_read(path) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a regular file as UTF-8 text; named pipes, sockets and devices are refused.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-        UnicodeDecodeError: The content is not UTF-8.
-    """
+    """Return the content of a regular file as UTF-8 text; raise UnicodeDecodeError if it is not UTF-8."""
     return read_bytes(path).decode("utf-8")
 
 
 def open_in_place(path: Path, flags: int) -> int:
     """Open a file for appending or truncating in place, create it if missing, and return its file descriptor.
 
-    Symbolic links are not followed, so that an untrusted run directory cannot redirect a write.
-
-    Args:
-        path: The file.
-        flags: Flags of `os.open`, such as ``os.O_WRONLY | os.O_APPEND``.
-
-    Raises:
-        StorageError: The file has other hard links, which would change too.
-        OSError: The file cannot be opened, or is not a regular file.
+    Symbolic links are not followed, so that an untrusted run directory cannot redirect a write. Raise StorageError if
+    the file has other hard links, which would change too. ``flags`` are those of `os.open`.
     """
     descriptor = _open_regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
     links = os.fstat(descriptor).st_nlink

@@ -34,27 +34,21 @@ def forget_current_folder() -> None:
 
 
 def command(*words: str) -> list[str]:
-    """Return the command line that starts a Python helper process with this process's ``sys.path``.
+    """Return the command line, for `subprocess`, of a Python helper process with this process's ``sys.path``.
 
-    The current directory, which ``python -c`` and ``python -m`` search first, is not searched.
-
-    Args:
-        words: Arguments of Python: ``-c CODE`` or ``-m MODULE`` with arguments, which interpreter options may precede.
-            Without either, append them to the returned command.
-
-    Returns:
-        The command as a list for `subprocess`.
+    The words are arguments of Python: ``-c CODE`` or ``-m MODULE`` with arguments, which interpreter options may
+    precede. Without either, append them to the returned command.
     """
     place = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
     return [sys.executable, *words[:place], _ENTRY, repr(_search_path()), *words[place:]]
 
 
 def guard_multiprocessing() -> None:
-    """Patch `multiprocessing` so that its processes do not search the current directory for modules (see `command`).
+    """Patch `multiprocessing` so that its processes do not search the current directory for modules.
 
-    This covers its fork server, its resource tracker and spawned processes. All of them are started by one private
-    function; there is no public hook. Helper processes call this function too, for processes that they start
-    themselves.
+    This covers its fork server, its resource tracker and spawned processes. All of them are started by one
+    private function; there is no public hook. Helper processes call this function too, for processes that
+    they start themselves.
     """
     from importlib import import_module
 

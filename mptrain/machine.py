@@ -43,9 +43,9 @@ def resident_memory() -> int:
 
 
 def resident_peak() -> int:
-    """Return the peak resident memory of this process in bytes since `forget_peak`.
+    """Return the peak resident memory of this process in bytes since `forget_peak`, or since its start.
 
-    It is the peak since the process started if `forget_peak` has no effect on this system.
+    The latter applies if `forget_peak` has no effect on this system.
     """
     try:
         status = (_PROC / "self/status").read_text(encoding="utf-8")
@@ -56,10 +56,7 @@ def resident_peak() -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak resident memory that `resident_peak` returns.
-
-    This has no effect without ``/proc``, on an old kernel or in a sandbox.
-    """
+    """Reset the peak of `resident_peak`; without effect without ``/proc``, on an old kernel or in a sandbox."""
     with contextlib.suppress(OSError):
         (_PROC / "self/clear_refs").write_text("5", encoding="ascii")
 
@@ -90,11 +87,7 @@ def _largest_ever() -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is running; a zombie counts as ended, except on systems without ``/proc``.
-
-    Args:
-        pid: Process ID.
-    """
+    """Return whether a process is running; a zombie counts as ended, except on systems without ``/proc``."""
     if _PROC.is_dir():
         try:
             return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -113,9 +106,6 @@ def ends_with_parent(number: signal.Signals) -> None:
     """Arrange that this process receives a signal when its parent process exits.
 
     The kernel sends it on Linux, a polling thread elsewhere.
-
-    Args:
-        number: The signal, such as ``signal.SIGTERM``.
     """
     library = ctypes.CDLL(None, use_errno=True)
     if hasattr(library, "prctl"):
@@ -131,14 +121,7 @@ def _end_after(parent: int, number: signal.Signals) -> None:
 
 
 def path_of_descriptor(descriptor: int) -> Path | None:
-    """Return the current path of a directory that is open, also after it was moved.
-
-    Args:
-        descriptor: File descriptor of the directory.
-
-    Returns:
-        The path, or None if the system cannot report it.
-    """
+    """Return the current path of a directory that is open, also after it was moved; None if the system cannot tell."""
     if hasattr(fcntl, "F_GETPATH"):  # macOS
         return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
     with contextlib.suppress(OSError):

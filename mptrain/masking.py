@@ -28,10 +28,8 @@ def masker() -> Callable[[Any], Any]:
 
     Secrets are the values of at least `SHORTEST` characters of environment variables whose names contain TOKEN, KEY,
     SECRET, PASSWORD, PASSWD or CREDENTIAL, in every spelling: as they are, and as text of Python, JSON, YAML, HTML,
-    Markdown, Hydra, a shell or a URL, on one line or several. The environment is read once, by this call.
-
-    Returns:
-        A function of text, or of lists, tuples and dicts of any values; numbers are returned unchanged.
+    Markdown, Hydra, a shell or a URL, on one line or several. The environment is read once, by this call. The function
+    takes text, or lists, tuples and dicts of any values; numbers are returned unchanged.
     """
     secrets = {
         value: name
@@ -94,10 +92,7 @@ def _spellings(piece: str) -> str:
 
 
 class MaskedText(io.TextIOWrapper):
-    """Text stream that replaces secrets from environment variables in everything written to it; see `masker`.
-
-    A secret that is split over two writes is not masked.
-    """
+    """Text stream that masks secrets in everything written to it, unless they are split over two writes."""
 
     def write(self, text: str) -> int:
         """Write text with its secrets masked, and return the number of characters written."""
@@ -105,9 +100,5 @@ class MaskedText(io.TextIOWrapper):
 
 
 def masked(value: Any) -> Any:
-    """Return a value with all secrets from environment variables replaced by ``${oc.env:NAME}``; see `masker`.
-
-    Args:
-        value: Text, or lists, tuples and dicts of any values; numbers are returned unchanged.
-    """
+    """Return a value with all secrets masked by `masker`."""
     return masker()(value)

@@ -44,11 +44,7 @@ class PretrainedWeights:
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def read(self) -> Mapping[str, Tensor]:
-        """Return the state dict.
-
-        Raises:
-            DataError: The weights are missing, or a file is damaged.
-        """
+        """Return the state dict; raise DataError if the weights are missing, or a file is damaged."""
         try:
             return self.load()
         except MptrainError:
@@ -63,15 +59,10 @@ class PretrainedWeights:
 
 
 def hub_file(repository: str, name: str, *, download: bool) -> Path:
-    """Return the path of a file of the Hugging Face hub in its cache, after downloading it if necessary.
+    """Return the path of a file of the Hugging Face hub in its cache, after downloading it if necessary and allowed.
 
-    Args:
-        repository: Name on the hub, such as ``timm/resnet18.a1_in1k``.
-        name: Name of the file.
-        download: Whether a missing file may be downloaded.
-
-    Raises:
-        DataError: The file is not in the cache, and must not or cannot be downloaded.
+    The repository has a name such as ``timm/resnet18.a1_in1k``. Raise DataError if the file is not in the cache, and
+    must not or cannot be downloaded.
     """
     hub = load_extra("huggingface_hub", "timm", "model.pretrained=true")
     try:
@@ -91,16 +82,9 @@ def hub_folder(repository: str) -> Path:
 
 
 def require_hub(repository: str, name: str, *, download: bool, cause: Exception) -> None:
-    """Check that a file that the cache of the Hugging Face hub lacks may be downloaded, and that the hub answers.
+    """Raise DataError if a file that the Hugging Face cache lacks must not be downloaded, or the hub cannot be reached.
 
-    Args:
-        repository: Name on the hub.
-        name: Name of the file.
-        download: Whether it may be downloaded.
-        cause: Error of the search in the cache.
-
-    Raises:
-        DataError: It must not be downloaded, or the hub cannot be reached.
+    ``cause`` is the error of the search in the cache.
     """
     if not download:
         raise not_typed(name, hub_folder(repository)) from cause
@@ -114,14 +98,10 @@ def require_hub(repository: str, name: str, *, download: bool, cause: Exception)
 
 
 def url_file(url: str, *, download: bool) -> Path:
-    """Return the path of a file in the cache of torch.hub, after downloading it if necessary.
+    """Return the path of a file in the cache of torch.hub, after downloading it if necessary and allowed.
 
-    Args:
-        url: Address of the file. If its name ends in ``-HASH``, the digest of a download is checked.
-        download: Whether a missing file may be downloaded.
-
-    Raises:
-        DataError: The file is not in the cache, and must not or cannot be downloaded.
+    If its name ends in ``-HASH``, the digest of a download is checked. Raise DataError if the file is not in the cache,
+    and must not or cannot be downloaded.
     """
     name = url.rpartition("/")[2]
     path = Path(torch.hub.get_dir()) / "checkpoints" / name

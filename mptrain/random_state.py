@@ -19,14 +19,10 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's and torch's random generators, for a checkpoint.
+    """Return the states of Python's, torch's and an accelerator's random generators by name, for a checkpoint.
 
-    Args:
-        device: Training device; the state of an accelerator's generator is included.
-
-    Returns:
-        States by name (``python``, ``torch``, and the device type such as ``cuda``), in types that ``torch.load(...,
-        weights_only=True)`` accepts.
+    The names are ``python``, ``torch``, and the device type such as ``cuda``. The values are of types that
+    ``torch.load(..., weights_only=True)`` accepts.
     """
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {
@@ -41,9 +37,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
     """Restore the states of the random generators that `random_state` returned, such as those of a checkpoint.
 
-    Args:
-        states: The saved states.
-        device: Training device; its generator is left unchanged if no state of this device type was saved.
+    An accelerator's generator is left unchanged if no state of its device type was saved.
     """
     python = states["python"]
     random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
@@ -54,12 +48,7 @@ def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def other_random_numbers(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """Seed Python's and torch's random generators for the duration of a context, and restore their states afterwards.
-
-    Args:
-        device: Training device, whose generator is restored too.
-        seed: Seed inside the context.
-    """
+    """Seed all random generators for the duration of a context, and restore their states afterwards."""
     states = random_state(device)
     seed_everything(seed)
     try:

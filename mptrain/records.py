@@ -32,7 +32,6 @@ class StepRecord:
         overflow: Whether a gradient had inf or NaN.
         skipped: Whether the update was skipped.
         grad_norm: Global L2 norm of the unscaled gradients before clipping.
-        lr: Learning rate of this step.
     """
 
     learner: str
@@ -52,9 +51,6 @@ class OverflowRecord:
     """A training step whose gradients had inf or NaN, with the details that are known without synchronising the device.
 
     Attributes:
-        learner: Name of the learner (a model with its optimizer) whose gradients overflowed.
-        step: Number of the step that overflowed.
-        loss_scale: The loss scale of the step.
         phase: ``calibrating`` (the scale descends from its initial value), ``growth probe`` (the scale had just grown),
             ``unexpected`` (neither); the rule is in `mptrain.probe.overflow_attribution`.
         loss: ``finite``, or the kind of the non-finite loss.
@@ -82,13 +78,11 @@ TensorKind = Literal["activations", "activation_gradients", "weight_gradients", 
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Histogram of the binary exponents of the values in one or several tensors; see `mptrain.numerics.exponents`.
+    """Histogram of the binary exponents of the values in one or several tensors.
 
     Attributes:
         dtype: Dtype of the values, such as ``float16``.
-        zeros: Number of zeros.
-        inf: Number of infinities.
-        nan: Number of NaN.
+        zeros: Number of zeros; ``inf`` and ``nan`` are numbers of infinities and NaN.
         largest: Largest finite magnitude; 0 if there is none.
         lowest: Exponent of the first entry of ``counts``.
         counts: Numbers of nonzero finite values x with floor(log2 |x|) = ``lowest``, ``lowest`` + 1 ...
@@ -107,11 +101,9 @@ class ExponentCounts:
 class HistogramRecord:
     """Exponent histograms of a learner's activations, gradients, weights and updates at one training step.
 
-    A learner is a model with its optimizer. The record is a line of ``histograms.jsonl``.
+    The record is a line of ``histograms.jsonl``.
 
     Attributes:
-        learner: Name of the learner.
-        step: Number of the sampled step.
         loss_scale: The loss scale of the step; the gradients in the histograms are scaled by it.
         overflow: Whether a parameter's gradient had inf or NaN.
         tensors: Histograms by kind and name. Activations and their gradients have module names (the empty name is the
@@ -130,14 +122,9 @@ class HistogramRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRecord:
-    """A change of the loss scale of one learner (a model with its optimizer) after a training step.
+    """A change of the loss scale of one learner after a training step.
 
-    Attributes:
-        learner: Name of the learner.
-        step: Number of the step after which the scale changed.
-        from_scale: Loss scale before the change.
-        to_scale: Loss scale after the change.
-        why: ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
+    ``why`` is ``overflow``, ``growth``, or ``measured`` if a measurement of finite gradients lowered the scale.
     """
 
     learner: str
@@ -173,7 +160,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One epoch of one learner (a model with its optimizer) and the evaluation after it; a row of ``epochs.csv``.
+    """One epoch of one learner and the evaluation after it; a row of ``epochs.csv``.
 
     Attributes:
         learner: Name of the learner; values of the whole epoch are repeated in the row of each learner.
@@ -223,10 +210,8 @@ class ProgressRecord:
     """Current progress of a training run; displayed but never written, because it depends on the clock.
 
     Attributes:
-        step: Training steps attempted so far.
-        steps: Planned steps.
-        epoch: Completed epochs.
-        epochs: Planned epochs.
+        step: Training steps attempted so far, of the planned ``steps``.
+        epoch: Completed epochs, of the planned ``epochs``.
         terms_per_second: Recent training throughput, in loss terms.
         term: Plural name of the loss terms, over which the loss is averaged: ``samples``, ``tokens``.
         data_wait: Share of recent time spent waiting for data, 0 to 1.

@@ -113,10 +113,8 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def fused_step(optimizer: torch.optim.Optimizer, grad_scale: torch.Tensor | None, skip: torch.Tensor | None) -> None:
     """Step an optimizer that unscales and skips on the device, as `torch.amp.GradScaler` does.
 
-    Args:
-        optimizer: Optimizer for which `skips_on_device` is true.
-        grad_scale: float32 scalar on the device: divisor of the gradients; None for no division.
-        skip: float32 scalar on the device: 1 skips the update, 0 applies it; None applies it.
+    ``grad_scale`` and ``skip`` are float32 scalars on the device: the divisor of the gradients (None for no division),
+    and 1 to skip the update or 0 to apply it (None applies it).
     """
     fused: Any = optimizer
     fused.grad_scale, fused.found_inf = grad_scale, skip
@@ -133,10 +131,7 @@ def number_of_node(node: Any) -> int:
 
 
 def input_metadata(node: Any) -> tuple[Any, ...]:
-    """Return the metadata (shape, dtype) of each gradient that an autograd node receives in the backward pass.
-
-    An entry is None if that gradient is undefined.
-    """
+    """Return the metadata (shape, dtype) of each gradient that an autograd node receives; None if it is undefined."""
     metadata: tuple[Any, ...] = node._input_metadata
     return metadata
 
@@ -194,11 +189,7 @@ def has_kernel(operator: str, dispatch_key: str) -> bool:
 
 
 def has_native_half(dtype: str) -> bool:
-    """Return whether oneDNN computes in a 16-bit dtype on this CPU, subject to ONEDNN_MAX_CPU_ISA.
-
-    Args:
-        dtype: ``float16`` or ``bfloat16``.
-    """
+    """Return whether oneDNN computes in ``float16`` or ``bfloat16`` on this CPU, subject to ONEDNN_MAX_CPU_ISA."""
     if not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

@@ -1,8 +1,4 @@
-"""Grouping of runs into the arms of a comparison, names of arms, pairs of runs by seed, and choice of the reference.
-
-An arm is all runs of one configuration, one per seed. `mptrain.comparison.fairness` checks whether arms may be
-compared.
-"""
+"""Grouping of runs into the arms of a comparison, names of arms, pairs of runs by seed, and choice of the reference."""
 
 from __future__ import annotations
 
@@ -19,20 +15,12 @@ from mptrain.errors import UsageError, did_you_mean
 def group_into_arms(
     runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
 ) -> tuple[Arm, ...]:
-    """Group runs into the arms of a comparison: an arm is all runs of one configuration, one per seed.
+    """Group runs into the arms of a comparison, in the order of their first runs, with the runs of each by seed.
 
-    Args:
-        runs: At least one run.
-        names: Arm name of each run. If None, runs whose configurations differ only in seed and machine form one arm;
-            runs with the same seed on different machines form separate arms.
-        places: The path under which each run was found, as the user typed it. If each arm has a path of its own, the
-            path names it; else the settings in which the arms differ do. Not used if ``names`` are given.
-
-    Returns:
-        The arms in the order of their first runs; the runs of each arm are ordered by seed.
-
-    Raises:
-        UsageError: Two runs of an arm have the same seed.
+    ``names`` has the arm of each run. If None, runs whose configurations differ only in seed and machine form one arm;
+    runs with the same seed on different machines form separate arms. ``places`` are the paths under which the user
+    named the runs. If each arm has a path of its own, the path names it; else the settings in which the arms differ do.
+    Raise UsageError if two runs of an arm have the same seed.
     """
     if names is not None:
         members: dict[str, list[RunMeasures]] = {}
@@ -56,14 +44,9 @@ def pair_by_seed(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasure
 
 
 def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
-    """Return the reference of a comparison: the arm (all runs of one configuration) that the others are compared with.
+    """Return the reference of a comparison: the arm of this name, or the only one in FP32, else the first.
 
-    Args:
-        arms: At least one arm.
-        name: Name of the arm. If None, the only arm with ``precision=fp32``, else the first arm.
-
-    Raises:
-        UsageError: No arm has that name.
+    Raise UsageError if no arm has that name.
     """
     if name is None:
         full = [arm for arm in arms if precision_of(arm.runs[0]) == "fp32"]
@@ -130,10 +113,7 @@ def _names(runs: Sequence[RunMeasures]) -> list[str]:
 
 
 def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
-    """Yield candidates for parts of arm names, one setting at a time: a label for each run, such as ``scaler.scale=8``.
-
-    The label is empty if the run does not have the setting.
-    """
+    """Yield labels of the runs, such as ``scaler.scale=8``, one setting at a time; empty for runs without it."""
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]

@@ -1,8 +1,4 @@
-"""Comparison of arms with a reference: the measures of each arm, its verdict, and objections to the comparison.
-
-An arm is all runs of one configuration, one per seed. `mptrain.comparison.results` stores the result. Nothing here
-reads a command line or prints.
-"""
+"""Comparison of arms with a reference: the measures of each arm, its verdict, and objections to the comparison."""
 
 from __future__ import annotations
 
@@ -43,16 +39,13 @@ class _Metric:
         return run.metrics.get(self.name) if run.status == "done" and run.split == self.split else None
 
     def failed(self, run: RunMeasures) -> bool:
-        """Return whether a run ended in numerical failure or with a non-finite metric."""
         value = self.of(run)
         return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
     def finite(self, run: RunMeasures) -> bool:
-        """Return whether a run has a finite metric and did not fail numerically."""
         return self.of(run) is not None and not self.failed(run)
 
     def ended(self, run: RunMeasures) -> bool:
-        """Return whether a run finished or failed numerically."""
         return self.finite(run) or self.failed(run)
 
 
@@ -66,19 +59,13 @@ def compare(
     notes: Sequence[str] = (),
     anyway: bool = False,
 ) -> Comparison:
-    """Compare arms (an arm is all runs of one configuration) with a reference, pairing runs with the same seed.
+    """Compare arms (at least two, each with a run) with a reference, pairing runs with the same seed.
 
-    Args:
-        arms: At least two arms, each with at least one run.
-        reference: Name of the reference arm; see `mptrain.comparison.arms.choose_reference`.
-        margin: Equivalence margin, in the metric's unit: smaller differences count as none.
-        metric: Name of a recorded metric; None for the task's own metric, or the loss if it has none.
-        claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler.
-        notes: Notes for the reader that are not derived from the records.
-        anyway: Whether to give verdicts despite fatal objections.
-
-    Returns:
-        The comparison. If it has fatal objections, all verdicts are undecided unless ``anyway`` is set.
+    ``reference`` is the name of the reference arm; None for the choice of `mptrain.comparison.arms.choose_reference`.
+    ``margin`` is the equivalence margin, in the metric's unit. ``metric`` is the name of a recorded metric; None for
+    the task's own metric, or the loss if it has none. ``claimed`` are configuration keys or sections in which arms may
+    differ, in addition to precision and scaler. ``notes`` are for the reader and not derived from the records. If the
+    comparison has fatal objections, all verdicts are undecided unless ``anyway`` is set.
 
     Raises:
         UsageError: Too few arms, no such reference or metric, or a margin that is not positive.
@@ -117,11 +104,7 @@ def compare(
 
 
 def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
-    """Return the metric to compare.
-
-    Raises:
-        UsageError: The runs have different metrics, or no run has a metric of that name.
-    """
+    """Return the metric to compare; raise UsageError if the runs have different ones, or none of that name."""
     runs = [run for arm in (reference, *arms) for run in arm.runs]
     done = [run for run in runs if run.status == "done" and run.metrics] or [run for run in runs if run.metrics]
     own = list(dict.fromkeys(run.metric_name for run in done if run.metric_name))
@@ -272,7 +255,6 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
 
 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
-    """Return notes on the resolution of the metric, if it is a share of the split's samples."""
     runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
     if not is_share(metric.name) or not runs:
         return []

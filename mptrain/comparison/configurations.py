@@ -1,7 +1,4 @@
-"""Saved configurations of runs as flat maps from dotted key to value, with their differences and short labels.
-
-`mptrain.comparison.fairness` decides which keys may differ in a comparison.
-"""
+"""Saved configurations of runs as flat maps from dotted key to value, with their differences and short labels."""
 
 from __future__ import annotations
 
@@ -25,12 +22,9 @@ MACHINE = ("device", "threads")
 
 @lru_cache(maxsize=4096)
 def flat_settings(yaml: str) -> Mapping[str, Any]:
-    """Return a configuration as a flat map from dotted key, such as ``train.batch_size``, to value.
+    """Return the YAML text of a configuration as a flat map from dotted key, such as ``train.batch_size``, to value.
 
     Empty sections are left out. Results are cached, because one comparison reads the same configuration many times.
-
-    Args:
-        yaml: The resolved configuration, YAML text.
     """
     return MappingProxyType({key: value for key, _, value in diff("{}", yaml, ()) if value != {}})
 
@@ -38,10 +32,8 @@ def flat_settings(yaml: str) -> Mapping[str, Any]:
 def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which two configurations differ, as key to (left value, right value) with `ABSENT` if missing.
 
-    Args:
-        left: YAML text of one resolved configuration.
-        right: YAML text of the other.
-        ignoring: Dotted keys or sections to ignore; by default the seed, and keys that do not change the training.
+    Both are resolved configurations as YAML text. Keys and sections in ``ignoring`` are left out; by default the seed,
+    and keys that do not change the training.
     """
     one, other = flat_settings(left), flat_settings(right)
     keys = [*one, *(key for key in other if key not in one)]
@@ -53,21 +45,12 @@ def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMP
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:
-    """Return whether a dotted configuration key is one of the names or inside one of these sections.
-
-    Args:
-        key: The key, such as ``scaler.scale``.
-        names: Keys or sections, such as ``scaler``.
-    """
+    """Return whether a dotted configuration key is one of the names or inside one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def chosen_options(yaml: str) -> dict[str, str]:
-    """Return the option that a run's configuration chose in each config group: ``precision`` to ``fp16_dynamic``.
-
-    Args:
-        yaml: The resolved configuration, YAML text.
-    """
+    """Return the option that a run's configuration chose in each config group: ``precision`` to ``fp16_dynamic``."""
     prefix = "chosen."
     return {
         key.removeprefix(prefix): str(value) for key, value in flat_settings(yaml).items() if key.startswith(prefix)
@@ -84,11 +67,9 @@ def as_number(value: str) -> float | None:
 
 
 def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
-    """Format overrides as a short label, such as in the legend of a plot: ``fp16_static, scale=8``.
+    """Format overrides, from key to value, as a short label such as in the legend of a plot: ``fp16_static, scale=8``.
 
-    Args:
-        words: Overrides as key to value, such as ``{"precision": "fp16_static", "scaler.scale": "8"}``.
-        whole_keys: Whether numbers have their whole key, ``scaler.scale=8``, and not only its last part.
+    Numbers have the last part of their key, or with ``whole_keys`` the whole one, ``scaler.scale=8``.
     """
     return ", ".join(
         value if as_number(value) is None and value else f"{key if whole_keys else key.rpartition('.')[2]}={value}"
@@ -97,11 +78,7 @@ def short_label(words: Mapping[str, str], *, whole_keys: bool = False) -> str:
 
 
 def flat(config: str) -> dict[str, Any]:
-    """Return a configuration as a flat map from dotted key to value; empty if it is missing or unreadable.
-
-    Args:
-        config: The resolved configuration, YAML text. Unlike with `flat_settings`, damaged text is no error.
-    """
+    """Return a configuration as `flat_settings` does; empty if it is missing or unreadable."""
     if not config.strip():
         return {}
     try:

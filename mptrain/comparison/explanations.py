@@ -1,7 +1,6 @@
 """Remarks on an arm of a comparison, such as the reasons why FP16 runs are not faster or smaller than FP32 runs.
 
-An arm is all runs of one configuration. Remarks rest on records only: if the records do not show a cause, none is
-named.
+Remarks rest on records only: if the records do not show a cause, none is named.
 """
 
 from __future__ import annotations
@@ -39,18 +38,12 @@ _STEPS = 50
 def remarks(
     arm: Arm, reference: Arm, speed: Interval | None, memory: Interval | None, together: int = 1
 ) -> tuple[str, ...]:
-    """Return remarks on an arm (all runs of one configuration) of a comparison, one sentence each.
+    """Return remarks on an arm of a comparison, one sentence each.
 
     They explain missing gains in speed and memory, and report skipped updates, underflow and unfinished runs. Speed and
     memory are explained only if a gain is expected: the arm computes in half precision or TF32, and the reference does
-    neither.
-
-    Args:
-        arm: The arm.
-        reference: The reference arm.
-        speed: Ratio of the arm's throughput to the reference's; None if unknown.
-        memory: Ratio of the arm's peak memory to the reference's; None if unknown.
-        together: Largest number of compared runs that shared one machine at the same time.
+    neither. ``speed`` and ``memory`` are ratios of the arm to the reference; None if unknown. ``together`` is the
+    largest number of compared runs that shared one machine at the same time.
     """
     done = [run for run in arm.runs if run.status == "done"]
     others = [run for run in reference.runs if run.status == "done"]
@@ -191,7 +184,6 @@ def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iter
 
 
 def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield a remark on runs whose loss scale fell to ``scaler.min_scale`` and ended there."""
     config = flat_settings(runs[0].config)
     floor = config.get("scaler.min_scale")
     if floor is None or any(key.startswith("learners.") and ".scaler" in key for key in config):
@@ -204,7 +196,6 @@ def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
 
 
 def _ends(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """Yield the reasons of runs that did not finish, one sentence per reason."""
     ways: dict[str, list[int]] = {}
     for run in runs:
         if run.status != "done":

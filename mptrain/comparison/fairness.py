@@ -1,7 +1,7 @@
 """Checks that the arms of a comparison differ only in precision and in the settings that the user claims.
 
-An arm is all runs of one configuration. All checks use the records and assume nothing: each check that holds becomes a
-sentence, and each that fails or has no record becomes an objection.
+All checks use the records and assume nothing: each check that holds becomes a sentence, and each that fails or has no
+record becomes an objection.
 """
 
 from __future__ import annotations
@@ -35,16 +35,9 @@ def check_fairness(
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
     """Check that the arms of a comparison started, were trained and were evaluated alike, except for precision.
 
-    Compares configurations, initial weights, order of samples, batches, evaluated samples, machines, versions and
-    lengths.
-
-    Args:
-        arms: All arms, including the reference; an arm is all runs of one configuration.
-        reference: The arm that the others are compared with.
-        claimed: Dotted configuration keys or sections in which arms may differ, in addition to precision and scaler.
-
-    Returns:
-        Objections, fatal ones first, and one sentence for each check that holds.
+    Configurations, initial weights, order of samples, batches, evaluated samples, machines, versions and lengths are
+    compared. The arms include the reference. They may differ in precision, scaler and the dotted keys or sections in
+    ``claimed``. Return objections, fatal ones first, and one sentence for each check that holds.
     """
     weights, data = (
         {arm.name: _excuses(arm, reference, claimed, follow) for arm in arms}
@@ -72,20 +65,17 @@ def check_fairness(
 
 
 def differing_keys(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
-    """Return the configuration keys that differ between an arm and the reference of a comparison.
+    """Return the configuration keys that differ between arm and reference: key to (reference's value, arm's value).
 
-    Returns:
-        Dotted key to (reference's value, arm's value); without the seed and keys that do not change the training.
+    Left out are the seed and keys that do not change the training.
     """
     return config_differences(reference.runs[0].config, arm.runs[0].config)
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
-    """Return whether the arms of a comparison may differ in a configuration key.
+    """Return whether the arms of a comparison may differ in a dotted configuration key.
 
-    Args:
-        key: The dotted key. Keys of precision and scaler, also of a single learner's scaler, may always differ.
-        claimed: Further keys or sections that may differ.
+    Keys of precision and scaler, also of a single learner's scaler, may always differ.
     """
     return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
 
@@ -244,7 +234,6 @@ def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
 
 
 def _machines(arms: Sequence[Arm]) -> Found:
-    """Check that all runs had the same device, threads and versions."""
     differ = False
     for what in ("device", "CPU threads", "mptrain", "torch", "cuda"):
         where: dict[str, list[str]] = {}
@@ -281,7 +270,6 @@ def _baselines(arms: Sequence[Arm]) -> Found:
 
 
 def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
-    """Check that finished runs attempted as many steps as those of the reference."""
     wanted = {run.steps for run in reference.runs if run.status == "done"}
     for arm in arms:
         steps = {run.steps for run in arm.runs if run.status == "done"}

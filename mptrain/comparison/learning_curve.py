@@ -1,9 +1,8 @@
 """Learning curves of runs, comparison of arms at equal work, and warnings about runs that have not converged.
 
 A learning curve consists of the run's validations, plus its training loss if there are fewer than two validations. Arms
-(all runs of one configuration) are compared at equal updates and at equal samples, which differ because a skipped
-update consumes samples without changing the weights. Runs that have not converged, or learned nothing, get a warning,
-because untrained arms agree too. Gives no verdicts.
+are compared at equal updates and at equal samples, which differ because a skipped update consumes samples without
+changing the weights. Runs that have not converged, or learned nothing, get a warning, because untrained arms agree too.
 """
 
 from __future__ import annotations
@@ -24,14 +23,9 @@ _WINDOWS, _FEWEST = 50, 10
 def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[CurvePoint, ...]:
     """Return the learning curve of a run, in order of steps: its validations, and if they are few its training loss.
 
-    Args:
-        run: The open run. Its steps are read, as a stream, only if it has fewer than two validations, because
-            interpolation needs two. The training loss is then averaged over windows of steps.
-        steps: Number of attempted steps, skipped ones included.
-        samples_per_step: Samples per step, averaged over the run.
-
-    Raises:
-        StorageError: A record is damaged.
+    The run's steps are read, as a stream, only if it has fewer than two validations, because interpolation needs two.
+    The training loss is then averaged over windows of steps. ``steps`` counts attempted steps, and ``samples_per_step``
+    is an average over the run.
     """
     validations = list(_validations(run, samples_per_step))
     losses = list(_losses(run, steps, samples_per_step)) if len(validations) < 2 else []
@@ -73,47 +67,25 @@ _BOTH: tuple[By, By] = ("updates", "samples")
 
 
 def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tuple[Aligned, ...]:
-    """Compare the learning curves of an arm and the reference after equal work: equal updates, and equal samples.
+    """Compare the learning curves of an arm and the reference after equal updates, and after equal samples.
 
-    The two differ because a skipped update consumes samples without changing the weights.
-
-    Args:
-        pairs: Pairs (run of the arm, run of the reference) of finished runs with the same seed.
-        metric: Name of the validation metric. If a run has no value of it at that point, the training loss is compared.
-
-    Returns:
-        One result for updates and one for samples, each only if all runs have a value.
+    The pairs (run of the arm, run of the reference) are finished runs with the same seed. If a run has no value of the
+    validation metric at that point, the training loss is compared. Each result exists only if all runs have a value.
     """
     own, others = [run for run, _ in pairs], [other for _, other in pairs]
     return tuple(found for by in _BOTH if (found := _at_equal(own, others, metric, by)) is not None)
 
 
 def align_reference(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
-    """Return the values of the reference's learning curves after equal updates, and after equal samples.
-
-    The amounts of work are the largest that all its runs reached.
-
-    Args:
-        runs: Finished runs of the reference arm.
-        metric: Name of the validation metric; see `align`.
-
-    Returns:
-        As for `align`, without differences.
-    """
+    """Return the values of the reference as `align` does, after the most work that all its runs reached."""
     return tuple(found for by in _BOTH if (found := _at_equal(runs, [], metric, by)) is not None)
 
 
 def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
     """Return a quantity of a run's learning curve after an amount of work, interpolated linearly between its points.
 
-    Args:
-        run: The run.
-        quantity: ``val_NAME`` for a validation metric, or ``train_loss``.
-        at: Number of updates or samples.
-        by: Unit of ``at``: applied updates, or training samples.
-
-    Returns:
-        The value; NaN outside the recorded range.
+    The quantity is ``val_NAME`` for a validation metric, or ``train_loss``. ``by`` is the unit of ``at``: applied
+    updates, or training samples. The result is NaN outside the recorded range.
     """
     known = [
         (moment.updates if by == "updates" else moment.samples, moment.values[quantity])
@@ -149,18 +121,10 @@ _LEAST_FALL = 0.05
 
 
 def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str]:
-    """Return warnings if the runs of the reference had not converged or learned; empty if they had.
+    """Return at most one warning, if the finished runs of the reference had not converged or learned.
 
-    Equivalence then says little, because untrained arms agree too.
-
-    Args:
-        reference: The reference arm, whose finished runs are checked.
-        metric: Name of the compared metric.
-        margin: The equivalence margin, in the metric's unit. Runs have not converged if the metric still changed by
-            more between the last two validations, on average.
-
-    Returns:
-        Sentences for the user, at most one.
+    Equivalence then says little, because untrained arms agree too. Runs have not converged if the metric still changed
+    by more than the margin between the last two validations, on average.
     """
     runs = [run for run in reference.runs if run.status == "done" and run.course]
     moves = [abs(values[-1] - values[-2]) for run in runs if len(values := _course(run, f"val_{metric}")) > 1]
@@ -186,6 +150,5 @@ def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str
 
 
 def _course(run: RunMeasures, name: str) -> list[float]:
-    """Return the finite values of a quantity along the learning curve, in order."""
     values = (moment.values.get(name, math.nan) for moment in run.course)
     return [value for value in values if math.isfinite(value)]

@@ -29,8 +29,7 @@ class RankedSetting:
     Attributes:
         name: Label that distinguishes the setting from the others.
         value: The metric, averaged over seeds.
-        low: Lower end of the 95 % confidence interval (CI); NaN if unknown.
-        high: Upper end of the 95 % CI; NaN if unknown.
+        low: Lower end of the 95 % confidence interval (CI), and ``high`` its upper end; NaN if unknown.
         seeds: Number of runs, one for each seed.
         over_seeds: Whether the 95 % CI is over seeds; otherwise it is over test samples.
     """
@@ -61,12 +60,8 @@ class RankedSetting:
 def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
     """Return the final metric of a setting of a sweep: the mean over its runs, with a 95 % confidence interval.
 
-    With several different values, the interval is over seeds; else it is over test samples, as recorded.
-
-    Args:
-        name: Label that distinguishes the setting from the others.
-        summaries: Summaries (``summary.json``) of its runs, which differ in seed; at least one, all with a finite
-            metric.
+    With several different values, the interval is over seeds; else it is over test samples, as recorded. There is at
+    least one summary (``summary.json``), and all have a finite metric.
     """
     values = [float(summary["metric"]) for summary in summaries]
     if len(set(values)) > 1:
@@ -85,11 +80,8 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
 
     A best setting is named only if its 95 % CI does not overlap that of the worst, together with the settings whose CIs
     overlap its own. With more than five settings the CIs are widened, because best and worst are selected among many.
-
-    Args:
-        ranked: At least two settings, not all with the same value.
-        higher_is_better: Direction of the metric; None if unknown.
-        number: Function that formats a value of the metric.
+    There are at least two settings, not all with the same value. ``higher_is_better`` is None if unknown. ``number``
+    formats a value of the metric.
     """
     factor = _for_a_choice_among(len(ranked))
     ranked = [one.widened(factor) for one in ranked]
@@ -122,19 +114,15 @@ def _named(one: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    """Join the first names, and say how many more there are."""
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _for_a_choice_among(count: int) -> float:
-    """Return the factor for 95 % CIs with which the best and the worst setting differ at 95 % confidence.
+    """Return the factor for 95 % CIs with which the best and the worst of several settings differ at 95 % confidence.
 
     The largest difference between several equal settings follows the studentised range distribution (Tukey). For up to
     five settings, two 95 % CIs that just do not overlap are far enough apart.
-
-    Args:
-        count: Number of settings.
     """
     if count <= 5:
         return 1.0
@@ -148,10 +136,7 @@ def sweep_lead(
 ) -> str:
     """Summarise the final metrics of a sweep in one sentence: the best and the worst setting, as far as 95 % CIs tell.
 
-    Args:
-        jobs: Jobs of the sweep, one for each run.
-        summaries: Maps job number to the summary (``summary.json``) of its run; jobs without a summary are missing.
-        number: Function that formats a value of the metric.
+    ``summaries`` has the ``summary.json`` of runs by job number, and ``number`` formats a value of the metric.
     """
     found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
     valued = {at: summary for at, summary in found.items() if _is_finite(summary.get("metric"))}
@@ -189,19 +174,12 @@ def sweep_lead(
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the name of a run's final metric with the evaluated split, as text: ``top1 (test)``.
-
-    Args:
-        summary: The run's summary (``summary.json``).
-    """
+    """Return the name of a run's final metric with the evaluated split, as text: ``top1 (test)``."""
     return f"{summary.get('metric_name') or 'metric'} ({summary.get('metric_split', 'test')})"
 
 
 def _of_what(ranked: Iterable[RankedSetting]) -> str:
-    """Return the phrase that says over what the intervals of settings are taken: over seeds, or over test samples.
-
-    It is empty if this differs between the settings.
-    """
+    """Return over what the CIs of settings are taken, seeds or test samples, as a phrase; empty if this differs."""
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""

@@ -1,8 +1,8 @@
 """Results of a comparison of training runs: frozen dataclasses of plain Python types, shown by terminal and reports.
 
-An arm of a comparison is all runs of one configuration, one per seed; the others are compared with the reference.
-Nothing is computed here. Differences are *arm minus reference*, in the metric's unit, whichever direction is better.
-``comparison.json`` holds the results as strict JSON; reading it needs neither scipy nor a YAML reader.
+The other arms of a comparison are compared with the reference. Nothing is computed here. Differences are *arm minus
+reference*, in the metric's unit, whichever direction is better. ``comparison.json`` holds the results as strict JSON;
+reading it needs neither scipy nor a YAML reader.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over several runs or pairs of runs, with its confidence interval.
+    """A mean over several runs or pairs of runs, with its confidence interval; ends and spread are NaN for one value.
 
     Attributes:
         mean: The mean; for ratios, the geometric mean.
-        low: Lower end of the interval; NaN for a single value.
-        high: Upper end of the interval; NaN for a single value.
-        spread: Observed standard deviation with n - 1 in the denominator (of the logarithms for ratios); NaN for a
-            single value. The interval may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`.
+        low: Lower end of the interval, and ``high`` its upper end.
+        spread: Observed standard deviation with n - 1 in the denominator (of the logarithms for ratios). The interval
+            may be wider than it implies, see `mptrain.comparison.statistics.mean_interval`.
         n: Number of values.
         level: Confidence level, 0.95.
     """
@@ -49,15 +48,14 @@ class Interval:
 class Equivalence:
     """Equivalence test of an arm and the reference: two one-sided tests of their paired differences against a margin.
 
+    With one pair, ``low``, ``high``, ``p`` and ``power`` are NaN, and ``pairs_for_80`` is None.
+
     Attributes:
         margin: Equivalence margin, in the metric's unit.
-        low: Lower end of the 1 - 2 alpha confidence interval of the mean difference; NaN for one pair.
-        high: Upper end of that interval; NaN for one pair.
-        p: The larger of the two one-sided p values; NaN for one pair.
-        power: Probability of finding equivalence with these pairs and this spread if the true difference is zero; NaN
-            for one pair.
-        pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000 or there is one
-            pair.
+        low: Lower end of the 1 - 2 alpha confidence interval of the mean difference, and ``high`` its upper end.
+        p: The larger of the two one-sided p values.
+        power: Probability of finding equivalence with these pairs and this spread if the true difference is zero.
+        pairs_for_80: Number of pairs for a power of 0.8 with this spread; None if it is more than 1,000.
         alpha: Level of each test, 0.05.
         p_bootstrap: The p value of two one-sided bootstrap-t tests, which also has to be below ``alpha`` for
             equivalence; None if the differences are not skewed.
@@ -83,11 +81,9 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on an arm (all runs of one configuration) against the reference of a comparison.
+    """Verdict on an arm against the reference of a comparison, with the reason in one sentence.
 
-    Attributes:
-        word: ``better``, ``equivalent``, ``worse`` or ``undecided``; ``reference`` for the reference itself.
-        why: The reason, in one sentence.
+    The word is ``better``, ``equivalent``, ``worse`` or ``undecided``; ``reference`` for the reference itself.
     """
 
     word: Word
@@ -115,51 +111,46 @@ class CurvePoint:
 class RunMeasures:
     """All that a comparison reads of one run: its configuration, metrics, speed, memory and digests of its data.
 
-    A learner is a model with its optimizer; a GAN has two. Digests are SHA-256 in hexadecimal.
+    Digests are SHA-256 in hexadecimal, and empty if not recorded.
 
     Attributes:
         path: The run directory, as given.
-        seed: Seed of the configuration.
         status: ``done``, ``failed``, ``preempted`` or ``running`` (also for a killed run).
         exit_code: Exit code of the last attempt that was not killed.
         reason: Why the run ended; empty if it is done.
         config: The resolved configuration, YAML text.
-        overrides: The overrides on the command line.
         chosen: Config group to chosen option, such as ``precision`` to ``fp16_dynamic``.
         metrics: Metrics of the last evaluation on `split` (``test`` if there is one, else ``val``), by name.
         metric_name: The task's own metric; None if it has none.
         higher_is_better: Direction of that metric; None if unknown.
-        split: Name of the split on which `metrics` were evaluated.
         samples: Number of samples evaluated in that split.
         steps: Number of attempted steps, skipped ones included.
         updates: Number of applied updates, the minimum over learners.
         skipped: Number of skipped updates, summed over learners.
         skip_rate: Share of skipped updates in all attempts, 0 to 1.
-        overflows: Phase of the loss scaler (calibrating, growth probe, unexpected) to number of overflows, summed over
-            learners.
+        overflows: Phase of the loss scaler (calibrating, growth probe, unexpected) to number of overflows,
+            summed over learners.
         scale: ``first``, ``min``, ``max``, ``last`` of the first learner's loss scale.
-        terms_per_second: Steady throughput (without warm-up) in samples or tokens per second; None if too few steps
-            were timed.
-        term: Unit of the throughput: ``samples`` or ``tokens``.
+        terms_per_second: Steady throughput (without warm-up) in ``term``, ``samples`` or ``tokens``, per second; None
+            if too few steps were timed.
         train_seconds: Wall time of all training steps in seconds, including warm-up; NaN if not recorded.
         peak_memory: Peak memory in bytes; 0 if not recorded.
         memory_before: Bytes in use before the model was built; 0 if not recorded.
         energy: Energy of the device during training in joules; None if the device does not report it.
         data_wait: Share of training time spent waiting for data, 0 to 1; NaN if not recorded.
-        device: Description of the device.
         threads: Number of CPU threads; 0 if not recorded.
         versions: Versions of python, torch, mptrain and CUDA.
         facts: Facts about model and device, such as the number of parameters; see `mptrain.engine.summary`.
-        initial_weights: Digest of the FP32 initial weights; empty if not recorded.
+        initial_weights: Digest of the FP32 initial weights.
         data: Epoch to (digest of the order of the samples, digest of the first batch).
         attempts: Host, start and end (UTC) of each attempt that was not killed.
         changes: Changes of the configuration on resume: ``KEY was A, now B``.
-        data_card: Digest of ``data.json``, see `mptrain.comparison.run_measures`; empty if not recorded.
+        data_card: Digest of ``data.json``, see `mptrain.comparison.run_measures`.
         evaluated: Split to the digest of the data in its last evaluation.
         unusable: Split to the number of samples left out.
         steady_steps: Number of steps over which the throughput was measured; None if not recorded.
-        zero_gradients: Mean share of zero activation gradients over the steps with histograms, 0 to 1; None without
-            histograms.
+        zero_gradients: Mean share of zero activation gradients over the steps with histograms, 0 to 1;
+            None without histograms.
         course: The learning curve, in order; not stored with a comparison.
     """
 
@@ -207,12 +198,7 @@ class RunMeasures:
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of a comparison: all runs of one configuration, which differ only in their seed.
-
-    Attributes:
-        name: Name that distinguishes the arm from the others, such as ``fp16_static``.
-        runs: The runs, ordered by seed.
-    """
+    """An arm of a comparison, such as ``fp16_static``: all runs of one configuration, one per seed, by seed."""
 
     name: str
     runs: tuple[RunMeasures, ...]
@@ -239,17 +225,15 @@ class Aligned:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """Results of an arm (all runs of one configuration) of a comparison, against the reference.
+    """Results of an arm of a comparison, against the reference.
 
     Ratios are arm / reference for runs with the same seed, as geometric means; None without such a pair.
 
     Attributes:
-        arm: The arm with its runs.
         metric: Mean of the compared metric over its finished runs; None if no run has a finite metric.
         difference: Mean difference of the metric, arm minus reference, paired by seed; None for the reference and if no
             pair is complete.
         equivalence: Equivalence test of these differences; None with fewer than two complete pairs.
-        verdict: The verdict with its reason.
         failed: Number of runs that failed numerically or have a non-finite metric.
         missing: Number of runs that did not finish for another reason (interruption, data, disk).
         throughput: Mean steady throughput in loss terms (samples or tokens) per second; None if no run has recorded it.
@@ -302,19 +286,15 @@ class Objection:
 class Comparison:
     """A comparison of arms with a reference: results of each arm, and all that limits their meaning.
 
-    An arm is all runs of one configuration, one per seed.
-
     Attributes:
-        metric: Name of the compared metric.
-        higher_is_better: Direction of the metric.
         split: Name of the split on which the metric was evaluated.
         margin: Equivalence margin, in the metric's unit: smaller differences count as none.
         reference: Name of the reference arm.
         arms: Results of all arms, the reference first.
         objections: Objections to the comparison; verdicts despite a fatal one were requested by the user.
         checks: Checks that hold for all arms, one sentence each (initial weights, order, augmentation ...).
-        notes: Notes for the reader, one sentence each: resolution of the test set, multiple comparisons, concurrent
-            runs.
+        notes: Notes for the reader, one sentence each: resolution of the test set, multiple
+            comparisons, concurrent runs.
     """
 
     metric: str
@@ -333,28 +313,19 @@ SCHEMA = 2
 
 
 def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
-    """Write the results of one or more comparisons to ``comparison.json``, as strict JSON.
+    """Write the results of one or more comparisons, by name, to ``comparison.json``, as strict JSON.
 
-    Args:
-        path: The file: `mptrain.runlog.sweeps.SweepPaths.comparison` of a sweep.
-        groups: Name of each comparison to its results. A recipe repeats its arms in several groups and has one
-            comparison for each; a single comparison has the name ``""``.
-
-    Raises:
-        StorageError: The file cannot be written.
+    A recipe repeats its arms in several groups and has one comparison for each; a single comparison has
+    the name ``""``.
     """
     kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
     write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:
-    """Read the comparisons that `write_comparisons` wrote.
+    """Read the comparisons that `write_comparisons` wrote, by name and without learning curves.
 
-    Returns:
-        Name of each comparison to its results, without learning curves; the name is ``""`` if there is only one.
-
-    Raises:
-        StorageError: The file is missing, damaged or of another version.
+    Raise StorageError if the file is missing, damaged or of another version.
     """
     fields = read_object(path, SCHEMA)
     try:
@@ -378,10 +349,9 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Comparison:
-    """Restore a comparison from the JSON values of `to_json`; the learning curves of its runs are empty.
+    """Restore a comparison, without learning curves, from the JSON values of `to_json`.
 
-    Raises:
-        StorageError: The data is damaged.
+    Raise StorageError if they are damaged.
     """
     try:
         found = build(Comparison, restore_nonfinite(fields))

@@ -45,11 +45,8 @@ class _Events:
 def measure(run: Run) -> RunMeasures:
     """Read all that a comparison needs of a run, finished or not: metrics, speed, memory, skipped updates, digests.
 
-    Args:
-        run: The open run. Its events are read once, as a stream; its steps only if summary or validations are missing.
-
-    Raises:
-        StorageError: The run has no configuration yet, or a record is damaged.
+    The run's events are read once, as a stream; its steps only if summary or validations are missing. Raise
+    StorageError if it has no configuration yet, or a record is damaged.
     """
     if not run.config:
         raise StorageError(f"{run.paths.root} has no config.yaml", "it was killed before it started: start it again")
@@ -67,10 +64,7 @@ _PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
 
 
 def _with_ranks(run: Run) -> str:
-    """Return the configuration with ``distributed.procs`` set to the run's number of ranks; null for one.
-
-    Under torchrun, the saved configuration does not contain the number of ranks.
-    """
+    """Return the configuration with the run's number of ranks (null for one), which torchrun's runs do not save."""
     ranks = run.state.ranks
     return _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
 
@@ -166,7 +160,6 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
 
 
 def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Return a map from phase to number of overflows, summed over learners."""
     found: dict[str, int] = {}
     for learner in learners:
         for phase, count in learner["overflows"].items():
@@ -175,17 +168,12 @@ def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _steady(summary: dict[str, Any]) -> float | None:
-    """Return the steady throughput, or None if too few steps were timed."""
     throughput: float | None = summary.get("steady_terms_per_second")
     return throughput if summary.get("steady_steps", 0) >= TIMED_STEPS else None
 
 
 def _digest_of_data(run: Run) -> str:
-    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file.
-
-    Raises:
-        StorageError: The file cannot be read or is damaged.
-    """
+    """Return the SHA-256 of ``data.json``, with file names without folders; empty if there is no such file."""
     if not run.paths.data.exists():
         return ""
     card = read_object(run.paths.data)
@@ -201,7 +189,6 @@ def _summary_of_its_end(run: Run) -> dict[str, Any]:
 
 
 def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
-    """Build a summary from the step records alone."""
     learners: dict[str, dict[str, Any]] = {}
     steps = 0
     for record in run.steps():
@@ -219,7 +206,6 @@ def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
 
 
 def _seconds_of_epochs(run: Run) -> float:
-    """Return the wall time of the training steps of all recorded epochs; NaN if there is none."""
     by_epoch = {record.epoch: record.seconds for record in run.epochs()}
     return sum(by_epoch.values()) if by_epoch else math.nan
 
@@ -243,13 +229,8 @@ def is_share(metric: str) -> bool:
 def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
     """Return the smallest amount by which a metric of an evaluation can change: one sample of its split.
 
-    Args:
-        metric: Name of the metric.
-        runs: Runs with this metric; the run with the fewest samples determines the result.
-
-    Returns:
-        1 / N for a share of N samples; 0 if the metric is not a share of samples (a loss) or the number of samples is
-        not recorded.
+    This is 1 / N for a share of N samples, of the run with the fewest; 0 if the metric is not a share of samples (a
+    loss) or the number of samples is not recorded.
     """
     sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
     return 1 / min(sizes) if sizes and is_share(metric) else 0.0

@@ -1,7 +1,9 @@
 """Statistics of a comparison: confidence intervals, equivalence tests and their power, as pure functions of numbers.
 
-The numbers are usually differences of a metric between runs with the same seed. Nothing here knows about runs.
-Distributions and integration come from scipy.
+The numbers are usually differences of a metric between runs with the same seed. ``margin`` is the equivalence margin,
+positive and in the metric's unit, ``level`` a confidence level and ``alpha`` the level of each one-sided test.
+``rounding`` is the standard deviation of the rounding error of a value (`rounding_spread`); 0 for values that are exact
+to floating-point precision.
 """
 
 from __future__ import annotations
@@ -26,12 +28,10 @@ _TAIL = 1e-13
 def rounding_spread(*steps: float) -> float:
     """Return the standard deviation of the rounding error of a metric's value, or of a difference of two values.
 
-    The error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12. The variances
-    of the two sides of a difference add up. A share of N samples has the step 1 / N, so a difference of two shares has
-    the standard deviation 1 / (N sqrt(6)).
-
-    Args:
-        steps: Rounding step of each value involved; 0 for a value that is not rounded.
+    The error of rounding to multiples of a step is uniform over one step, so its variance is step^2 / 12. The
+    variances of the two sides of a difference add up. A share of N samples has the step 1 / N, so a difference of two
+    shares has the standard deviation 1 / (N sqrt(6)). There is one step for each value involved; 0 for a value that
+    is not rounded.
     """
     return math.hypot(*steps) / math.sqrt(12)
 
@@ -43,20 +43,11 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
     standard deviation s is then far too small, and so is an interval from s alone: with two differences of an accuracy
     over 397 samples, 12 % of the 95 % intervals exclude a true difference of zero. So the variance of the rounding
     error is added to s^2. With many values s already contains the rounding error, and the interval is then slightly too
-    wide, never too narrow.
+    wide, never too narrow: ``level`` is the lower bound of the coverage.
 
-    Args:
-        values: At least one finite value, such as a metric for each seed. For a single value, ends and spread are NaN.
-            If all values are equal and not rounded, the interval is a point.
-        level: Confidence level, 0 to 1; the lower bound of the coverage.
-        rounding: Standard deviation of the rounding error of a value; see `rounding_spread`. 0 for values that are
-            exact to floating-point precision.
-
-    Returns:
-        The interval; its ``spread`` is the observed one, without the variance added for rounding.
-
-    Raises:
-        ValueError: There is no value, or one is not finite.
+    For a single value, ends and spread are NaN. If all values are equal and not rounded, the interval is a point. The
+    result's ``spread`` is the observed one, without the variance added for rounding. Raise ValueError if there is no
+    value, or one is not finite.
     """
     _require_finite(values)
     mean = float(statistics.mean(values))  # exact arithmetic, as for the spread: the mean of equal values is that value
@@ -70,19 +61,9 @@ def mean_interval(values: Sequence[float], level: float = 0.95, rounding: float 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95) -> Interval:
     """Return the geometric mean of paired ratios, such as speed-ups, with its confidence interval.
 
-    The interval is that of `mean_interval` for the logarithms. So a ratio and its inverse give the same result, and a
-    pair that is slow in both arms has the same weight as others.
-
-    Args:
-        numerators: At least one positive number.
-        denominators: Positive numbers, as many and in the same order.
-        level: As for `mean_interval`.
-
-    Returns:
-        The interval; its ``spread`` is that of the logarithms.
-
-    Raises:
-        ValueError: The lengths differ, or a number is not positive.
+    The interval is that of `mean_interval` for the logarithms, and so is its ``spread``. So a ratio and its inverse
+    give the same result, and a pair that is slow in both arms has the same weight as others. Raise ValueError if the
+    lengths differ, or a number is not positive.
     """
     pairs = list(zip(numerators, denominators, strict=True))
     if any(not (above > 0 and below > 0) for above, below in pairs):
@@ -94,21 +75,11 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], l
 def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05, rounding: float = 0.0) -> Equivalence:
     """Test whether the mean of paired differences is zero up to a margin, by two one-sided tests (Schuirmann 1987).
 
-    Arms are equivalent if "below -margin" and "above +margin" are both rejected at ``alpha``. This holds exactly if the
-    1 - 2 alpha confidence interval of the mean difference is within the margin.
-
-    Args:
-        differences: At least one finite paired difference of a metric, one for each seed.
-        margin: Equivalence margin, in the metric's unit; positive.
-        alpha: Level of each of the two tests; also the probability of a false "equivalent".
-        rounding: Standard deviation of the rounding error of a difference; see `mean_interval`. Tests, power and the
-            number of pairs take it into account.
-
-    Returns:
-        The tests; all statistics are NaN for a single difference.
-
-    Raises:
-        ValueError: There is no difference, one is not finite, or the margin is not positive.
+    Arms are equivalent if "below -margin" and "above +margin" are both rejected at ``alpha``, which is also the
+    probability of a false "equivalent". This holds exactly if the 1 - 2 alpha confidence interval of the mean
+    difference is within the margin. Tests, power and the number of pairs take rounding into account. All
+    statistics are NaN for a single difference. Raise ValueError if there is no difference, one is not finite, or
+    the margin is not positive.
     """
     if not (margin > 0 and math.isfinite(margin)):
         raise ValueError(f"a margin must be positive, not {margin}")
@@ -132,18 +103,11 @@ def equivalence(differences: Sequence[float], margin: float, alpha: float = 0.05
 
 
 def unseen_share(n: int, level: float = 0.95) -> float:
-    """Return the largest share of runs in which something may happen that none of n runs has shown.
+    """Return the largest share of runs, 0 to 1, in which something may happen that none of n runs has shown.
 
-    It is 1 - (1 - level)^(1/n), the exact one-sided bound of Clopper and Pearson (1934) for 0 of n. As the tolerance
-    limit of Wilks (1941) it also bounds the share of pairs whose difference is larger than the largest of n. It
-    holds for any distribution.
-
-    Args:
-        n: Number of independent runs, 1 or more.
-        level: Confidence level, 0 to 1.
-
-    Returns:
-        The share, 0 to 1: 0.78 for 2 runs, 0.63 for 3, 0.45 for 5, 0.31 for 8.
+    It is 1 - (1 - level)^(1/n), the exact one-sided bound of Clopper and Pearson (1934) for 0 of n: 0.78 for 2 runs,
+    0.63 for 3, 0.45 for 5, 0.31 for 8. As the tolerance limit of Wilks (1941) it also bounds the share of pairs whose
+    difference is larger than the largest of n. It holds for any distribution. The runs are independent.
     """
     return 1.0 - float((1 - level) ** (1 / n))
 
@@ -164,12 +128,8 @@ def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0
     """Return the p value of two one-sided bootstrap-t tests of a mean difference: the larger of both p values.
 
     As `tost_p`, but the distribution of t is that of 9,999 resamples of the differences (Efron 1979), so it follows
-    their skew. The resamples are drawn from a fixed seed; those without spread are left out.
-
-    Args:
-        differences: At least two finite paired differences, not all equal.
-        margin: Equivalence margin; positive.
-        rounding: Standard deviation of the rounding error of a difference; see `mean_interval`.
+    their skew. The resamples are drawn from a fixed seed; those without spread are left out. There are at least two
+    finite differences, not all equal.
     """
     values = np.asarray(differences, dtype=np.float64)
     drawn = np.random.default_rng(0).choice(values, (9_999, len(values)))
@@ -181,15 +141,10 @@ def bootstrap_p(differences: Sequence[float], margin: float, rounding: float = 0
 
 
 def tost_p(difference: float, standard_error: float, df: int, margin: float) -> float:
-    """Return the p value of two one-sided t tests (TOST) of a difference: the larger of both p values.
+    """Return the p value of two one-sided t tests (TOST) of a mean difference: the larger of both p values.
 
-    The tests are against -margin and +margin. Without spread, the result is 0 inside the margin and 1 outside.
-
-    Args:
-        difference: Observed mean difference.
-        standard_error: Estimated standard error of the mean difference; 0 or more.
-        df: Degrees of freedom of the standard error: number of pairs less one.
-        margin: Equivalence margin; positive.
+    The tests are against -margin and +margin. ``df`` are the degrees of freedom of the estimated standard error: number
+    of pairs less one. Without spread, the result is 0 inside the margin and 1 outside.
     """
     if standard_error == 0:
         return 0.0 if abs(difference) < margin else 1.0
@@ -199,16 +154,10 @@ def tost_p(difference: float, standard_error: float, df: int, margin: float) -> 
 def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.05, difference: float = 0.0) -> float:
     """Return the power of two one-sided tests (TOST): the probability that they find equivalence.
 
-    Exact (Phillips 1990, who uses Owen's Q). Given the estimated standard error, the estimated difference is normal,
-    and passes if it is inside the margin by at least t(1 - alpha, df) estimated standard errors. This probability is
-    averaged over the chi distribution of the estimate.
-
-    Args:
-        margin: Equivalence margin; positive.
-        standard_error: True standard error of the mean difference; 0 or more.
-        df: Degrees of freedom of the estimated standard error.
-        alpha: Level of each test.
-        difference: True difference.
+    Exact (Phillips 1990, who uses Owen's Q). Given the estimated standard error, the estimated difference is
+    normal, and passes if it is inside the margin by at least t(1 - alpha, df) estimated standard errors. This
+    probability is averaged over the chi distribution of the estimate. ``standard_error`` (0 or more) and
+    ``difference`` are the true ones.
     """
     if standard_error == 0:
         return float(abs(difference) < margin)
@@ -233,15 +182,8 @@ def pairs_for_power(
 ) -> int | None:
     """Return the fewest pairs of runs, at least 2, with which an equivalence test of equal arms has a power.
 
-    Args:
-        margin: Equivalence margin; positive.
-        spread: True standard deviation of the paired differences; 0 or more.
-        power: Target probability that the test finds equivalence if the true difference is zero.
-        alpha: Level of each of the two one-sided tests.
-        most: Largest number of pairs considered.
-
-    Returns:
-        The number of pairs; None if ``most`` pairs do not reach the power.
+    ``spread`` is the true standard deviation of the paired differences, 0 or more. None if ``most`` pairs
+    do not suffice.
     """
 
     def enough(pairs: int) -> bool:
@@ -260,7 +202,6 @@ def pairs_for_power(
 
 @lru_cache(maxsize=1024)
 def _student(quantile: float, df: int) -> float:
-    """Return a quantile of Student's t distribution."""
     return float(special.stdtrit(df, quantile))
 
 

@@ -1,7 +1,4 @@
-"""Verdict on an arm (all runs of one configuration) against the reference, as one word and one sentence.
-
-Computes no intervals: those come from `mptrain.comparison.statistics`. *Undecided* is a valid verdict.
-"""
+"""Verdict on an arm against the reference, as one word and one sentence. *Undecided* is a valid verdict."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ class PairedEvidence:
     """Evidence for the verdict on an arm against the reference, from runs paired by seed.
 
     Attributes:
-        metric: Name of the compared metric.
-        higher_is_better: Direction of the metric.
         margin: Equivalence margin, in the metric's unit.
         difference: Mean of arm minus reference over the complete pairs; None without complete pairs.
         equivalence: Equivalence test of the same differences; None with fewer than two.
@@ -86,11 +81,7 @@ def _decide(evidence: PairedEvidence) -> Verdict:
 def sign_test(arm_only: int, reference_only: int) -> float:
     """Return the two-sided p value of an exact sign test of numerical failures of runs paired by seed (McNemar 1947).
 
-    Only pairs in which exactly one run failed count; without any, the p value is 1.
-
-    Args:
-        arm_only: Number of pairs in which only the arm's run failed.
-        reference_only: Number of pairs in which only the reference's run failed.
+    Only pairs in which exactly one run failed count, the arm's or the reference's; without any, the p value is 1.
     """
     return float(stats.binomtest(arm_only, arm_only + reference_only).pvalue) if arm_only + reference_only else 1.0
 
@@ -98,12 +89,8 @@ def sign_test(arm_only: int, reference_only: int) -> float:
 def _failures(evidence: PairedEvidence, alone: set[int], others: set[int], both: set[int], p: float) -> str:
     """Describe failed runs that decide no verdict; empty if there are none.
 
-    Args:
-        evidence: The evidence.
-        alone: Shared seeds for which only the arm failed.
-        others: Shared seeds for which only the reference failed.
-        both: Shared seeds for which both failed.
-        p: p value of the sign test; 1 if the arm does not fail more often than the reference.
+    ``alone``, ``others`` and ``both`` are shared seeds for which only the arm, only the reference, or both failed.
+    ``p`` is that of the sign test; 1 if the arm does not fail more often than the reference.
     """
     shared, parts = set(evidence.shared), []
     if alone:
@@ -170,7 +157,6 @@ def _different(evidence: PairedEvidence, difference: Interval) -> str:
 
 
 def _no_spread(difference: Interval) -> str:
-    """Describe pairs that all have the same difference; empty if they do not."""
     if difference.spread != 0:
         return ""
     if difference.low < difference.high:
@@ -202,7 +188,7 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
 
 
 def unseen_in_words(found: Equivalence) -> str:
-    """Describe what runs none of which failed cannot exclude, with 95 % confidence; see `Equivalence`."""
+    """Describe what runs none of which failed cannot exclude, with 95 % confidence."""
     return (
         f"no run failed; a failure, or a difference larger than any of these, in up to {percent(found.unseen)} of runs "
         "cannot be excluded"

@@ -55,11 +55,8 @@ def assemble(
         words: The parsed command line, with the problems found so far.
         catalogue: All groups and options, for suggestions.
         overrides: The command line as it was written.
-        fetch: Maps group to the arguments of its target that may download files (see
-            `mptrain.config.trust.download_arguments`).
-
-    Raises:
-        ConfigError: With all problems found.
+        fetch: Maps group to the arguments of its target that may download
+            files (see `mptrain.config.trust.download_arguments`).
     """
     problems = list(words.problems)
     filed = _target_paths(node)
@@ -116,13 +113,8 @@ def wrong_words(
 ) -> list[Problem]:
     """Return the problems of a configuration's keys and values that can be found without importing torch.
 
-    Classes and functions that the configuration names are not resolved, because their modules may import torch.
-
-    Args:
-        node: As for `assemble`.
-        chosen: As for `assemble`.
-        words: As for `assemble`.
-        catalogue: As for `assemble`.
+    Classes and functions that the configuration names are not resolved, because their modules may import torch. The
+    arguments are those of `assemble`.
     """
     problems = list(words.problems)
     _apply_values(node, words, catalogue, problems)
@@ -146,10 +138,8 @@ def _target_paths(node: DictConfig) -> dict[str, str]:
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
     """Convert an OmegaConf tree to plain dicts and lists, resolving every interpolation (``${...}``).
 
-    Args:
-        node: The tree; any other value is returned unchanged.
-        key: Dotted key of the tree in the configuration, for messages; empty for the whole.
-        problems: List to which each failure is added; the value becomes `UNRESOLVED`.
+    Any other value is returned unchanged. ``key`` is the dotted key of the tree, for messages; empty for the whole.
+    Each failure is added to ``problems``, and its value becomes `UNRESOLVED`.
     """
     if isinstance(node, DictConfig):
         return {
@@ -288,7 +278,6 @@ def _take_freeze(targets: dict[str, Target], problems: list[Problem]) -> tuple[s
 
 
 def _take(targets: dict[str, Target], key: str) -> Any:
-    """Remove a key that is not for the model itself from its arguments and return its value; None without one."""
     model = targets.get("model")
     if model is None or key not in model.arguments:
         return None

@@ -92,7 +92,7 @@ def build(
     trains: bool = True,
     labels: tuple[str, ...] | None = None,
 ) -> tuple[Parts, Options]:
-    """Build all parts of a training run: model, data loaders, learners (a model with its optimizer each) and so on.
+    """Build all parts of a training run: model, data loaders, learners and so on, and its options.
 
     One seed gives the same initial weights in every precision mode: they are drawn in FP32 on the CPU from the seed
     alone, then moved to the device and cast. The generators are seeded again afterwards, so dropout does not depend on
@@ -105,9 +105,6 @@ def build(
         micro_batches: Smallest number of micro-batches in an update, summed over all ranks.
         trains: Whether the run is to train; False to evaluate it, which needs no validation data and no training data.
         labels: Labels of a run that is evaluated on other data than its own (`build_dataset`).
-
-    Returns:
-        The parts of the run, and its options for training, checkpoints and logs.
 
     Raises:
         EnvironmentRefused: The device does not support the precision.
@@ -205,11 +202,7 @@ def build(
 
 
 def _ready(config: Config, comm: Communicator) -> torch.device:
-    """Set up this process as configured (threads, device, precision and choice of kernels) and return the device.
-
-    Raises:
-        EnvironmentRefused: The device does not support the precision.
-    """
+    """Set up this process as configured (threads, device, precision and choice of kernels) and return the device."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, device_of(config.device, comm)
@@ -238,9 +231,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
     """Build the configured model in FP32 on the CPU, with initial weights drawn from the seed.
 
-    Args:
-        config: Configuration of the run.
-        dataset: Data set whose facts, such as the number of classes, are passed to the model.
+    Facts of the data set, such as the number of classes, are passed to the model.
 
     Raises:
         ConfigError: The model cannot be built, is no `torch.nn.Module`, has parameters without a shape (lazy modules),
@@ -272,10 +263,7 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
 def _initial_weights(model: nn.Module, path: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Load weights from a file or from the last checkpoint of a run, preferring averaged weights.
 
-    Without a path, the model's own pretrained weights are loaded, if it has any (`mptrain.pretrained`).
-
-    Returns:
-        Notes and warnings of what was loaded.
+    Without a path, the model's own pretrained weights are loaded, if it has any. Return notes and warnings.
     """
     if path is None:
         own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
@@ -307,14 +295,7 @@ def build_loaders(
 ) -> dict[str, Loader]:
     """Build a run's data loaders of this rank: ``train``, and ``val`` and ``test`` if the data set has these splits.
 
-    Args:
-        config: Configuration with batch size and seed.
-        dataset: Source of the splits and of the number of worker processes.
-        device: Training device; decides if batches are in pinned memory.
-        comm: Communicator of the ranks, among which the samples are divided.
-
-    Returns:
-        The loaders by name of the split.
+    The samples are divided among the ranks. The device decides if batches are in pinned memory.
     """
     make = functools.partial(
         Loader,
@@ -334,7 +315,6 @@ def build_loaders(
 
 
 def _batch_notes(config: Config, dataset: Dataset) -> tuple[str, ...]:
-    """Return a sentence if a batch is larger than the training split, or nothing."""
     size, samples = config.train.batch_size, len(dataset.train)
     if size <= samples or config.train.one_batch:
         return ()
@@ -397,11 +377,7 @@ def _build_learners(
 def _options_of(
     optimizer: Target, rule: Rule | TorchRule, model: nn.Module, named: dict[str, nn.Parameter]
 ) -> dict[str, ParameterOptions]:
-    """Return learning rate factor and weight decay of each parameter, by the groups and layer decay of an optimizer.
-
-    Raises:
-        ConfigError: A pattern of a group matches no parameter.
-    """
+    """Return learning rate factor and weight decay of each parameter, by the groups and layer decay of an optimizer."""
     groups: tuple[ParameterGroup, ...] = optimizer.beside.get("groups", ())
     for group in groups:
         require_matches("optimizer.groups", group.patterns, [name for name, _ in model.named_parameters()])
@@ -427,7 +403,6 @@ def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
-    """Return the parameters that an objective trains, by name."""
     found = {name: parameter for name, parameter in model.named_parameters() if _is_in(name, objective.modules)}
     if not found:
         children = ", ".join(name for name, _ in model.named_children()) or "none"
@@ -497,8 +472,7 @@ def _refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> Non
 def _require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
     """Refuse a model that cannot be copied if evaluations need a copy; must run before the model is sharded.
 
-    Raises:
-        ConfigError: The model holds tensors computed from parameters, as the older weight and spectral norms do.
+    Such models hold tensors computed from parameters, as the older weight and spectral norms do.
     """
     policy = config.precision
     copied = {

@@ -48,9 +48,7 @@ _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Dataset:
     """Build the data set of a run.
 
-    Args:
-        config: Configuration of the run.
-        labels: Labels of a run that is evaluated on other data than its own, for a data set that takes them.
+    ``labels`` are those of a run that is evaluated on other data than its own, for a data set that takes them.
 
     Raises:
         ConfigError: The data set lacks an attribute that every data set must have (`mptrain.workloads.base.dataset`),
@@ -73,12 +71,7 @@ def build_dataset(config: Config, labels: tuple[str, ...] | None = None) -> Data
 
 
 def name_doctor(error: BaseException, config: Config) -> None:
-    """Add the command that lists all unusable files at once to the hint of an error for one of them.
-
-    Args:
-        error: Any exception; only the hint of an `UnusableSample` is changed.
-        config: Configuration of the run, whose words for the data set the command repeats.
-    """
+    """Add the command that lists all unusable files to the hint of an `UnusableSample`; ignore any other exception."""
     if isinstance(error, UnusableSample):
         words = [word for word in config.overrides if is_about_data(word)]
         if not any(word.startswith(("dataset=", "dataset._target_=")) for word in words):
@@ -90,10 +83,6 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     """Build the task of a run (losses and metrics), with facts of the data set such as the number of classes.
 
     A task with a ``features`` parameter gets the feature extractor of its ``classifier`` (see `build_features`).
-
-    Args:
-        config: Configuration of the run.
-        dataset: Data set of the run.
 
     Raises:
         ConfigError: The data set lacks a fact that the task needs, or the task lacks a method or attribute that every
@@ -114,16 +103,9 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
-    """Check that the data set provides every fact (such as ``num_classes``) that a model or a task requires.
+    """Check that the data set provides every fact, such as ``num_classes``, that a ``model`` or ``task`` requires.
 
-    Args:
-        config: Configuration of the run.
-        group: ``model`` or ``task``.
-        target: Class or function of the model or task, with its arguments.
-        dataset: Data set of the run.
-
-    Raises:
-        ConfigError: Names the missing facts and the overrides involved.
+    ``group`` is one of these two. Raise ConfigError, which names the missing facts and the overrides involved.
     """
     accepted, _ = parameters(target.resolve())
     facts, told = dataset.facts(), target.facts or {}
@@ -146,12 +128,7 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
 
 
 def describe_untold(target: Target, dataset: Dataset) -> tuple[str, ...]:
-    """Return a warning if a model takes any keywords (``**kwargs``) and none of the data set's facts is passed to it.
-
-    Args:
-        target: Class or function of the model, with its arguments.
-        dataset: Data set of the run.
-    """
+    """Return a warning if a model takes any keywords (``**kwargs``) and no fact of the data set is passed to it."""
     accepted, open_ended = parameters(target.resolve())
     names = [name for name in dataset.facts() if not name.startswith(("class_names", "decode"))]
     if not open_ended or target.facts is not None or {*names} & {*accepted, *target.arguments}:
@@ -165,12 +142,7 @@ def describe_untold(target: Target, dataset: Dataset) -> tuple[str, ...]:
 
 
 def describe_statistics(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
-    """Return a warning if pretrained weights were trained on images that were normalised otherwise than those here.
-
-    Args:
-        model: The model, with its `PretrainedWeights` if it has any.
-        dataset: Data set of the run.
-    """
+    """Return a warning if pretrained weights were trained on images that were normalised otherwise than those here."""
     own: PretrainedWeights | None = getattr(model, ATTRIBUTE, None)
     preparation = getattr(dataset, "preparation", None)
     if own is None or own.statistics is None or not isinstance(preparation, Preparation):
@@ -189,15 +161,7 @@ def describe_statistics(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
 
 
 def require_known_learners(config: Config, objectives: Sequence[Objective]) -> None:
-    """Check that the task has every learner (a model with its optimizer) that the configuration has settings for.
-
-    Args:
-        config: Configuration, whose ``learners`` maps names to settings.
-        objectives: Losses of the task; each names its learner.
-
-    Raises:
-        ConfigError: Names all learners that the task does not have.
-    """
+    """Raise ConfigError for all learners that the configuration has settings for and the task does not have."""
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
         hint = f"its learners are {', '.join(names)}"
@@ -205,11 +169,7 @@ def require_known_learners(config: Config, objectives: Sequence[Objective]) -> N
 
 
 def _require_own_kind(config: Config, dataset: Dataset) -> None:
-    """Refuse a task that lists one of the data set's facts in its ``refuses``.
-
-    Raises:
-        ConfigError: Names these facts and the overrides involved.
-    """
+    """Raise ConfigError for a task that lists one of the data set's facts in its ``refuses``."""
     refused = [name for name in getattr(config.task.resolve(), "refuses", ()) if name in dataset.facts()]
     if refused:
         chosen, data = (config.chosen.get(name) for name in ("task", "dataset"))
@@ -248,11 +208,7 @@ def _require(group: str, target: Target, part: Any, missing: list[str], protocol
 def build_features(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
     """Build the feature extractor for metrics of generated images from the classifier that ``task.classifier`` names.
 
-    Args:
-        classifier: ``train`` to train one on the run's own data, a run directory, or the name of a run below
-            ``run.root``.
-        config: Configuration of the run that uses it.
-        dataset: Data set of that run.
+    This is ``train`` to train one on the run's own data, a run directory, or the name of a run below ``run.root``.
 
     Raises:
         ConfigError: The data set has no classes, or the run did not classify images.
@@ -302,11 +258,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeat
 
 
 def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:
-    """Check the output shape of the classifier with one image of zeros.
-
-    Raises:
-        ConfigError: The output is not one logit per class.
-    """
+    """Raise ConfigError if for one image of zeros the classifier does not return one logit per class."""
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(1, card["in_channels"], card["image_size"], card["image_size"]))

@@ -37,10 +37,8 @@ _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
 class Entry:
     """A key with a value in a YAML configuration file.
 
-    Attributes:
-        key: Dotted path of the key inside the file.
-        value: Value as written.
-        comment: Comment on the key's line, without ``#``; empty for none.
+    ``key`` is dotted and relative to the file, ``value`` is as written, and ``comment`` is that on the
+    line, without ``#``.
     """
 
     key: str
@@ -66,10 +64,7 @@ SHARED = {
 class Option:
     """An option of a configuration group: one YAML file, such as ``model/resnet50.yaml``.
 
-    Attributes:
-        group: The folder, with ``/`` between nested folders; empty for a top-level file.
-        name: The file's name without ``.yaml``.
-        path: Path of the file.
+    ``group`` is the folder, with ``/`` between nested folders; empty for a top-level file.
     """
 
     group: str
@@ -133,11 +128,9 @@ class Option:
 class Catalogue:
     """All configuration groups and their options in one or more folders of YAML files.
 
-    Of files with the same name in the same group, the first folder's is used.
-
-    Args:
-        folders: Folders laid out like ``configs/``: top-level files, and a folder per group with a file per option.
-        root: Name of the top-level file with the defaults list, without ``.yaml``.
+    Of files with the same name in the same group, the first folder's is used. The folders are laid out like
+    ``configs/``: top-level files, and a folder per group with a file per option. ``root`` is the top-level file with
+    the defaults list.
     """
 
     def __init__(self, folders: Sequence[Path], root: str = "train") -> None:
@@ -171,11 +164,7 @@ class Catalogue:
         return (*(self.root.entries if self.root else ()), *shared)
 
     def options(self, name: str) -> list[Option]:
-        """Return the options with a given name; several if several groups have an option of that name.
-
-        Args:
-            name: ``NAME`` in any group, or ``GROUP=NAME``.
-        """
+        """Return the options named ``NAME`` in any group, possibly several, or ``GROUP=NAME``."""
         group, equals, option = name.rpartition("=")
         return [
             options[option]
@@ -184,11 +173,7 @@ class Catalogue:
         ]
 
     def options_with(self, key: str) -> list[Option]:
-        """Return the options whose file defines a configuration key, among those of the key's group.
-
-        Args:
-            key: Full dotted key, such as ``scaler.growth_factor``; its first component is the group.
-        """
+        """Return the options of a key's group, its first component, whose file defines the dotted key."""
         group = key.split(".")[0]
         return [option for option in self.groups.get(group, {}).values() if key in option.keys]
 
@@ -200,23 +185,14 @@ class Catalogue:
         return [*self.groups, *dict.fromkeys(keys)]
 
     def about(self, key: str, chosen: Mapping[str, str]) -> str:
-        """Return the description of a configuration key: the comment on its line in the chosen file; empty for none.
-
-        Args:
-            key: Dotted key of the configuration.
-            chosen: Maps group to option.
-        """
+        """Return the description of a dotted key: the comment on its line in the chosen file; empty for none."""
         group = key.split(".")[0]
         option = self.groups.get(group, {}).get(chosen.get(group, ""))
         entries = (*(option.entries if option else ()), *self.root_entries())
         return next((entry.comment for entry in entries if entry.key == key), "")
 
     def comment(self, group: str) -> str:
-        """Return the description of a group: the comment on its line in the defaults list; empty for none.
-
-        Args:
-            group: Name of the group, such as ``model``.
-        """
+        """Return the description of a group: the comment on its line in the defaults list; empty for none."""
         for line in self.root.lines if self.root else ():
             match = _CHOICE.match(line)
             if match and match["group"] == group and (comment := _COMMENT.search(line)):
@@ -227,8 +203,7 @@ class Catalogue:
 def read_entries(lines: Sequence[str]) -> list[Entry]:
     """Return the keys of a YAML text that have a value, with dotted paths; the ``defaults`` list is left out.
 
-    Args:
-        lines: Lines of the text, in block style; others are skipped.
+    Lines that are not in block style are skipped.
     """
     entries: list[Entry] = []
     parents: list[tuple[int, str]] = []

@@ -46,13 +46,8 @@ COMPOSITION_ERRORS = (
 def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
     """Compose and check the configuration of a training command line.
 
-    Args:
-        overrides: Overrides of the form ``KEY=VALUE`` (Hydra's override grammar), without flags.
-        config_dirs: Folders with further groups and options, searched after mptrain's own.
-        config_name: The top-level file, without ``.yaml``.
-
-    Raises:
-        ConfigError: With all problems found.
+    The overrides are ``KEY=VALUE`` in Hydra's grammar, without flags. ``config_dirs`` are folders with further groups
+    and options, searched after mptrain's own. ``config_name`` is the top-level file, without ``.yaml``.
     """
     return Composer(config_dirs, config_name).compose(overrides)
 
@@ -68,15 +63,12 @@ def reload(
 
     Args:
         text: The saved YAML text (`Config.yaml`).
-        overrides: Overrides of values, or of options of the groups in `RECHOSEN`. The model, dataset and task of a run
-            cannot change.
+        overrides: Overrides of values, or of options of the groups in `RECHOSEN`. The model, dataset and task of a
+            run cannot change.
         allow: Packages whose code the user has already allowed. Packages that the text allows must be among them,
             unless an override allows them (see `mptrain.config.trust`).
-        fetch: Arguments that the user has already allowed to download files, by group (see
-            `mptrain.config.trust.allowed_downloads`).
-
-    Raises:
-        ConfigError: With all problems found.
+        fetch: Arguments that the user has already allowed to download files, by
+            group (see `mptrain.config.trust.allowed_downloads`).
     """
     try:
         tree = read_yaml(text)
@@ -109,9 +101,7 @@ def reload(
 
 
 class Composer:
-    """Composer of command lines into configurations, over fixed folders of YAML files.
-
-    It caches merged files, which makes sweeps faster.
+    """Composer of command lines into configurations, over fixed folders of YAML files; caches merged files for sweeps.
 
     Args:
         config_dirs: Folders with further groups and options, searched after mptrain's own.
@@ -149,7 +139,7 @@ class Composer:
         self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, overrides: Sequence[str]) -> Config:
-        """Compose and check the configuration of one command line; see `mptrain.config.compose.compose`."""
+        """Compose and check the configuration of one command line."""
         node, chosen, words = self._read(overrides)
         typed = words if self.typed is None else words.among(self.typed)
         fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
@@ -157,14 +147,7 @@ class Composer:
         return dataclasses.replace(config, flags=self._flags)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
-        """Check keys and values of a command line's overrides, as far as that is possible without importing torch.
-
-        Args:
-            overrides: Overrides of the form ``KEY=VALUE``.
-
-        Raises:
-            ConfigError: With all problems found.
-        """
+        """Check keys and values of a command line's overrides, as far as that is possible without importing torch."""
         node, chosen, words = self._read(overrides)
         if problems := wrong_words(node, chosen, words, self.catalogue):
             raise ConfigError(problems)
@@ -179,12 +162,7 @@ class Composer:
         return node, chosen, words
 
     def _chose_data(self, chosen: dict[str, str], words: ParsedOverrides) -> bool:
-        """Return whether the data set is one of mptrain's, chosen by a typed override or only by mptrain's own files.
-
-        Args:
-            chosen: Maps group to option.
-            words: The typed overrides.
-        """
+        """Return whether the data set is one of mptrain's, chosen by a typed override or by mptrain's files alone."""
 
         def is_ours(option: Option | None) -> bool:
             return option is not None and option.path.is_relative_to(location.configs())
@@ -196,7 +174,6 @@ class Composer:
         )
 
     def _explain(self, error: Exception, words: ParsedOverrides) -> Problem:
-        """Return the problem of the chosen files; if all of them are readable, it quotes Hydra's error."""
         named = {word.key_or_group: str(word.value()) for word in words.groups}
         options = [self.catalogue.tops[self.name]]
         for group, name in {**self.catalogue.defaults, **named}.items():
@@ -226,11 +203,8 @@ class Composer:
     def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
         """Replace groups of a saved configuration, such as its precision, with other options, in place.
 
-        Settings of single learners for a replaced group are dropped, because they belong to the replaced option.
-
-        Args:
-            node: The tree of a saved configuration.
-            choices: ``GROUP=OPTION`` for groups in `RECHOSEN`.
+        Settings of single learners for a replaced group are dropped, because they belong to the replaced option. The
+        choices are ``GROUP=OPTION`` for groups in `RECHOSEN`.
         """
         fresh, chosen = self._merge(choices)
         asked = [word.split("=", 1)[0] for word in choices]
@@ -241,11 +215,7 @@ class Composer:
             OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
 
     def _require_own_places(self) -> None:
-        """Refuse a top-level file that sets ``hydra.searchpath``, because ``pkg://NAME`` in it imports NAME.
-
-        Raises:
-            ConfigError: The file sets it.
-        """
+        """Refuse a top-level file that sets ``hydra.searchpath``, because ``pkg://NAME`` in it imports NAME."""
         path = self.catalogue.tops[self.name].path
         if path.is_relative_to(location.configs()):
             return
@@ -260,11 +230,7 @@ class Composer:
 
     @contextmanager
     def opened(self) -> Iterator[list[str]]:
-        """Initialise Hydra with the composer's folders in a context.
-
-        Yields:
-            The overrides (``hydra.searchpath=...``) that Hydra needs to search all of them.
-        """
+        """Initialise Hydra in a context, and yield the overrides that make it search all of the composer's folders."""
         first, *others = self._folders
         places = ",".join(f"'file://{folder}'" for folder in others)
         with initialize_config_dir(str(first), version_base="1.3"):

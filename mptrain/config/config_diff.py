@@ -24,9 +24,7 @@ _ABSENT = "(absent)"
 def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
     """Return the SHA-256 (hexadecimal) of a configuration's keys and values, independent of layout and key order.
 
-    Args:
-        yaml: The configuration as YAML text (`Config.yaml`).
-        ignoring: Dotted keys or sections to ignore.
+    The dotted keys and sections in ``ignoring`` are left out.
     """
     flat = {
         key: float(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -37,16 +35,7 @@ def config_digest(yaml: str, ignoring: Sequence[str] = IGNORED) -> str:
 
 
 def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> list[tuple[str, Any, Any]]:
-    """Return the keys whose values differ between two saved configurations.
-
-    Args:
-        old_yaml: `Config.yaml` of the existing run.
-        new_yaml: `Config.yaml` of the requested run.
-        ignoring: Dotted keys or sections to ignore.
-
-    Returns:
-        Tuples (dotted key, old value, new value), with ``"(absent)"`` for a missing key.
-    """
+    """Return (key, old value, new value) where two saved configurations differ; ``"(absent)"`` if missing."""
     old, new = _flat(old_yaml, ignoring), _flat(new_yaml, ignoring)
     keys = [*old, *(key for key in new if key not in old)]
     sections = {

@@ -38,24 +38,17 @@ _COMMANDS = ("setup", "teardown", "python", "srun_args", "additional_parameters"
 class Launcher:
     """Executor of a sweep's jobs (Slurm or local processes) and the resources that each job requests.
 
+    The attributes from ``partition`` to ``comment`` are options of ``sbatch``.
+
     Attributes:
         executor: ``slurm``, or ``local`` for processes on this machine, to test a launcher.
         timeout_min: Time limit in minutes; an unfinished job saves a checkpoint, is queued again and resumes.
         signal_delay_s: Seconds before the time limit at which a job starts to save.
         mem_gb: Memory in gigabytes; None uses Slurm's default.
         cpus_per_task: Number of CPU cores; None uses Slurm's default.
-        gpus_per_node: Number of GPUs per node.
-        at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or one with
-            ``local``.
+        at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or
+            one with ``local``.
         job_name: Name that ``squeue`` shows.
-        partition: Option ``--partition`` of ``sbatch``; the attributes below are the options of the same name.
-        account: Account to charge.
-        qos: Quality of service.
-        constraint: Required node features.
-        gres: Generic resources.
-        nodelist: Nodes to use.
-        exclude: Nodes to avoid.
-        comment: Free comment.
         word: Value of ``--launcher`` on the command line; not a key of the file.
     """
 
@@ -79,23 +72,12 @@ class Launcher:
 
 
 def is_elsewhere(launcher: Launcher | None) -> bool:
-    """Return whether a sweep's jobs run on other machines, whose devices are not known here.
-
-    Args:
-        launcher: Launcher of the sweep; None runs the jobs on this machine.
-    """
+    """Return whether a sweep's jobs run on other machines, whose devices are not known here."""
     return launcher is not None and launcher.executor != "local"
 
 
 def read_launcher(word: str) -> Launcher:
-    """Return the executor and resources of a sweep's jobs that the option ``--launcher`` names.
-
-    Args:
-        word: ``slurm`` or ``local`` for the defaults, or the path of a YAML file.
-
-    Raises:
-        ConfigError: With all problems of the file.
-    """
+    """Return what ``--launcher`` names: ``slurm`` or ``local`` with the defaults, or the content of a YAML file."""
     if word in get_args(Executor):
         return _made({"executor": word}, "--launcher")
     path = Path(word)
@@ -117,11 +99,6 @@ def read_launcher(word: str) -> Launcher:
 
 
 def _made(tree: dict[str, Any], place: str) -> Launcher:
-    """Build the launcher from a mapping.
-
-    Raises:
-        ConfigError: With all problems of the mapping.
-    """
     hints = get_type_hints(Launcher, include_extras=True)
     del hints["word"]
     problems: list[Problem] = []

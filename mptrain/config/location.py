@@ -15,8 +15,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def configs() -> Path:
     """Return mptrain's folder of configuration files, which holds ``train.yaml`` and one folder per group.
 
-    Raises:
-        EnvironmentRefused: The installation has no such folder.
+    Raise EnvironmentRefused if the installation has no such folder.
     """
     return _find("configs", "train.yaml")
 
@@ -24,8 +23,7 @@ def configs() -> Path:
 def recipes() -> Path:
     """Return mptrain's folder of recipes (reproductions of published results), one folder per recipe.
 
-    Raises:
-        EnvironmentRefused: The installation has no such folder.
+    Raise EnvironmentRefused if the installation has no such folder.
     """
     return _find("recipes", "")
 

@@ -31,12 +31,7 @@ _FINDERS = (torch_optimizer, timm_optimizer)
 def check_optimizer(target: Target, place: str) -> Target:
     """Check the keys of an optimizer, and return its target with converted arguments and the optimizer as ``made``.
 
-    Args:
-        target: The optimizer as configured, with all its keys as arguments.
-        place: Its key in the configuration, such as ``optimizer`` or ``learners.generator.optimizer``.
-
-    Raises:
-        ConfigError: With all problems found.
+    The target has all its keys as arguments. ``place`` is its key, such as ``learners.generator.optimizer``.
     """
     problems: list[Problem] = []
     found = target.resolve()

@@ -18,16 +18,12 @@ from mptrain.precision.support import resolve_device
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:
-    """Return the torch device that this rank of a run trains on.
+    """Return the torch device that this rank of a run trains on, for the value of ``device`` in the configuration.
 
     With several ranks, each uses the CUDA device with its local rank as index among those that it sees, counted round
     (a launcher such as ``srun --gpus-per-task=1`` shows each rank its own as the only one), which becomes the current
     device; or all use the CPU. No rank is asked: rank 0 resolves its device alone, before the others begin to build.
     `require_own_devices` refuses ranks that share a device.
-
-    Args:
-        name: Value of ``device`` in the configuration: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` ...
-        comm: Communicator of the ranks.
 
     Raises:
         EnvironmentRefused: There is no such device.
@@ -56,12 +52,7 @@ def device_of(name: str, comm: Communicator) -> torch.device:
 def require_own_devices(device: torch.device, comm: Communicator) -> None:
     """Check that the ranks of a run have a CUDA device each, or all the CPU. All ranks must call this.
 
-    Args:
-        device: Device of this rank, as from `device_of`.
-        comm: Communicator of the ranks.
-
-    Raises:
-        EnvironmentRefused: Two ranks have the same CUDA device, or only some ranks have one.
+    Raise EnvironmentRefused if two ranks have the same CUDA device, or only some ranks have one.
     """
     devices = comm.all_gather_object(str(properties_of(device).uuid) if device.type == "cuda" else "")
     for rank, uuid in enumerate(devices):
@@ -74,15 +65,7 @@ def require_own_devices(device: torch.device, comm: Communicator) -> None:
 
 
 def check_parallelism(config: Config, count: int) -> None:
-    """Check that the settings of a run work with its number of ranks, such as one sample per rank in every batch.
-
-    Args:
-        config: Configuration of the run.
-        count: Number of ranks.
-
-    Raises:
-        ConfigError: With all problems found.
-    """
+    """Check that the settings of a run work with its number of ranks, such as one sample per rank in every batch."""
     if count == 1:
         return
     problems = []
@@ -126,12 +109,7 @@ def _refused_optimizers(config: Config, *, sharded: bool) -> list[Problem]:
 
 
 def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:
-    """Return a warning if ``distributed=fsdp2`` is chosen for a single rank, which shards nothing; else an empty tuple.
-
-    Args:
-        config: Configuration of the run.
-        count: Number of ranks.
-    """
+    """Return a warning if ``distributed=fsdp2`` is chosen for a single rank, which shards nothing; else nothing."""
     if count > 1 or config.distributed.kind != "fsdp2":
         return ()
     return (
@@ -141,25 +119,12 @@ def warnings_about_parallelism(config: Config, count: int) -> tuple[str, ...]:
 
 
 def is_sharded_by(config: Config, count: int) -> bool:
-    """Return whether a run shards its weights over the ranks: with ``distributed=fsdp2`` and more than one rank.
-
-    Args:
-        config: Configuration of the run.
-        count: Number of ranks.
-    """
+    """Return whether a run shards its weights over the ranks: with ``distributed=fsdp2`` and more than one rank."""
     return count > 1 and config.distributed.kind == "fsdp2"
 
 
 def require_same_weights(digest: str, comm: Communicator) -> None:
-    """Check that all ranks of a distributed run have the same initial weights.
-
-    Args:
-        digest: Digest of this rank's initial weights.
-        comm: Communicator of the ranks.
-
-    Raises:
-        EnvironmentRefused: The weights of two ranks differ.
-    """
+    """Check that all ranks have the same digest of initial weights; raise EnvironmentRefused if two differ."""
     digests = comm.all_gather_object(digest)
     if len(set(digests)) > 1:
         other = next(rank for rank, one in enumerate(digests) if one != digests[0])
@@ -179,20 +144,16 @@ def apply_parallel_strategy(
 ) -> tuple[ParallelStrategy, nn.Module | None]:
     """Shard the model over the ranks if FSDP2 is configured, and return the strategy that combines their gradients.
 
+    The second result is a copy of the whole model without storage if it was sharded, else None. Raise ConfigError if
+    the model cannot be sharded.
+
     Args:
         config: Configuration of the run.
         model: The model on its device, in its dtypes. With FSDP2 it is sharded in place.
         kept: Modules of the model that stay in FP32, by name.
         initial: Parameters of the model before the cast, by name.
         comm: Communicator of the ranks.
-        learners: Number of learners that train the model (a GAN has two).
-
-    Returns:
-        The strategy (single process, DDP or FSDP2), and for a sharded model a copy of the whole model without storage,
-        else None.
-
-    Raises:
-        ConfigError: The model cannot be sharded.
+        learners: Number of learners that train the model.
     """
     options = config.distributed
     wide = options.reduce == "float32"

@@ -27,13 +27,9 @@ _FINDERS = {torch_scheduler: "torch.optim.lr_scheduler", timm_scheduler: "timm.s
 def check_schedule(target: Target, place: str) -> Target:
     """Check the keys of a schedule, and return its target with converted arguments.
 
-    Args:
-        target: The schedule as configured, with all its keys as arguments. If it has a parameter ``optimizer``, it
-            makes a scheduler with the interface of torch or timm; otherwise it makes a schedule of mptrain.
-        place: Its key in the configuration, such as ``schedule`` or ``learners.generator.schedule``.
-
-    Raises:
-        ConfigError: With all problems found.
+    The target has all its keys as arguments. If it has a parameter ``optimizer``, it makes a scheduler
+    with the interface of torch or timm; otherwise it makes a schedule of mptrain. ``place`` is its key,
+    such as ``learners.generator.schedule``.
     """
     found, arguments = target.resolve(), dict(target.arguments)
     stepped = target
@@ -66,13 +62,9 @@ def check_schedule(target: Target, place: str) -> Target:
 
 
 def build_schedule(target: Target) -> Schedule | TabulatedSchedule:
-    """Build the learning rate schedule of a learner.
+    """Build the learning rate schedule of a learner from a target that `check_schedule` has checked.
 
-    Args:
-        target: Target of the group ``schedule``, from `check_schedule`.
-
-    Raises:
-        ConfigError: The target cannot be built, or returns something else.
+    Raise ConfigError if the target cannot be built, or returns something else.
     """
     schedule: Schedule | TabulatedSchedule = target.build()
     if not isinstance(schedule, Schedule | TabulatedSchedule):
@@ -102,13 +94,7 @@ def _stepped(target: Target, accepted: set[str], interval: Any) -> SteppedSchedu
 
 
 def schedule_notes(config: Config, objectives: Iterable[Objective], planned: int) -> tuple[str, ...]:
-    """Return the notes for the user about schedules, each once: arguments that mptrain sets, and a warm-up without end.
-
-    Args:
-        config: Checked configuration.
-        objectives: Losses of the task; each names its learner.
-        planned: Number of planned updates.
-    """
+    """Return notes for the user about schedules, each once: arguments that mptrain sets, and a warm-up without end."""
     schedules = [build_schedule(config.for_learner(objective.learner).schedule) for objective in objectives]
     notes = [note for one in schedules for note in getattr(one, "notes", ())]
     for warmup in {getattr(one, "warmup", 0) for one in schedules}:

@@ -71,11 +71,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ExtensionOptions:
-    """Packages whose code YAML may call, besides `mptrain.config.targets.PACKAGES`; section ``extensions``.
-
-    Attributes:
-        allow: Packages, or patterns of them (``mypkg.*``).
-    """
+    """Packages, or patterns (``mypkg.*``), whose code YAML may call besides mptrain's own; section ``extensions``."""
 
     allow: tuple[TargetPattern, ...] = ()
 
@@ -110,13 +106,10 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class LearnerChoices:
-    """Optimizer, schedule, loss scaler and clipping of one learner (a model with its optimizer; a GAN has two).
+    """Optimizer, schedule, loss scaler and clipping of one learner.
 
-    Attributes:
-        optimizer: The optimizer's update rule and its hyper-parameters.
-        schedule: Learning rate as a function of the learner's applied updates.
-        scaler: The loss scaler.
-        clip_norm: Largest global L2 norm of the learner's unscaled gradients; None disables clipping.
+    The schedule is a function of the learner's applied updates. ``clip_norm`` is the largest global L2 norm of the
+    learner's unscaled gradients; None disables clipping.
     """
 
     optimizer: Target
@@ -133,27 +126,17 @@ class Config:
 
     Attributes:
         task: The task: losses and metrics.
-        dataset: The data set.
-        optimizer: The optimizer's update rule and its hyper-parameters.
         schedule: Learning rate as a function of applied updates.
-        scaler: The loss scaler.
         logger: The experiment tracker, such as TensorBoard.
         diagnostics: The probe that records tensors (activations, gradients, weights) of single steps.
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: The precision policy: dtypes of parameters, compute, state and so on.
-        seed: Seed of initial weights, data order, augmentation and dropout.
-        device: Training device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
-        threads: Number of CPU threads of torch; None keeps torch's default.
-        train: Training length, batch size and other options of an update.
-        checkpoint: Options that set when to save checkpoints and how many to keep.
-        log: Options that set how often the host reads the device's records.
+        seed: Seed of the run; ``seed``, ``device`` and ``threads`` are those of `GeneralOptions`.
         inject: A fault to inject on purpose.
-        distributed: Distribution of the run over processes.
-        run: Options of the run directory.
         extensions: Further packages whose code the configuration may call.
         weights: File or run with the initial weights; None draws them from the seed.
         freeze: Patterns of the parameters that are not trained.
-        learners: Settings of single learners (a GAN has two), by name; see `for_learner`.
+        learners: Settings of single learners, by name; see `for_learner`.
         yaml: The whole configuration as YAML text, resolved, as `mptrain.config.compose.reload` reads it.
         overrides: The ``KEY=VALUE`` words of the command line.
         flags: The flags that name further folders or another top-level file, as words; empty for a saved configuration.
@@ -199,12 +182,7 @@ class Config:
         return " ".join(dict.fromkeys([chosen, str(self.model.arguments.get("name") or chosen)]))
 
     def for_learner(self, name: str) -> LearnerChoices:
-        """Return optimizer, schedule, scaler and clipping of a learner (a model with its optimizer; a GAN has two).
-
-        Args:
-            name: Name of the learner. Its settings are those in ``learners.NAME``, or else the ones that all learners
-                share.
-        """
+        """Return the settings of a learner: those in ``learners.NAME``, or else the ones that all learners share."""
         shared = LearnerChoices(self.optimizer, self.schedule, self.scaler, self.train.clip_norm)
         return self.learners.get(name, shared)
 

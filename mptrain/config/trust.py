@@ -27,16 +27,9 @@ _KEY = f"{_SECTION}.{_NAME}"
 def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
     """Set the packages that a configuration may call (``extensions.allow``) to the ones that the user typed, in place.
 
-    Called before any class or function that the configuration names is imported.
-
-    Args:
-        node: The merged tree of the configuration, before the value overrides are applied.
-        words: Overrides on the command line.
-        where: Name of the tree's source in messages.
-        allow: Packages that the user has already allowed.
-
-    Raises:
-        ConfigError: The files allow packages that neither the overrides nor ``allow`` contain.
+    Called before any class or function that the configuration names is imported, with the merged tree before the value
+    overrides are applied. Raise ConfigError if the files, ``where`` in messages, allow packages that neither the
+    overrides nor ``allow`` contain.
     """
     typed = [_given(word) for word in words if word.key_or_group in (_SECTION, _KEY)]
     typed = [value for value in typed if value is not None]
@@ -52,10 +45,7 @@ def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, a
 def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
     """Return the problem of a configuration file that allows code of packages outside mptrain, for the user to allow.
 
-    Args:
-        where: Name of the file or of another source.
-        packages: The packages that it allows.
-        line: The command line to repeat with the override that allows them; empty if unknown.
+    ``line`` is the command line to repeat with the override that allows them; empty if unknown.
     """
     word = f"{_KEY}=[{','.join(packages)}]"
     add = f"write {command_with(line, packages)}" if line else f"add '{word}' to the command line"
@@ -63,31 +53,23 @@ def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Probl
 
 
 def allow_argument(packages: Sequence[str]) -> str:
-    """Return the override ``extensions.allow`` that a command on a run needs, in shell quotes and after a blank.
-
-    Args:
-        packages: Packages that the run's configuration calls; the result is empty if there are none.
-    """
+    """Return the override ``extensions.allow`` for a run's packages, quoted and after a blank; empty without any."""
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
 
 
 def search_path(packages: Sequence[str]) -> str:
     """Return the prefix ``PYTHONPATH=...`` that a command on a run needs to find the packages that it calls.
 
-    Args:
-        packages: Packages that the run's configuration calls; the result is empty if there are none, or if
-            ``PYTHONPATH`` is not set.
+    It is empty without packages, or if ``PYTHONPATH`` is not set.
     """
     path = os.environ.get("PYTHONPATH", "")
     return f"PYTHONPATH={shlex.quote(path)} " if packages and path else ""
 
 
 def command_with(command: str, packages: Sequence[str]) -> str:
-    """Return a command on a run with what the run's own code needs: `search_path` before, `allow_argument` after it.
+    """Return a command on a run with what the run's packages need: `search_path` before, `allow_argument` after it.
 
-    Args:
-        command: The command, which ends where another override may follow.
-        packages: Packages that the run's configuration calls; without any, the command is returned as it is.
+    The command ends where another override may follow.
     """
     return f"{search_path(packages)}{command}{allow_argument(packages)}"
 
@@ -98,14 +80,9 @@ def packages_of(sweep: Sweep) -> list[str]:
 
 
 def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of data set and model that may download files: those that the user typed.
+    """Return the arguments of data set and model that the user typed and that may thus download files, by group.
 
-    Args:
-        words: Overrides that the user typed.
-        ours: Whether the user chose one of mptrain's data sets, which may download as their files say.
-
-    Returns:
-        Names of the arguments, by group: ``{"dataset": ("download",), "model": ("weights",)}``.
+    If ``ours``, the user chose one of mptrain's data sets, which may download as their files say.
     """
     found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
     for word in words.values:
@@ -116,28 +93,19 @@ def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple
 
 
 def allowed_downloads(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of data set and model that may download files, as stored in a configuration.
-
-    Returns:
-        Names of the arguments, by group, as `download_arguments` returned them.
-    """
+    """Return the result of `download_arguments` that a configuration has stored."""
     return {"dataset": config.dataset.fetch, "model": config.model.fetch}
 
 
 def is_allow_override(word: str) -> bool:
-    """Return whether an override sets ``extensions.allow``, the packages that a configuration may call.
-
-    Args:
-        word: The override as text, ``KEY=VALUE``.
-    """
+    """Return whether an override sets ``extensions.allow``, the packages that a configuration may call."""
     return word.partition("=")[0].lstrip("+") == _KEY
 
 
 def allowed_packages(words: Iterable[str]) -> list[str]:
     """Return the packages that overrides of ``extensions.allow`` name, without duplicates.
 
-    Args:
-        words: Overrides as text; other keys are ignored, and an unreadable override is returned as it is.
+    Other keys are ignored, and an unreadable override is returned as it is.
     """
     found: list[str] = []
     for word in words:
@@ -151,7 +119,6 @@ def allowed_packages(words: Iterable[str]) -> list[str]:
 
 
 def _given(word: Override) -> Any:
-    """Return the list of packages that an override sets; None if it sets none."""
     if word.is_delete():
         return None
     value = word.value()

@@ -37,11 +37,7 @@ _SHORTEN: Final = "shorten it, nest its values less deeply, and replace its alia
 
 
 def find_unreadable(paths: Iterable[Path]) -> Problem | None:
-    """Return the problem of the first configuration file that is not a readable YAML mapping, with the line if known.
-
-    Args:
-        paths: Files in the order of the check; repeated ones are read once.
-    """
+    """Return the problem, with the line if known, of the first file that is not a readable YAML mapping."""
     for path in dict.fromkeys(paths):
         if problem := _read(path):
             return problem
@@ -74,8 +70,7 @@ def _read(path: Path) -> Problem | None:
 def read_yaml(text: str) -> Any:
     """Parse YAML text with OmegaConf into plain dicts and lists; interpolations (``${...}``) are not resolved.
 
-    Raises:
-        ConfigError: The text is not YAML, or too large or too deeply nested to parse.
+    Raise ConfigError if the text is not YAML, or too large or too deeply nested to parse.
     """
     try:
         if excess := _excess(text):
@@ -93,11 +88,7 @@ def read_yaml(text: str) -> Any:
 def find_endless(folders: Iterable[Path]) -> Problem | None:
     """Return the problem of the first YAML file whose size, nesting, aliases or numbers would take too long to parse.
 
-    Args:
-        folders: Folders whose ``*.yaml`` files are checked, with all subfolders.
-
-    Returns:
-        The problem, or None. Files that are unreadable in other ways are left out; they are reported when chosen.
+    All ``*.yaml`` files below the folders are checked. Those unreadable in other ways are reported when chosen.
     """
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:

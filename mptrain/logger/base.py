@@ -1,7 +1,7 @@
 """Protocols of experiment trackers such as TensorBoard, and the facts about a training run that they receive.
 
-A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or delay
-training.
+A tracker receives only what the run records anyway. It may fail in any way, but must never change, stop or
+delay training.
 """
 
 from __future__ import annotations
@@ -40,47 +40,31 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receiver of a training run's records that forwards them to an experiment tracker such as TensorBoard.
 
-    It serves one attempt at a run (from a start or resume to its end), runs in a process of its own, and may block or
-    raise.
+    It serves one attempt at a run (from a start or resume to its end), runs in a process of its own, and may
+    block or raise.
     """
 
     def take(self, record: Record) -> None:
-        """Send or buffer one record of the run.
-
-        Args:
-            record: A step, overflow, evaluation or other record. The last one is a ``summary`` event with the final
-                numbers if the run is complete.
-        """
+        """Send or buffer one record; the last one of a complete run is a ``summary`` event with the final numbers."""
 
     def close(self) -> None:
         """Send all buffered records; called once, at the end of the run."""
 
 
 class Logger(Protocol):
-    """Options of an experiment tracker such as TensorBoard, which open it: a frozen dataclass that can be pickled.
-
-    Attributes:
-        close_seconds: Maximum time in seconds that the end of a run waits for the tracker.
-    """
+    """Options of an experiment tracker such as TensorBoard, which open it: a frozen dataclass that can be pickled."""
 
     @property
     def close_seconds(self) -> float:
         """Maximum time in seconds that the end of a run waits for the tracker."""
 
     def require(self) -> None:
-        """Check that the tracker's package is installed, without importing it.
-
-        Raises:
-            ConfigError: A package is missing; the hint says how to install it.
-        """
+        """Raise ConfigError if the tracker's package is not installed, without importing it."""
 
     def open(self, run: TrackedRun) -> Tracker:
         """Start tracking a run, and return the receiver of its records.
 
         Called in the tracker's own process; any exception ends only that process.
-
-        Args:
-            run: Name, folders and configuration of the run.
         """
 
 
@@ -107,11 +91,7 @@ class TrackerOptions:
     close_seconds: PositiveFloat = 10.0
 
     def require(self) -> None:
-        """Check that the tracker's package is installed, without importing it.
-
-        Raises:
-            ConfigError: The package is missing; the hint says how to install it.
-        """
+        """Raise ConfigError, with a hint how to install it, if the tracker's package is missing; do not import it."""
         package = type(self).__name__.lower()
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -123,14 +103,8 @@ class TrackerOptions:
 def load_or_create_id(file: Path, make: Callable[[], str]) -> str:
     """Return the ID under which an experiment tracker knows a run, so that all attempts at the run share it.
 
-    The ID is read from a file. If there is no file, an ID is created and written there.
-
-    Args:
-        file: File in the tracker's folder of the run directory.
-        make: Function that creates an ID.
-
-    Raises:
-        ValueError: The file is a symbolic link.
+    The ID is read from a file in the tracker's folder of the run directory. If there is no file, an ID is created and
+    written there. Raise ValueError if the file is a symbolic link.
     """
     if file.is_symlink():  # possible in an untrusted run directory
         raise ValueError(f"{file} is a symbolic link")

@@ -31,17 +31,15 @@ class MLflow(TrackerOptions):
         tracking_uri: Server (``http://host:5000``) or database (``sqlite:///mlflow.db``); None uses
             ``MLFLOW_TRACKING_URI`` or MLflow's default.
         experiment: Name of the MLflow experiment; created if it does not exist.
-        every_steps: Interval in training steps between points of the curves; steps with an overflow are always sent.
     """
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
 
     def open(self, run: TrackedRun) -> _Run:
-        """Open the MLflow run that tracks a training run, and return the receiver of its records.
+        """Open the MLflow run that tracks a training run, and log the configuration as parameters.
 
-        The MLflow run's ID is in ``RUN/mlflow/run_id``; a new run creates the file. The configuration is logged as
-        parameters.
+        The MLflow run's ID is in ``RUN/mlflow/run_id``; a new run creates the file.
         """
         return _Run(self, run)
 
@@ -126,5 +124,4 @@ def _pieces(items: list[Any], size: int) -> list[list[Any]]:
 
 
 def _name(name: str) -> str:
-    """Replace the characters of a name that MLflow does not allow."""
     return re.sub(r"[^\w./ -]", "_", name)

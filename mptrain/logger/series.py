@@ -17,14 +17,9 @@ ONLY = "main"
 def points(record: Record, every_steps: int = 1) -> dict[str, float]:
     """Return the values that a record of a run adds to the curves of an experiment tracker at its step.
 
-    Args:
-        record: Record of any kind; kinds without curves give an empty result.
-        every_steps: Steps whose number is not a multiple of this add no values, unless they overflowed.
-
-    Returns:
-        Values by name of the curve: ``train/loss`` (``train/NAME/loss`` with several learners), ``val/top1``,
-        ``epoch/train_loss``, ``system/memory_bytes``. ``overflow/PHASE`` is the number of parameters whose gradients
-        are not finite.
+    Names of curves are ``train/loss`` (``train/NAME/loss`` with several learners), ``val/top1``, ``epoch/train_loss``,
+    ``system/memory_bytes``. ``overflow/PHASE`` is the number of parameters whose gradients are not finite. Steps whose
+    number is not a multiple of ``every_steps`` add no values, unless they overflowed.
     """
     match record:
         case StepRecord():

@@ -87,10 +87,7 @@ class TrackerProcess:
                 self._warn("ended before the run")
 
     def close(self) -> None:
-        """Send the remaining records, wait for the tracker to finish, and kill it after its time limit.
-
-        The limit is ``close_seconds`` of its options.
-        """
+        """Send the remaining records, wait for the tracker, and kill it if it does not finish in ``close_seconds``."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -140,7 +137,6 @@ class TrackerProcess:
                 del self._waiting[: os.write(_pipe(process).fileno(), self._waiting[:_PIECE])]
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the process if it still runs; warn if it failed."""
         self._process, self._fresh = None, []
         unfinished = process.poll() is None
         if process.returncode != 0:  # kill its child processes too
@@ -198,7 +194,6 @@ def main() -> None:
 
 
 def _patience(logger: Logger) -> float:
-    """Return the seconds that the end of a run waits for a tracker."""
     return float(getattr(logger, "close_seconds", CLOSE_SECONDS))
 
 

@@ -24,8 +24,6 @@ class WandB(TrackerOptions):
         project: Name of the W&B project.
         entity: User or team that owns the project; None uses W&B's default.
         mode: ``online``, or ``offline`` to upload with ``wandb sync`` later; None uses ``WANDB_MODE``.
-        tags: Tags of the W&B run.
-        every_steps: Interval in training steps between points of the curves; steps with an overflow are always sent.
     """
 
     project: str = "mptrain"
@@ -34,10 +32,9 @@ class WandB(TrackerOptions):
     tags: tuple[str, ...] = ()
 
     def open(self, run: TrackedRun) -> _Run:
-        """Open the W&B run that tracks a training run, and return the receiver of its records.
+        """Open the W&B run that tracks a training run; the configuration is logged as W&B's config.
 
-        The W&B run's ID is in ``RUN/wandb/run_id``; a new run creates the file. The configuration is logged as W&B's
-        config.
+        The W&B run's ID is in ``RUN/wandb/run_id``; a new run creates the file.
         """
         return _Run(self, run)
 

@@ -1,7 +1,7 @@
 """Communicator of the ranks (processes) of one distributed training run, with its collective operations.
 
-A run on one process uses `SINGLE_PROCESS`, whose collectives return their input, so callers need not check the world
-size. Host values are exchanged by gloo, device tensors by the device's library (NCCL on CUDA).
+A run on one process uses `SINGLE_PROCESS`, so callers need not check the world size. Host values are exchanged by gloo,
+device tensors by the device's library (NCCL on CUDA).
 
 Every collective is called on every rank and in every step, regardless of the values: a collective that only some ranks
 enter hangs the run.
@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from typing_extensions import override
 
 from mptrain.device import current_stream
 from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted
@@ -51,10 +52,8 @@ class Communicator:
     On one process, collectives return their input and errors are raised as they are.
 
     Attributes:
-        rank: Rank of this process, from 0.
-        world_size: Number of processes.
-        local_rank: Rank of this process on this machine.
-        local_world_size: Number of processes on this machine.
+        rank: Rank of this process, from 0; ``local_rank`` is that on this machine.
+        world_size: Number of processes; ``local_world_size`` is that on this machine.
         name: Communication library of device tensors: ``gloo`` or ``nccl``; empty on one process.
     """
 
@@ -72,40 +71,23 @@ class Communicator:
     def use(self, device: torch.device) -> None:
         """Select the communication library for device tensors, before the first collective on an accelerator.
 
-        Args:
-            device: Training device of this rank. A CUDA device selects NCCL; with any other, gloo stays in use.
+        A CUDA device selects NCCL; with any other, gloo stays in use.
         """
 
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
-        """Return a list of integers on the host, each summed over all ranks.
-
-        Args:
-            numbers: This rank's integers in the range of int64; equally many on every rank.
-        """
+        """Return host integers in the range of int64, each summed over all ranks; equally many on every rank."""
         return list(numbers)
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """Sum a device tensor over all ranks in place, and return it.
-
-        Args:
-            tensor: Tensor with the same shape and dtype on every rank.
-        """
+        """Sum a device tensor of equal shape and dtype on every rank over all ranks in place, and return it."""
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all N ranks, stacked as ``[N, ...]`` in rank order, on the device.
-
-        Args:
-            tensor: This rank's device tensor ``[...]``, with the same shape and dtype on every rank.
-        """
+        """Return the device tensors ``[...]`` of all N ranks, equal in shape and dtype, as ``[N, ...]`` by rank."""
         return tensor.unsqueeze(0)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite device tensors in place with those of rank 0.
-
-        Args:
-            tensors: Tensors in the same order, with the same shapes and dtypes, on every rank.
-        """
+        """Overwrite device tensors in place with those of rank 0; order, shapes and dtypes are equal on every rank."""
 
     def all_gather_object(self, value: Value) -> list[Value]:
         """Return a list of the values of all ranks, in rank order; the values are pickled."""
@@ -116,10 +98,7 @@ class Communicator:
         return value
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context manager that raises an error of one rank's body on all ranks.
-
-        Every rank executes the body, such as the build of the model.
-        """
+        """Return a context manager whose body runs on every rank and raises the error of one rank on all of them."""
         return contextlib.nullcontext()
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -127,11 +106,7 @@ class Communicator:
         return contextlib.nullcontext()
 
     def raise_for_all(self, error: Exception | None) -> None:
-        """Raise the error of one rank on every rank; do nothing if no rank has an error.
-
-        Args:
-            error: Error of this rank; None if it has none.
-        """
+        """Raise the error of one rank (None: it has none) on every rank; do nothing if no rank has an error."""
         if error is not None:
             raise error
 
@@ -157,21 +132,13 @@ class Communicator:
         return False
 
     def who_ended(self) -> str:
-        """Return a phrase for the user about the exited rank, such as ``rank 1 was killed by SIGKILL``.
-
-        If that is unknown, the phrase says that another rank has exited or does not respond.
-        """
+        """Return a phrase for the user about the exited rank, such as ``rank 1 was killed by SIGKILL``."""
         return "another rank has exited or does not respond"
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the random generators of Python and torch before a training step, from seed, step and rank.
+        """Seed the generators of Python and torch from seed, step and rank, before a training step on several ranks.
 
-        So ranks draw different numbers, for example for dropout, and no random state is lost with a rank. On one
-        process it does nothing.
-
-        Args:
-            seed: Seed of the run.
-            step: Number of the step.
+        So ranks draw different numbers, for example for dropout, and no random state is lost with a rank.
         """
 
     def describe(self) -> str:
@@ -183,10 +150,7 @@ SINGLE_PROCESS = Communicator()
 
 
 class RankLost(Preempted):
-    """Error raised when another rank has exited or stopped responding.
-
-    The run can be resumed from its last checkpoint.
-    """
+    """Error raised when another rank has exited or stopped responding; the run can resume from its last checkpoint."""
 
     def __init__(self, message: str = "another rank has exited or does not respond") -> None:
         super().__init__(message, "run the command again", EXIT_PREEMPTED, saved=False, asked=False)
@@ -200,17 +164,12 @@ class DistributedCommunicator(Communicator):
     """Communicator of one of the several processes (ranks) of a distributed training run.
 
     Args:
-        rank: Rank of this process.
-        world_size: Number of processes.
-        local_rank: Rank of this process on this machine.
-        local_world_size: Number of processes on this machine.
         timeout: Seconds after which a rank that does not respond counts as lost.
         store: Key-value store that all ranks share, for the rendezvous and for errors.
         meeting: Seconds to wait for all ranks at the rendezvous, at most ``timeout``; None uses ``timeout``.
         children: Rank by process ID, for the ranks that this process has forked; None if it has forked none.
 
     Attributes:
-        store: As given.
         group: Process group of device tensors.
 
     Raises:
@@ -248,7 +207,7 @@ class DistributedCommunicator(Communicator):
         self.name = "gloo"
 
     def use(self, device: torch.device) -> None:
-        """Create the NCCL process group of a CUDA device, and start the watchdog; see `Communicator.use`."""
+        """Create the NCCL process group of a CUDA device, and start the watchdog."""
         if device.type == "cuda" and self.group is self._host:
             # Otherwise torch kills the process when a collective is aborted or times out; torchrun sets this variable
             # too. `PeerWatchdog` aborts collectives instead.
@@ -261,8 +220,7 @@ class DistributedCommunicator(Communicator):
     def watch_peers(self, idle: Callable[[], bool]) -> None:
         """Start the watchdog thread for ranks that exit while this rank's device waits for them (`PeerWatchdog`).
 
-        Args:
-            idle: Function that returns whether the device has finished all its work.
+        ``idle`` returns whether the device has finished all its work.
         """
         self._peer_watchdog = PeerWatchdog(
             self.rank,
@@ -277,10 +235,9 @@ class DistributedCommunicator(Communicator):
         self._peer_watchdog.begin()
 
     def wait_for(self, event: torch.Event) -> None:
-        """Wait on the host for a device event, unless it depends on a lost rank; see `Communicator.wait_for`.
+        """Wait on the host for a device event; raise RankLost if the device waits for a rank that has exited.
 
-        Raises:
-            RankLost: The device waits for a rank that has exited; results computed since then must not be used.
+        Results computed since that exit must not be used.
         """
         while not event.query() and not self._missed():
             time.sleep(_POLL)
@@ -290,7 +247,7 @@ class DistributedCommunicator(Communicator):
         self._heard = time.monotonic()  # a device that makes progress is not waiting for a rank
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an exception is a consequence of the loss of another rank; see `Communicator.is_lost`.
+        """Return whether an exception is a consequence of the loss of another rank.
 
         Once the watchdog has found a lost rank, every exception except an `MptrainError` counts, because aborted
         collectives raise many different errors.
@@ -304,7 +261,6 @@ class DistributedCommunicator(Communicator):
         return f"no rank has responded for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
 
     def _missed(self) -> str:
-        """Return the watchdog's message about the lost rank that the device waits for; empty if there is none."""
         return "" if self._peer_watchdog is None else self._peer_watchdog.lost
 
     def _notice(self) -> None:
@@ -312,7 +268,7 @@ class DistributedCommunicator(Communicator):
             self._peer_watchdog.notice()
 
     def _give_up(self) -> None:
-        """Abort the collectives of the device; the abort runs in a thread, because it may take long."""
+        """Abort the collectives of the device in a thread, because the abort may take long."""
         group, self._aborted = self.group, True
 
         def abort() -> None:
@@ -323,42 +279,42 @@ class DistributedCommunicator(Communicator):
         thread.start()
         thread.join(_ABORTED)
 
+    @override
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
-        """Return integers on the host, each summed over ranks with gloo; see `Communicator.all_reduce_ints`."""
         table = torch.tensor(list(numbers), dtype=torch.int64)
         with self._noticing_loss():
             self._dist.all_reduce(table, group=self._host)
         found: list[int] = table.tolist()
         return found
 
+    @override
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """Sum a device tensor over ranks in place, and return it; see `Communicator.all_reduce_`."""
         with self._noticing_loss():
             self._dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    @override
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return the device tensors of all N ranks as ``[N, ...]``; see `Communicator.all_gather`."""
         table = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self._noticing_loss():
             self._dist.all_gather(table, tensor, group=self.group)
         return torch.stack(table)
 
+    @override
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite device tensors in place with those of rank 0; see `Communicator.broadcast_`."""
         with self._noticing_loss():
             for tensor in tensors:
                 self._dist.broadcast(tensor, 0, group=self.group)
 
+    @override
     def all_gather_object(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, in rank order; see `Communicator.all_gather_object`."""
         found: list[Any] = [None] * self.world_size
         with self._noticing_loss():
             self._dist.all_gather_object(found, value, group=self._host)
         return found
 
+    @override
     def broadcast_object(self, value: Value) -> Value:
-        """Return the value of rank 0 on every rank; see `Communicator.broadcast_object`."""
         said: list[Any] = [value]
         with self._noticing_loss():
             self._dist.broadcast_object_list(said, 0, group=self._host)
@@ -367,11 +323,10 @@ class DistributedCommunicator(Communicator):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Raise an error of one rank inside the context on all ranks; see `Communicator.together`.
+        """Raise an error of one rank inside the context on all ranks; the end of the context is a barrier.
 
         The body may use collectives, so an error is published in the store instead of exchanged by a collective. The
-        failing rank then leaves the process group, which makes the other ranks stop waiting. The end of the context is
-        a barrier.
+        failing rank then leaves the process group, which makes the other ranks stop waiting.
 
         Raises:
             MptrainError: The error that another rank has published.
@@ -395,13 +350,9 @@ class DistributedCommunicator(Communicator):
 
         This is a collective: every rank calls it, with None if it has no error.
 
-        Args:
-            error: Error of this rank; None if it has none.
-
         Raises:
             MptrainError: The error of the lowest failed rank, prefixed with the rank on other ranks. If all ranks have
-                failed,
-                each raises its own error.
+                failed, each raises its own error.
             RankFailed: The error of that rank is not an `MptrainError`.
         """
         said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
@@ -413,7 +364,7 @@ class DistributedCommunicator(Communicator):
         raise troubles[0]
 
     def send_error(self, error: BaseException) -> None:
-        """Publish the error that ends this rank in the store; see `Communicator.send_error`.
+        """Publish the error that ends this rank in the store.
 
         Preemption, the loss of another rank and exceptions such as KeyboardInterrupt are not published.
         """
@@ -424,10 +375,7 @@ class DistributedCommunicator(Communicator):
                 self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
 
     def why(self) -> MptrainError | None:
-        """Return the error that another rank has published in the store; see `Communicator.why`.
-
-        Waits up to half a second for it.
-        """
+        """Return the error that another rank has published in the store, after waiting up to half a second for it."""
         with contextlib.suppress(RuntimeError):
             deadline = time.monotonic() + _WORD
             while time.monotonic() < deadline:
@@ -437,10 +385,7 @@ class DistributedCommunicator(Communicator):
         return None
 
     def abandon(self) -> None:
-        """Abort device collectives that wait for a lost rank; see `Communicator.abandon`.
-
-        Does nothing to gloo's collectives, because gloo does not wait for a closed connection.
-        """
+        """Abort device collectives that wait for a lost rank; gloo does not wait for a closed connection."""
         self._notice()
         if self.group is not self._host and not self._aborted:
             self._give_up()
@@ -457,8 +402,8 @@ class DistributedCommunicator(Communicator):
         return super().who_ended()
 
     @contextlib.contextmanager
+    @override
     def main_process_first(self) -> Iterator[None]:
-        """Run the body on rank 0 first, then on the other ranks; see `Communicator.main_process_first`."""
         if not self.is_rank_zero:
             self.all_reduce_ints([0])
         try:
@@ -467,8 +412,8 @@ class DistributedCommunicator(Communicator):
             if self.is_rank_zero:
                 self.all_reduce_ints([0])
 
+    @override
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed the random generators of Python and torch from (seed, step, rank); see `Communicator.begin_step`."""
         word = (seed * 0xD1342543DE82EF95 + (step * self.world_size + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
         random.seed(word)
         torch.manual_seed(word)
@@ -484,15 +429,14 @@ class DistributedCommunicator(Communicator):
                 raise RankLost(self.who_ended()) from error
             raise
 
+    @override
     def describe(self) -> str:
-        """Return the number of ranks and the communication library, such as ``2 ranks (nccl)``."""
         return f"{self.world_size} ranks ({self.name})"
 
     def leave(self, *, done: bool = False) -> None:
         """Leave the process group and stop the watchdog, at the end of the run or after an error.
 
-        Args:
-            done: Whether this rank has done all its work, so that the others do not count it as lost.
+        ``done`` says that this rank has done all its work, so that the others do not count it as lost.
         """
         if self._peer_watchdog is not None:
             self._peer_watchdog.end(done=done)
@@ -501,7 +445,6 @@ class DistributedCommunicator(Communicator):
 
 
 def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
-    """Return the error that another rank has published, from its class name, message, hint and exit code."""
     error = RankFailed(message, hint)
     if kind != RankFailed.__name__:
         error.exit_code = code  # type: ignore[misc]
@@ -509,15 +452,9 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
 
 
 def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
-    """Return a picklable form of one rank's error, to raise on other ranks.
+    """Return a picklable form of one rank's error, with the rank in its message, to raise on other ranks.
 
-    Args:
-        error: The error.
-        rank: Rank that raised it, which prefixes the message.
-
-    Returns:
-        A copy with the type, exit code and hint of an `MptrainError`; a `RankFailed` for preemption and any other
-        error.
+    It has the type, exit code and hint of an `MptrainError`; preemption and any other error become a `RankFailed`.
     """
     if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
@@ -532,13 +469,9 @@ def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
 def describe_ended_rank(children: Mapping[int, int]) -> str:
     """Return a phrase about a forked rank that was lost, such as ``rank 1 was killed by SIGKILL``; else empty.
 
-    A rank that exited with exit code 0 has done its work and is not lost.
-
-    If several have exited, the first cause is reported: a rank killed by a signal before one that exited with an error,
-    and that before one that exited because it had lost another rank. Exit statuses remain available to `os.waitpid`.
-
-    Args:
-        children: Rank by process ID.
+    A rank that exited with exit code 0 has done its work and is not lost. If several have exited, the first cause is
+    reported: a rank killed by a signal before one that exited with an error, and that before one that exited because it
+    had lost another rank. Exit statuses remain available to `os.waitpid`. ``children`` has the rank by process ID.
     """
     ends: list[tuple[int, str]] = []
     for pid, rank in children.items():

@@ -57,9 +57,6 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
     The context manager's body is the run and executes on every rank. A forked rank exits at the end of the body and
     never leaves the context.
 
-    Args:
-        options: Number of ranks and timeout.
-
     Raises:
         ConfigError: torchrun has started another number of ranks than ``distributed.procs``.
         EnvironmentRefused: torchrun's variables are invalid, or ranks cannot connect on this machine.
@@ -132,12 +129,9 @@ def _forked(count: int, timeout: float) -> Iterator[Communicator]:
 
 
 def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:
-    """Wait until every forked rank is ready, then release them.
+    """Wait until every forked rank is ready, then release them; raise RankLost if one has died or is late.
 
     Ranks do not wait inside gloo, because gloo does not notice that a rank has died before connecting.
-
-    Raises:
-        RankLost: A rank has died or is not ready in time.
     """
     deadline = time.monotonic() + timeout
     word = _LOST
@@ -154,11 +148,7 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
 
 
 def _come(store: Store, rank: int, timeout: float) -> None:
-    """Report through the store that this forked rank is ready, and wait for all other ranks.
-
-    Raises:
-        RankLost: A rank has died.
-    """
+    """Report that this forked rank is ready, and wait for all others; raise RankLost if one has died."""
     store.set(f"{_HERE}/{rank}", "")
     store.wait([_WORD], timedelta(seconds=timeout))
     if store.get(_WORD).decode() == _LOST:
@@ -230,12 +220,7 @@ def _store(port: int | None) -> TCPStore:
 
 
 def reap(children: list[int], grace: float = GRACE) -> None:
-    """Wait for forked ranks to exit, and kill those that do not.
-
-    Args:
-        children: Process IDs.
-        grace: Seconds to wait before killing.
-    """
+    """Wait for forked ranks (process IDs) to exit, and kill those still running after ``grace`` seconds."""
     deadline = time.monotonic() + grace
     left = list(children)
     while left:

@@ -20,9 +20,8 @@ class DistributedOptions:
         sync_batchnorm: Whether BatchNorm computes its statistics over the samples of all ranks.
         reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own dtype.
         find_unused_parameters: Whether ``ddp`` looks in every step for parameters without a gradient on a rank.
-            Otherwise
-            this is done only if the first batch has unused parameters, and a later batch with unused parameters stops
-            the run.
+            Otherwise this is done only if the first batch has unused parameters, and a later batch with unused
+            parameters stops the run.
         units: Qualified names of modules whose weights ``fsdp2`` gathers together; the remaining weights form one unit.
             None selects the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
         timeout: Seconds after which a rank that does not respond counts as lost.

@@ -40,7 +40,6 @@ class PeerWatchdog:
     If the process does not react to the abort within `END` seconds, the watchdog kills it.
 
     Args:
-        rank: Rank of this process.
         others: Ranks whose heartbeats are checked: rank 0 checks all other ranks, they check only rank 0.
         store: Key-value store shared by all ranks, for heartbeats and reports of exited ranks.
         ended: Function that returns which rank forked by this process has exited and how; empty if none has.
@@ -80,8 +79,7 @@ class PeerWatchdog:
     def end(self, *, done: bool = False) -> None:
         """Stop the watchdog thread, without killing the process any more.
 
-        Args:
-            done: Whether this rank has done all its work, so that the others do not miss its heartbeat.
+        ``done`` says that this rank has done all its work, so that the others do not miss its heartbeat.
         """
         self._over.set()
         self._noticed.set()
@@ -112,7 +110,6 @@ class PeerWatchdog:
                 return
 
     def _waits(self) -> bool:
-        """Return whether the device has been busy for `PATIENCE` seconds, so that it must be waiting."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:

@@ -26,10 +26,7 @@ BUCKET = 25 << 20
 def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool) -> None:
     """Sum each of several device tensors, such as gradients, over all ranks in place, in buckets of about 25 MiB.
 
-    Args:
-        tensors: Tensors with equal shapes and dtypes on all ranks.
-        comm: Communicator of the ranks.
-        wide: Whether to sum half-precision tensors in FP32 and round the sums to their dtype.
+    Shapes and dtypes are equal on all ranks. ``wide`` sums half-precision tensors in FP32 and rounds the sums.
     """
     for bucket in _buckets(tensors):
         flat = flatten_dense_tensors(bucket)
@@ -38,7 +35,6 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group tensors in order into buckets of one dtype and about `BUCKET` bytes."""
     buckets: list[list[Tensor]] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         filled = BUCKET
@@ -56,7 +52,7 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def data_parallel(
     module: nn.Module, comm: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool, find_unused: bool
 ) -> nn.Module:
-    """Wrap a module in torch's DistributedDataParallel with summed instead of averaged gradients.
+    """Return a module in torch's DistributedDataParallel, with gradients summed instead of averaged.
 
     Args:
         module: The module to differentiate; its forward is a whole pass with loss.
@@ -65,9 +61,6 @@ def data_parallel(
             gradients in the parameters are rounded to half precision.
         wide: Whether to sum half-precision gradients in FP32.
         find_unused: Whether parameters may have no gradient on a rank.
-
-    Returns:
-        The wrapped module.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -66,8 +66,8 @@ def shard(
 def composite_members(model: nn.Module) -> list[nn.Module]:
     """Return the members of ``nn.Sequential`` and ``nn.ModuleList`` that have submodules: the blocks of most networks.
 
-    These are the default units of `shard`. Members without parameters are left out, and members that share a parameter
-    with a module outside, because a parameter belongs to one unit.
+    Members without parameters are left out, and members that share a parameter with a module outside, because a
+    parameter belongs to one unit.
     """
     places: dict[int, set[int]] = {}
     for module in model.modules():

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mptrain.errors import ConfigError
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
@@ -43,21 +44,14 @@ class ParallelStrategy(Protocol):
     """Interface of a parallel strategy: splitting of batches and synchronisation of gradients over the ranks of a run.
 
     A training step calls `micro_batches`, `loss_of` and a backward pass for each micro-batch, then
-    `finish_gradient_sync`, then `reductions`.
-
-    Attributes:
-        comm: Communicator of the ranks.
+    `finish_gradient_sync`, then `reductions`. ``wanted`` is the configured number of micro-batches of an update
+    on each rank.
     """
 
     comm: Communicator
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """Return whether an update on a batch has a single micro-batch on every rank, so that nothing is accumulated.
-
-        Args:
-            batch: This rank's part of the global batch.
-            wanted: Number of micro-batches per update that is configured for a rank.
-        """
+        """Return whether an update on this part of the batch has a single micro-batch on every rank."""
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
         """Yield the micro-batches of this rank, each with its share of the global batch's loss terms, in [0, 1].
@@ -66,47 +60,31 @@ class ParallelStrategy(Protocol):
             batch: This rank's part of the global batch.
             wanted: Number of micro-batches; equal on every rank if passes of ranks wait for each other.
             unchanged: Function that returns a context in which a model's buffers do not change, for dummy
-                micro-batches.
-                These repeat samples of another micro-batch and have share 0.
+                micro-batches. These repeat samples of another micro-batch and have share 0.
         """
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
         """Return a function from a micro-batch to its float32 loss, whose backward pass may synchronise gradients.
 
-        Args:
-            loss: Function of a model and a micro-batch that returns the mean loss, a float32 scalar.
-            model: The model.
-            weights: The trained weights.
-            single_microbatch: Result of `single_microbatch` for the update.
+        ``loss`` returns the mean loss of a model and a micro-batch, a float32 scalar. ``single_microbatch`` is the
+        result of that method for the update.
         """
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Sum the accumulated gradients over ranks after the backward passes, unless those have done so.
-
-        Args:
-            weights: The trained weights, with their gradients.
-            single_microbatch: Result of `single_microbatch` for the update.
-        """
+        """Sum the accumulated gradients over ranks after the backward passes, unless those have done so."""
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure] | None:
         """Return functions that combine gradient norms, and a scaler's measurement, across ranks; None on one rank.
 
-        Args:
-            loss: This rank's share of the loss, a float32 scalar, or None. The first function overwrites it with the
-                sum over
-                ranks, in the all_reduce of the norms.
-
-        Returns:
-            A function from this rank's gradient norms to those of the whole gradients, and a function from a measure
-            and this
-            rank's gradients to the measurement of the whole gradients.
+        The first takes this rank's gradient norms and returns those of the whole gradients. In the same all_reduce it
+        overwrites ``loss``, this rank's share as a float32 scalar or None, with the sum over ranks. The second takes a
+        measure and this rank's gradients and returns the measurement of the whole gradients.
         """
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
         """Overwrite a model's persistent buffers, such as BatchNorm's running statistics, with those of rank 0.
 
-        Args:
-            buffers: The buffers, in the same order on every rank.
+        Their order is the same on every rank.
         """
 
 
@@ -120,32 +98,30 @@ class SingleProcessStrategy:
         return wanted == 1 or batch.samples <= 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """Return the micro-batches, each with its share of the loss terms; see `ParallelStrategy.micro_batches`."""
+        """Return the micro-batches, each with its share of the loss terms."""
         if wanted == 1:
             return iter([(batch, 1.0)])
         return ((micro, batch.share(micro)) for micro in batch.split(wanted))
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """Return the loss as a function of the micro-batch, for one rank; see `ParallelStrategy.loss_of`."""
+        """Return the loss as a function of the micro-batch."""
         return functools.partial(loss, model)
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Do nothing: on one rank the gradients are complete. See `ParallelStrategy.finish_gradient_sync`."""
+        """Do nothing: on one rank the gradients are complete."""
 
     def reductions(self, loss: Tensor | None) -> None:
-        """Return None: on one rank nothing has to be combined. See `ParallelStrategy.reductions`."""
+        """Return None: on one rank nothing has to be combined."""
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Do nothing: there is only one rank. See `ParallelStrategy.broadcast_buffers`."""
+        """Do nothing: there is only one rank."""
 
 
 class _DistributedStrategy(ABC):
     """Base class of the parallel strategies for several ranks.
 
-    Args:
-        comm: Communicator of the ranks.
-        wide: Whether to sum half-precision gradients in FP32.
-        meeting: Whether passes of the model wait for other ranks, so that all ranks need equally many passes.
+    ``wide`` sums half-precision gradients in FP32. ``meeting`` says that passes of the model wait for other ranks, as
+    with synchronised BatchNorm, so that all ranks need equally many passes.
     """
 
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool) -> None:
@@ -154,14 +130,13 @@ class _DistributedStrategy(ABC):
         self._meeting = meeting
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """Return whether one micro-batch per update is configured, regardless of the batch; see `ParallelStrategy`."""
+        """Return whether one micro-batch per update is configured, regardless of the batch."""
         return wanted == 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """Yield this rank's micro-batches with their shares of the loss terms; see `ParallelStrategy.micro_batches`.
+        """Yield this rank's micro-batches with their shares of the loss terms.
 
-        If passes wait for other ranks, dummy micro-batches fill up to ``wanted``. Otherwise ranks may have different
-        numbers.
+        If passes wait for other ranks, dummy micro-batches fill up to ``wanted``. Otherwise numbers may differ by rank.
         """
         parts = batch.split(wanted)
         for micro in parts:
@@ -175,38 +150,26 @@ class _DistributedStrategy(ABC):
                 yield replace(parts[0], is_dummy=True), 0.0
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure]:
-        """Return `reduce_norms`, bound to the loss, and `reduce_measure`; see `ParallelStrategy.reductions`."""
+        """Return `reduce_norms`, bound to the loss, and `reduce_measure`."""
         return functools.partial(self.reduce_norms, loss=loss), self.reduce_measure
 
     @abstractmethod
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """Return the L2 norms of whole gradients, equal on all ranks, from the norms that this rank has computed.
 
-        Args:
-            norms: float64 ``[P]``: norm of each parameter's gradient on this rank; -1 for a missing gradient.
-            loss: This rank's share of the loss, overwritten with the sum over ranks; None without one.
-
-        Returns:
-            float64 ``[P]``: the norms; -1 for a missing gradient.
+        ``norms`` and the result are float64 ``[P]``, one for each parameter's gradient, -1 for a missing gradient.
+        ``loss`` is this rank's share of the loss, overwritten with the sum over ranks; None without one.
         """
 
     @abstractmethod
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """Return a measurement of whole gradients for a loss scaler, equal on all ranks, as float64 ``[1]``.
 
-        Args:
-            measure: The measurement that the scaler requests.
-            grads: This rank's gradients, scaled and possibly not finite.
+        ``grads`` are this rank's gradients, scaled and possibly not finite.
         """
 
     def _summed(self, squares: Tensor, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return the square roots of squared norms summed over ranks; a loss is summed in place.
-
-        Args:
-            squares: float64 ``[P]``: this rank's contribution to the squared norms.
-            norms: float64 ``[P]``: this rank's norms, of which -1 (no gradient) is kept.
-            loss: This rank's share of the loss, or None.
-        """
+        """Return the square roots of squared norms, float64 ``[P]``, summed over ranks; -1 in ``norms`` is kept."""
         if loss is None:
             sums = self.comm.all_reduce_(squares)
         else:
@@ -216,20 +179,15 @@ class _DistributedStrategy(ABC):
         return torch.where(norms < 0, norms, sums.sqrt())
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Overwrite buffers of any dtype with those of rank 0; see `ParallelStrategy.broadcast_buffers`."""
+        """Overwrite buffers of any dtype with those of rank 0."""
         self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # as bytes: works for any dtype
 
 
 class DDPStrategy(_DistributedStrategy):
     """Data parallelism with replicated weights: torch's DDP, or an all_reduce after the backward passes of an update.
 
-    DDP is used for updates of a single micro-batch, except the first.
-
-    Args:
-        comm: Communicator of the ranks.
-        wide: Whether to sum half-precision gradients in FP32.
-        meeting: Whether passes of the model wait for other ranks, as with synchronised BatchNorm.
-        find_unused: Whether to look in every step for parameters without a gradient.
+    DDP is used for updates of a single micro-batch, except the first. ``find_unused`` looks in every step for
+    parameters without a gradient.
     """
 
     def __init__(self, comm: Communicator, *, wide: bool, meeting: bool, find_unused: bool = False) -> None:
@@ -245,7 +203,7 @@ class DDPStrategy(_DistributedStrategy):
 
         Call it while only the parameters of ``weights`` require gradients. The first batch, which is that of the
         rehearsal (a step without an update before training), does not use DistributedDataParallel; it shows whether any
-        gradient is missing. See `ParallelStrategy.loss_of`.
+        gradient is missing.
         """
         key = id(weights)
         if not single_microbatch or key not in self._complete:
@@ -258,7 +216,7 @@ class DDPStrategy(_DistributedStrategy):
         return self._wrapped[key]
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Sum gradients over ranks if DistributedDataParallel has not; see `ParallelStrategy.finish_gradient_sync`.
+        """Sum gradients over ranks if DistributedDataParallel has not.
 
         In such a sum, a missing gradient counts as zeros if another rank has one.
 
@@ -288,13 +246,12 @@ class DDPStrategy(_DistributedStrategy):
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """Return the root mean square of each gradient norm over ranks, which all have the same summed gradients.
 
-        So the norms are this rank's own unless a device is faulty. Arguments and result are those of the base class:
-        float64 ``[P]``, -1 for a missing gradient, and the loss summed in place.
+        So the norms are this rank's own unless a device is faulty.
         """
         return self._summed(_squares(norms) / self.comm.world_size, norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """Return rank 0's measurement of the summed gradients, float64 ``[1]``: they are equal on all ranks."""
+        """Return rank 0's measurement: the summed gradients are equal on all ranks."""
         measured = measure(grads)
         if grads:  # without gradients the measurement is on the CPU and equal on all ranks
             self.comm.broadcast_([measured])
@@ -304,11 +261,7 @@ class DDPStrategy(_DistributedStrategy):
 class FSDP2Strategy(_DistributedStrategy):
     """Data parallelism with sharded weights (fully_shard); backward passes yield shards of summed gradients.
 
-    Args:
-        comm: Communicator of the ranks.
-        root: Loss module whose parameters are sharded; each pass gathers weights. The run has no other learner (a model
-            with its optimizer).
-        wide: Whether to sum half-precision gradients in FP32.
+    ``root`` is the loss module whose parameters are sharded; each pass gathers weights. The run has no other learner.
     """
 
     def __init__(self, comm: Communicator, root: LossModule, *, wide: bool) -> None:
@@ -316,19 +269,19 @@ class FSDP2Strategy(_DistributedStrategy):
         self._root = root
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:
-        """Return the sharded loss module, with the loss function set; see `ParallelStrategy.loss_of`."""
+        """Return the sharded loss module, with the loss function set."""
         self._root.loss = loss
         return self._root
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Do nothing: each backward pass sums the gradients over ranks. See `ParallelStrategy.finish_gradient_sync`."""
+        """Do nothing: each backward pass sums the gradients over ranks."""
 
+    @override
     def reduce_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
-        """Return the norms of whole gradients from those of this rank's shards, float64 ``[P]``; sum the loss too."""
         return self._summed(_squares(norms), norms, loss)
 
     def reduce_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
-        """Return the measurement of whole gradients, float64 ``[1]``, from those of all shards and their sizes."""
+        """Return the measurement of whole gradients from those of all shards and their sizes."""
         measured = measure(grads)
         device = grads[0].device if grads else measured.device
         elements = torch.full((1,), float(sum(grad.numel() for grad in grads)), dtype=torch.float64, device=device)
@@ -339,9 +292,7 @@ class FSDP2Strategy(_DistributedStrategy):
 class LossModule(nn.Module):
     """Module of a model and its loss function, so that `torch.nn.parallel` wrappers treat both as one forward pass.
 
-    Args:
-        loss: Function of a model and a micro-batch that returns the mean loss; None to set it later.
-        model: The model.
+    ``loss`` returns the mean loss of a model and a micro-batch; None to set it later.
     """
 
     def __init__(self, loss: LossOfModel | None, model: nn.Module) -> None:
@@ -360,12 +311,8 @@ def strategy_of(
 ) -> ParallelStrategy:
     """Return the parallel strategy of a training run: for a single rank, for sharded or for replicated weights.
 
-    Args:
-        comm: Communicator of the ranks.
-        root: The sharded loss module; None if every rank has all weights.
-        wide: Whether to sum half-precision gradients in FP32.
-        meeting: Whether passes of the model wait for other ranks, as with synchronised BatchNorm.
-        find_unused: Whether to look in every step for parameters without a gradient (replicated weights only).
+    ``root`` is the sharded loss module; None if every rank has all weights. ``find_unused`` concerns
+    replicated weights only.
     """
     if comm.world_size == 1:
         return SingleProcessStrategy()

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
-    """Convert the BatchNorm layers of a model, in place, to `SyncBatchNorm`, and return the model.
-
-    Args:
-        model: Model in FP32.
-        comm: Communicator of the ranks.
-    """
+    """Convert the BatchNorm layers of an FP32 model, in place, to `SyncBatchNorm`, and return the model."""
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             module.__class__ = SyncBatchNorm  # type: ignore[assignment]
@@ -118,12 +113,10 @@ class _Synchronised(torch.autograd.Function):
 
 
 def _kernels_for(x: Tensor) -> Any:
-    """Return the namespace of the five BatchNorm functions for a tensor's device."""
     return torch if x.is_cuda else CpuBatchNormOps
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return the tensor in a memory format that the kernels support."""
     if x.is_contiguous(memory_format=torch.channels_last) or x.is_contiguous(memory_format=torch.channels_last_3d):
         return x
     return x.contiguous()
@@ -152,20 +145,11 @@ class CpuBatchNormOps:
         eps: float,
         counts: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Combine the statistics of all R ranks and update the running statistics in place.
+        """Return mean and reciprocal standard deviation ``[C]`` over all R ranks, and update the running statistics.
 
-        Args:
-            x: Input of this rank; not read.
-            means: Mean of each channel on each rank, ``[R, C]``.
-            invstds: Reciprocal standard deviations, ``[R, C]``.
-            running_mean: Running mean ``[C]``, updated in place.
-            running_var: Running unbiased variance ``[C]``, updated in place.
-            momentum: Weight of the new statistics in the running ones.
-            eps: Number added to variances.
-            counts: Number of values per channel on each rank, ``[R]``.
-
-        Returns:
-            Mean and reciprocal standard deviation over all ranks, ``[C]`` each.
+        ``means`` and ``invstds`` are those of each rank, ``[R, C]``, and ``counts`` are values per channel,
+        ``[R]``. The running mean and unbiased variance, ``[C]``, are updated in place with weight ``momentum``.
+        ``x`` is not read.
         """
         count = counts.sum()
         share = (counts / count)[:, None]
@@ -194,16 +178,9 @@ class CpuBatchNormOps:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the sums over this rank's samples that the backward pass of BatchNorm needs, ``[C]`` each.
 
-        Args:
-            grad: Gradient of the output.
-            x: Input of the layer.
-            mean: Mean over all ranks, ``[C]``.
-            invstd: Reciprocal standard deviation over all ranks, ``[C]``.
-            weight: Weight ``[C]``; None without one.
-            *asked: Ignored; torch's function takes three flags for the gradients needed.
-
-        Returns:
-            Sum of the gradient; sum of the gradient times the centred input x - mean; gradients of weight and bias.
+        These are the sum of the gradient of the output, the sum of that gradient times the centred input x - mean, and
+        the gradients of weight and bias. ``mean`` and ``invstd`` are over all ranks, ``[C]``. ``asked`` is ignored;
+        torch's function takes three flags for the gradients needed.
         """
         sum_grad = grad.double().sum(_all_but_channels(x))
         sum_product = (grad * (x - _wide(mean, x))).sum(_all_but_channels(x))
@@ -221,17 +198,11 @@ class CpuBatchNormOps:
         sum_product: Tensor,
         counts: Tensor,
     ) -> Tensor:
-        """Return the gradient of the input of BatchNorm, in the shape and dtype of ``grad``.
+        """Return the gradient of the input of BatchNorm, in the shape and dtype of ``grad``, that of the output.
 
-        Args:
-            grad: Gradient of the output.
-            x: Input of the layer.
-            mean: Mean over all ranks, ``[C]``.
-            invstd: Reciprocal standard deviation over all ranks, ``[C]``.
-            weight: Weight ``[C]``; None without one.
-            sum_grad: First result of `batch_norm_backward_reduce`, summed over all ranks.
-            sum_product: Second result of it, summed over all ranks.
-            counts: Number of values per channel on each rank, ``[R]`` or ``[R, 1]``.
+        ``mean`` and ``invstd`` are over all ranks, ``[C]``. ``sum_grad`` and ``sum_product`` are the first two results
+        of `batch_norm_backward_reduce`, summed over all ranks. ``counts`` has the number of values per channel on each
+        rank, ``[R]`` or ``[R, 1]``.
         """
         count = counts.sum()
         slope = _wide(sum_product / count * invstd.square(), x)
@@ -244,5 +215,4 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _wide(values: Tensor, x: Tensor) -> Tensor:
-    """Reshape one value for each channel to broadcast against a tensor with channels in its second dimension."""
     return values.view(-1, *(1,) * (x.ndim - 2))

@@ -22,10 +22,7 @@ class TorchrunRank:
     """Rank of this process among the several ranks that torchrun has started, read from its environment variables.
 
     Attributes:
-        rank: Rank of this process.
-        count: Number of ranks (world size).
-        local_rank: Rank of this process on this machine.
-        local_count: Number of ranks on this machine.
+        count: Number of ranks (world size); ``local_count`` is that on this machine.
         speaks: Whether this rank prints its errors: local rank 0, or a rank without LOCAL_RANK.
     """
 
@@ -39,8 +36,7 @@ class TorchrunRank:
 def torchrun_rank() -> TorchrunRank | None:
     """Return this process's rank from torchrun's environment variables; None without them, or with only one rank.
 
-    Raises:
-        EnvironmentRefused: torchrun's variables are invalid or incomplete.
+    Raise EnvironmentRefused if the variables are invalid or incomplete.
     """
     rank, count = _number("RANK"), _number("WORLD_SIZE")
     if rank is None or count is None or count < 2:
@@ -61,8 +57,7 @@ def torchrun_rank() -> TorchrunRank | None:
 def torchrun_command(command: str) -> str:
     """Prefix a command line shown to the user with torchrun for as many ranks as now; unchanged without torchrun.
 
-    Args:
-        command: Command line that begins with a module name, such as ``mptrain resume``.
+    The command line begins with a module name, such as ``mptrain resume``.
     """
     begun = torchrun_rank()
     if begun is None:
@@ -108,10 +103,7 @@ _ATTEMPT, _ANSWER = 3.0, 30.0
 def store_of_torchrun(timeout: float = 30.0) -> Store:
     """Connect to the key-value store that the ranks started by torchrun share, or host it on rank 0, and return it.
 
-    If torchrun's agent hosts the store, it survives restarts of ranks.
-
-    Args:
-        timeout: Seconds to try to connect.
+    If torchrun's agent hosts the store, it survives restarts of ranks. ``timeout`` is in seconds.
 
     Raises:
         EnvironmentRefused: This rank must host the store and cannot.
@@ -157,16 +149,10 @@ _COME, _ALL = "come", "all"
 
 
 def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
-    """Wait until all ranks have joined the run, handling signals meanwhile.
+    """Wait up to ``timeout`` seconds until all ranks have joined the run, handling signals meanwhile.
 
-    Args:
-        store: Store of this start of the ranks; a restart needs another one, or another key prefix.
-        rank: Rank of this process.
-        count: Number of ranks (world size).
-        timeout: Seconds to wait.
-
-    Raises:
-        RankLost: Not all ranks join in time, or the store is lost.
+    A restart of the ranks needs another store, or another key prefix. Raise RankLost if the store is lost or a
+    rank is late.
     """
     from mptrain.parallel.communicator import RankLost
 
@@ -192,9 +178,6 @@ def remember_run(root: str) -> None:
     """Write the run directory to torchrun's store, so that ranks that torchrun restarts resume this run.
 
     Does nothing without torchrun, or if the store does not outlive the ranks.
-
-    Args:
-        root: Path of the run directory.
     """
     if torchrun_rank() is not None and agent_keeps_the_store():
         store_of_torchrun().set(_RUN, root)

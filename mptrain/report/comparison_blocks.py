@@ -1,6 +1,6 @@
 """Tables and figures in the report of a comparison: results, verdicts, differences, curves, speed and memory.
 
-A comparison has arms: an arm is all runs of one configuration, one per seed. One arm is the reference for the others.
+``styles`` has colour and line style of each arm, by arm name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return the main table of a comparison's report, with a row for each arm (all runs of one configuration).
+    """Return the main table of a comparison's report, with a row for each arm.
 
     Columns: metric, difference from the reference, throughput, speed, memory, share of skipped steps, verdict.
     """
@@ -56,16 +56,11 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _energy(comparison: Comparison) -> str | None:
-    """Return the head of the energy column, or None if no arm has measured energy."""
     return "energy" if any(result.energy for result in comparison.arms) else None
 
 
 def ratios_table(comparison: Comparison) -> Table | None:
-    """Return the table of each arm's speed, time, memory and energy as ratios to the reference of a comparison.
-
-    Returns:
-        The table; None with fewer than two arms.
-    """
+    """Return the table of ratios to the reference of speed, time, memory and energy; None with fewer than two arms."""
     if len(comparison.arms) < 2:
         return None
     rows = [
@@ -186,14 +181,8 @@ Styles = Mapping[str, tuple[str, str]]
 def forest_plot(name: str, comparison: Comparison) -> Plot | None:
     """Plot each arm's difference from the reference with its 95 % and 90 % CI, over the band of the equivalence margin.
 
-    The axis covers the arms near the margin. An arm far outside is drawn as an arrow with its numbers.
-
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        comparison: The comparison.
-
-    Returns:
-        The figure; None with fewer than two arms.
+    The axis covers the arms near the margin. An arm far outside is drawn as an arrow with its numbers. None with fewer
+    than two arms.
     """
     arms = [result for result in comparison.arms if result.verdict.word != "reference"]
     if len(comparison.arms) < 2:
@@ -233,7 +222,6 @@ def _limit(margin: float, reaches: Sequence[float]) -> float:
 
 
 def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
-    """Draw the intervals of one arm with its verdict beside them."""
     colour = VERDICTS.get(result.verdict.word, plotting.GREY)
     found = result.difference
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
@@ -256,13 +244,7 @@ def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
 
 
 def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
-    """Plot the final metric of every run of a comparison, a column for each arm, with lines between runs of a seed.
-
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        comparison: The comparison.
-        styles: Colour and line style of each arm, by arm name.
-    """
+    """Plot the final metric of every run of a comparison, a column for each arm, with lines between runs of a seed."""
     metric = comparison.metric
     values = {
         result.arm.name: {
@@ -297,16 +279,9 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
 
 
 def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve]], styles: Styles) -> Plot | None:
-    """Plot a quantity of a comparison's runs over steps: the mean over the seeds of each arm, with a band.
+    """Plot a quantity of runs over steps: the mean over the seeds of each arm, with a band of lowest to highest seed.
 
-    The band spans the lowest to the highest seed.
-
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        unit: Label of the vertical axis.
-        what: Name of the quantity in the caption.
-        arms: The curves of each arm's runs, by arm name.
-        styles: Colour and line style of each arm, by arm name.
+    ``unit`` labels the vertical axis, and ``what`` names the quantity in the caption.
     """
     merged = {arm: mean_over_runs(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
     with plotting.drawing(name, 2.7) as figure:
@@ -328,11 +303,7 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
 def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
     """Plot a measure of a comparison's runs, such as throughput: a bar for the mean of each arm, a dot for each run.
 
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        unit: Label of the axis.
-        what: Name of the quantity in the caption.
-        arms: The values of each arm's runs, by arm name. The first arm is the reference.
+    ``unit`` labels the axis, and ``what`` names the quantity in the caption. The first arm is the reference.
     """
     with plotting.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
         (axes,) = figure.panels()
@@ -360,7 +331,6 @@ def _numbers(axes: Axes, label: str) -> None:
 
 
 def _arms_across(axes: Axes, names: Sequence[str]) -> None:
-    """Label the horizontal axis with the names of arms, rotated if they do not fit."""
     plotting.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.grid(visible=False, axis="x")

@@ -1,7 +1,4 @@
-"""Report page of a comparison or a recipe: the arms' differences from the reference, and their fairness.
-
-An arm is all runs of one configuration, one per seed; the others are compared with the reference arm.
-"""
+"""Report page of a comparison or a recipe: the arms' differences from the reference, and their fairness."""
 
 from __future__ import annotations
 
@@ -56,12 +53,7 @@ Read = Callable[[Path], OpenedRun | str]
 def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     """Return the report of the folder of a comparison or recipe. Verdicts are missing until the jobs are done.
 
-    Args:
-        paths: The paths of the folder.
-        sweep: The jobs of the comparison; None if it compares existing runs.
-
-    Raises:
-        StorageError: If ``comparison.json`` cannot be read.
+    ``sweep`` has the jobs; None if existing runs are compared.
     """
     read: Read = lru_cache(maxsize=None)(lambda folder: open_or_reason(folder, BUCKETS))
     groups = read_comparisons(paths.comparison) if paths.comparison.exists() else {}
@@ -86,7 +78,6 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
 
 
 def _arms(groups: Mapping[str, Comparison]) -> list[str]:
-    """Return the names of all arms, references last."""
     names = [result.arm.name for comparison in groups.values() for result in comparison.arms[1:]]
     names += [comparison.reference for comparison in groups.values()]
     return list(dict.fromkeys(names))
@@ -153,7 +144,6 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
 
 
 def _of_group(points: Sequence[OpenedPoint], name: str) -> list[OpenedPoint]:
-    """Return the points whose arms are named ``GROUP/ARM`` for the group ``name``."""
     return [point for point in points if point.job.arm.rpartition("/")[0] == name]
 
 
@@ -186,7 +176,6 @@ class LoadedComparison:
     """A comparison's results with the means to read the records of its runs.
 
     Attributes:
-        comparison: The results of the comparison.
         folder: The folder that the paths of runs are relative to.
         read: Function that opens a run directory, or returns an error message.
         points: The jobs of the comparison; empty if it compares existing runs.
@@ -228,7 +217,6 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
 
 
 def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]:
-    """Return the samples of the first run of each arm."""
     blocks: list[Block] = []
     for arm, result in zip(arms, compared.comparison.arms, strict=True):
         for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):
@@ -238,7 +226,6 @@ def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]
 
 
 def _arm_runs(compared: LoadedComparison, result: ArmResult) -> ArmRuns:
-    """Open the runs of an arm."""
     found: list[OpenedRun] = []
     problems: list[str] = []
     for run in result.arm.runs:
@@ -298,7 +285,6 @@ def _speed(compared: LoadedComparison) -> Plots:
 
 
 def _differing_keys(comparison: Comparison) -> Table:
-    """Return a table of the keys in which any arm differs from the reference, with the values of all arms."""
     reference = {key: result.differs[key][0] for result in comparison.arms for key in result.differs}
     rows = [
         [key, *(show(result.differs[key][1] if key in result.differs else own) for result in comparison.arms)]
@@ -313,23 +299,14 @@ _MOST_PANELS: Final = 8
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """Records of an arm (all runs of one configuration) of a comparison.
-
-    Attributes:
-        name: Name of the arm.
-        runs: The runs that could be opened, with their records.
-        problems: Messages about runs or records that could not be read, one sentence each.
-    """
+    """Records of an arm of a comparison: the runs that could be opened, and messages about what could not be read."""
 
     name: str
     runs: tuple[OpenedRun, ...]
     problems: tuple[str, ...]
 
     def learners(self) -> list[LearnerHistory]:
-        """Return the step records of each run's first learner.
-
-        A learner is a model with its optimizer; a GAN has two.
-        """
+        """Return the step records of each run's first learner."""
         return [next(iter(run.history.learners.values())) for run in self.runs if run.history.learners]
 
     def metric(self, name: str) -> list[Curve]:

@@ -21,15 +21,12 @@ Points = tuple[list[float], list[float]]
 
 
 class Curve:
-    """A quantity over the steps of a run, such as the loss, reduced to a bounded number of buckets of steps.
+    """A quantity over the steps of a run, such as the loss, reduced to at most ``most`` buckets of steps.
 
-    Add values in ascending order of steps. Each bucket keeps the mean, the lowest and the highest of its values. Steps
-    fall into buckets of equal width. Once a step needs more than ``most`` buckets, neighbours are merged and the width
-    doubles. One pass over a record of unknown length is therefore enough, and curves over the same steps have the same
-    buckets.
-
-    Args:
-        most: Maximum number of buckets.
+    Add values in ascending order of steps. Each bucket keeps the mean, the lowest and the highest of its values.
+    Steps fall into buckets of equal width. Once a step needs more than ``most`` buckets, neighbours are merged and
+    the width doubles. One pass over a record of unknown length is therefore enough, and curves over the same steps
+    have the same buckets.
 
     Attributes:
         width: Number of steps in a bucket.
@@ -47,11 +44,9 @@ class Curve:
         return len(self._buckets)
 
     def add(self, step: int, value: float) -> None:
-        """Add the value of a step. A non-finite value is counted but not drawn.
+        """Add the value of a step, from 1 (or 0) and not below that of the step before.
 
-        Args:
-            step: Number of the step, from 1 (or 0); not below that of the step before.
-            value: The value. A magnitude of `LARGEST` or more counts as not finite.
+        A value that is not finite, or of a magnitude of `LARGEST` or more, is counted but not drawn.
         """
         index = max(step - 1, 0) // self.width
         buckets = self._buckets
@@ -96,11 +91,7 @@ class Curve:
         return steps, values
 
     def smooth(self, over: float = 0.02) -> Points:
-        """Return the points of a smoothed curve: a centred moving mean of the bucket means.
-
-        Args:
-            over: Width of the moving window, as a fraction of the whole range.
-        """
+        """Return a centred moving mean of the bucket means; its window is the fraction ``over`` of the whole range."""
         steps, values = self.means()
         reach = max(round(len(values) * over / 2), 1)
         return steps, [_mean(values[max(at - reach, 0) : at + reach + 1]) for at in range(len(values))]
@@ -120,10 +111,9 @@ class Curve:
         return found[-1] if found else None
 
     def by_bucket(self, width: int) -> dict[int, float]:
-        """Return the mean of each bucket by its index, after widening the buckets; curves of one width can be combined.
+        """Return the mean of each bucket by its index, after widening the buckets to a multiple of the current width.
 
-        Args:
-            width: New number of steps in a bucket, a multiple of the current one.
+        Curves of one width can be combined.
         """
         if width > self.width:
             self._coarsen(width)
@@ -148,10 +138,8 @@ class Curve:
 def mean_over_runs(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
     """Combine the curves of several runs, such as the seeds of a configuration, to a mean curve with a band.
 
-    Buckets that fewer than half of the curves reached are left out, so that the line does not end with a single run.
-
-    Returns:
-        Middle steps of the buckets, and the mean, lowest and highest of the runs' bucket means.
+    Return the middle steps of the buckets, and the mean, lowest and highest of the runs' bucket means. Buckets that
+    fewer than half of the curves reached are left out, so that the line does not end with a single run.
     """
     present = [curve for curve in curves if len(curve)]
     width = max((curve.width for curve in present), default=1)

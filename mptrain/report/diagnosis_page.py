@@ -46,20 +46,10 @@ NEAR: Final = 0.25
 
 
 def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ()) -> Path:
-    """Write the report of an examined training step as JSON, Markdown and HTML.
+    """Write the report of an examined step to a folder as JSON, Markdown and HTML, and return the path of the latter.
 
-    Earlier files of the same step and overrides are replaced.
-
-    Args:
-        folder: The folder to write to. It is created if missing.
-        found: The examined step.
-        words: The overrides that differ from those of the run.
-
-    Returns:
-        The path of the HTML page.
-
-    Raises:
-        StorageError: If the folder cannot be written to.
+    ``words`` are the overrides that differ from those of the run. Earlier files of the same step and
+    overrides are replaced.
     """
     with storage_errors(folder, "create"):
         folder.mkdir(exist_ok=True)
@@ -93,12 +83,7 @@ def diagnosis_page(found: Examination) -> Page:
 
 
 def as_sentence(text: str, operator: str = "") -> str:
-    """Return a text with a capital at the start and a period at the end.
-
-    Args:
-        text: The text, without a period.
-        operator: Name of an operator; a text that starts with it gets no capital.
-    """
+    """Return a text as a sentence: with a capital, unless it starts with the name of an operator, and a period."""
     begins = text if operator and text.startswith(f"{operator} ") else f"{text[:1].upper()}{text[1:]}"
     return f"{begins}."
 
@@ -149,14 +134,9 @@ def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
 
 
 def cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
-    """Return the table cells for the values of a module in one pass (forward or backward) of a diagnosed step.
+    """Return largest magnitude, its share of the FP16 maximum, share below 2^-14 and share of zeros as table cells.
 
-    Args:
-        row: The module.
-        reach: The range of its values in that pass; None leaves the cells empty.
-
-    Returns:
-        Largest magnitude, its share of the FP16 maximum, share below 2^-14, share of zeros.
+    They are of a module's values in one pass of a diagnosed step; empty without a range.
     """
     if reach is None:
         return (Cell(""), Cell(""), Cell(""), Cell(""))

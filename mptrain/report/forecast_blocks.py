@@ -46,11 +46,8 @@ def power(exponent: int) -> str:
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
     """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
 
-    Only the overrides that the run's configuration needs are included. The caller appends the scale.
-
-    Args:
-        settings: The configuration of the run, dotted key to value.
-        learner: Name of the learner (a model with its optimizer) whose scale is set; empty if the run has only one.
+    Only the overrides that the run's configuration (``settings``, by dotted key) needs are included. ``learner`` is
+    empty if the run has only one.
     """
     own = f"learners.{learner}.scaler" if learner else "scaler"
     if settings.get("precision.compute") != "float16":
@@ -64,9 +61,7 @@ def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
 def recommendation(forecast: Forecast, words: str) -> str:
     """Return the recommended static loss scale and the usable range, or the reason for none, as sentences for the user.
 
-    Args:
-        forecast: The forecast of a learner (a model with its optimizer).
-        words: The overrides that set its scale; see `scale_words`.
+    ``words`` are those of `scale_words`.
     """
     if not forecast.sampled_steps:
         return (
@@ -109,7 +104,6 @@ def _seen(forecast: Forecast) -> str:
 
 
 def _too_few(forecast: Forecast) -> str:
-    """Return why there are too few sampled steps, or too few steps."""
     said, evidence = [], forecast.evidence
     sound = sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps)
     if sound < 2:
@@ -134,7 +128,6 @@ def _is_short(forecast: Forecast) -> bool:
 
 
 def _more_looks(forecast: Forecast) -> str:
-    """Return the overrides of a run that samples enough steps."""
     steps, samples = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.sampled_steps)
     every = max(steps // max(_ENOUGH, 2 * samples), 1)
     train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
@@ -210,7 +203,6 @@ def _above(forecast: Forecast) -> list[str]:
 
 
 def _sure(forecast: Forecast) -> list[str]:
-    """Return the evidence that steps do not overflow, as sentences."""
     evidence, said = forecast.evidence, []
     if evidence.spread and evidence.by_samples is not None:
         said.append(
@@ -246,11 +238,9 @@ def _cut_off(forecast: Forecast) -> str:
 
 
 def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
-    """Return the table of forecast underflow and overflow, with a row for each static loss scale.
+    """Return the table of forecast underflow and overflow, with a row for each static loss scale of the forecast.
 
-    Args:
-        forecast: A forecast with scales.
-        measured: The measurements of a sweep at some of the scales, as further columns.
+    Measurements of a sweep at some of the scales are further columns.
     """
     kinds = list(measured.kinds) if measured else []
     head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
@@ -276,7 +266,6 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
 
 
 def _legend(measured: MeasuredScales | None) -> str:
-    """Return the explanation of the columns."""
     said = (
         "Lost: share of the nonzero activation gradients of all modules that FP16 rounds to zero. Worst: the same "
         "for the module that loses most. Magnitude: the largest share of the sum of |x| that one module loses at "
@@ -339,14 +328,8 @@ def forecast_plot(
 ) -> Plot | None:
     """Plot the forecast underflow and overflow over the loss scale with the usable range, and a sweep's results below.
 
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        forecast: The forecast. Without scales, no figure is drawn.
-        whose: Text that names the learner in the caption, such as ``, generator``; empty if there is only one.
-        measured: The measurements of a sweep at some scales, or None.
-
-    Returns:
-        The figure; None if the forecast has no scales.
+    ``whose`` names the learner in the caption, such as ``, generator``; empty if there is only one.
+    None without scales.
     """
     if not forecast.scales:
         return None

@@ -30,8 +30,7 @@ class Recommendation:
     """Static FP16 loss scales recommended for a run from its gradient histograms, with all that its report shows.
 
     Attributes:
-        opened: The run with its records.
-        forecasts: The forecast of each learner (a model with its optimizer; a GAN has two), by name.
+        forecasts: The forecast of each learner, by name.
         measured: The measurements of a sweep over loss scales; None without one.
         sweep: The folder of that sweep.
         notes: Notes about unreadable records and about a run that has not ended.
@@ -79,12 +78,8 @@ class Recommendation:
 def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     """Recommend static FP16 loss scales for a run from its gradient histograms.
 
-    Args:
-        path: The run directory.
-        sweep: The folder of a sweep over static scales whose results are shown beside the forecast, or None.
-
-    Raises:
-        StorageError: If the path is not a run or has no histograms, or if the sweep is none or has no static scales.
+    ``sweep`` is the folder of a sweep over static scales whose results are shown beside the forecast, or None. Raise
+    StorageError if the path is not a run or has no histograms, or if the sweep is none or has no static scales.
     """
     measured = read_measured(sweep) if sweep is not None else None
     opened = open_with_history(path, MOST_BUCKETS)

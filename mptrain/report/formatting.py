@@ -19,13 +19,10 @@ ONE_BECOMES_ALL: Final = (
 
 
 def plain(text: object, *, lines: bool = False) -> str:
-    r"""Return untrusted text without characters that could control a terminal or a page.
+    r"""Return untrusted text (``str`` of any object) without characters that could control a terminal or a page.
 
-    Control characters, text direction marks and lone surrogates are replaced with escapes such as ``\u202e``.
-
-    Args:
-        text: Any object. Its ``str`` is used.
-        lines: Keep line ends and tabs. Otherwise each run of whitespace becomes one space.
+    Control characters, text direction marks and lone surrogates are replaced with escapes such as ``\u202e``. ``lines``
+    keeps line ends and tabs. Otherwise each run of whitespace becomes one space.
     """
     raw = str(text)
     raw = raw.replace("\r\n", "\n") if lines else " ".join(raw.split())
@@ -36,10 +33,7 @@ def plain(text: object, *, lines: bool = False) -> str:
 
 
 def elided(text: object, most: int) -> str:
-    """Return a text as one line of at most ``most`` characters, with an ellipsis in place of an omitted middle.
-
-    Characters that could control a terminal or a page are replaced; see `plain`.
-    """
+    """Return `plain` text as one line of at most ``most`` characters, with an ellipsis for an omitted middle."""
     whole = plain(text)
     if len(whole) <= most:
         return whole
@@ -50,9 +44,7 @@ def elided(text: object, most: int) -> str:
 def number(value: float | None, error: float | None = None) -> str:
     """Format a measured number for a report: ``0.9184``, ``12,345``, ``∞``; a dash if there is none.
 
-    Args:
-        value: The number, or None if there is none.
-        error: The uncertainty, which sets the number of decimals. Without it, four significant digits are shown.
+    The uncertainty ``error`` sets the number of decimals. Without it, four significant digits are shown.
     """
     if value is None or math.isnan(value):
         return UNKNOWN
@@ -78,10 +70,7 @@ def signed(value: float, error: float | None = None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction from 0 to 1 as a percentage, with two digits if it is small: ``12 %``, ``0.4 %``, ``0``.
-
-    A dash stands for None and for a number that is not finite.
-    """
+    """Format a fraction from 0 to 1 as a percentage: ``12 %``, ``0.4 %``, ``0``; a dash if None or not finite."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     percent = 100 * value
@@ -114,8 +103,7 @@ def scale(value: float | None) -> str:
 def scale_path(path: dict[str, float]) -> str:
     """Describe the course of a run's loss scale in words: ``2^24 to 2^15, between 2^14 and 2^24``.
 
-    Args:
-        path: The loss scale's ``first``, ``min``, ``max`` and ``last`` value; the result is empty if one is missing.
+    The result is empty if ``first``, ``min``, ``max`` or ``last`` is missing.
     """
     if not {"first", "min", "max", "last"} <= path.keys():
         return ""
@@ -128,13 +116,7 @@ def scale_path(path: dict[str, float]) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``.
-
-    Args:
-        count: The count.
-        one: The noun in the singular.
-        many: The noun in the plural; empty for the singular with an ``s``.
-    """
+    """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
 

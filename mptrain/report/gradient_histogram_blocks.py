@@ -1,7 +1,6 @@
 """Blocks of a run's report about the magnitudes of its tensors and the FP16 range, from exponent histograms.
 
-They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps. Only
-runs with ``diagnostics=histograms`` have them.
+They show histograms of exponents against the range of FP16, and underflow, headroom and lost updates over steps.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ _OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients",
 
 
 def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
-    """Return the blocks of a run's report on the magnitudes of its tensors, and its recommended static loss scale.
-
-    They show nothing if the run recorded no histograms.
-    """
+    """Return the blocks of a run's report on its tensors and its best static loss scale; empty without histograms."""
     notes: list[str] = []
     found = read_histograms(opened.run, notes)
     several = len(found) > 1
@@ -202,7 +198,6 @@ _SEEN: Final = 0.002
 
 
 def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCounts]) -> Plot:
-    """Plot the non-empty histograms over powers of two, on top of the zones of FP16."""
     shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
     low, high = _span(list(shown.values()))
     several, tallest = len(shown) > 1, 0.0
@@ -225,7 +220,6 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
 
 
 def _fp16_zones(axes: Axes) -> None:
-    """Shade and label the zones of FP16 on a horizontal axis of exponents."""
     low, high = axes.get_xlim()
     style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "color": "#4b5563"}
     for label, start, end, shade in ZONES:

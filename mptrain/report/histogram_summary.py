@@ -37,7 +37,6 @@ class HistogramSummary:
     Activation gradients are gradients at module outputs, scaled by the loss scale as in the run.
 
     Attributes:
-        step: The attempted step.
         zeros: Share of the activation gradients, as scaled, that are zero or round to zero in FP16.
         lost: Share of the nonzero activation gradients that FP16 rounds to zero.
         subnormal: Share of the nonzero activation gradients that are subnormal in FP16.
@@ -57,7 +56,7 @@ class HistogramSummary:
 
 @dataclass
 class LearnerHistograms:
-    """Exponent histograms of one learner (a model with its optimizer; a GAN has two), merged over all sampled steps.
+    """Exponent histograms of one learner, merged over all sampled steps.
 
     Attributes:
         gradients: The gradient history that a forecast of loss scales needs.
@@ -129,11 +128,9 @@ def _seen(record: HistogramRecord) -> HistogramSummary:
 
 
 def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
-    """Read the exponent histograms of a run, merged by learner, up to a damaged record; empty if the run has none.
+    """Read the exponent histograms of a run, merged by learner; empty if the run has none.
 
-    Args:
-        run: The run.
-        notes: A list that receives a sentence about records that cannot be read.
+    At a damaged record, reading stops and ``notes`` receives a sentence.
     """
     found: dict[str, LearnerHistograms] = {}
     try:
@@ -145,14 +142,7 @@ def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
-    """Return the forecast of static loss scales for each learner of a run, by name.
-
-    Steps after a damaged step record are not used.
-
-    Args:
-        run: The run, whose step records are read.
-        histograms: The histograms of its learners, by name.
-    """
+    """Return the forecast of static loss scales for each learner of a run, by name, up to a damaged step record."""
     return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 
@@ -166,8 +156,7 @@ def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
 def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:
     """Sort tensors by the share of their magnitude that they lose in FP16, then by lost precision, worst first.
 
-    Args:
-        named: Exponent histograms by tensor name; tensors without a nonzero value are left out.
+    Tensors without a nonzero value are left out.
     """
 
     def badness(item: tuple[str, ExponentCounts]) -> tuple[float, float, float]:

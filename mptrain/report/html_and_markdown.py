@@ -36,12 +36,7 @@ def html(page: Page) -> str:
 
 
 def markdown_page(page: Page, figures: str) -> str:
-    """Render a report page as a Markdown document that links to its figures.
-
-    Args:
-        page: The page.
-        figures: The folder of its figures (``NAME.svg``), relative to the document.
-    """
+    """Render a report page as a Markdown document, whose figures (``NAME.svg``) are in a folder relative to it."""
     return _MARKDOWN.get_template("page.md.j2").render(page=page, figures=figures, version=__version__)
 
 
@@ -101,12 +96,7 @@ def markdown(text: object) -> str:
 
 
 def fenced(text: object, language: str = "") -> str:
-    """Return text as a fenced Markdown code block whose fence is longer than any run of backticks in the text.
-
-    Args:
-        text: The code.
-        language: Name of the language for highlighting; empty for none.
-    """
+    """Return text as a fenced Markdown code block whose fence is longer than any run of backticks in the text."""
     code = plain(text, lines=True)
     longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)

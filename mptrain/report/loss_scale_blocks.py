@@ -1,7 +1,6 @@
 """Blocks of a report about FP16 loss scales: their course, the steps that overflowed and the skipped updates.
 
-Reports of runs draw the loss scale figure with a panel for each learner (a model with its optimizer), comparisons with
-a panel for each arm (all runs of one configuration).
+Reports of runs draw the loss scale figure with a panel for each learner, comparisons with a panel for each arm.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
 
 
 def _named(offenders: list[tuple[str, Offender]]) -> str:
-    """Return the sentence of a caption that names the parameters that overflowed most often."""
     if not offenders:
         return ""
     shown = ", ".join(f"{elided(name, 40)} ({offender.count:,})" for name, offender in offenders[:3])
@@ -84,7 +82,6 @@ def _named(offenders: list[tuple[str, Offender]]) -> str:
 
 
 def _offender_table(opened: OpenedRun) -> Table:
-    """Return a table of the parameters with non-finite gradients, most frequent first."""
     rows = []
     for name, offender in _worst(opened, _MOST_NAMED):
         phases = ", ".join(f"{phase} {marks.count:,}" for phase, marks in offender.marks.items())
@@ -134,12 +131,9 @@ _WINDOWS: Final = 60
 
 @dataclass(frozen=True)
 class Panel:
-    """Content of one panel in a figure of loss scales: a learner of a run, or an arm (configuration) of a comparison.
+    """Content of one panel in a figure of loss scales: a learner of a run, or an arm of a comparison.
 
-    Attributes:
-        title: Title above the panel; empty for none.
-        scales: Loss scales over steps, one curve for each run.
-        overflows: The overflows of each run, drawn as markers.
+    There is a curve of loss scales over steps for each run, and its overflows, drawn as markers.
     """
 
     title: str
@@ -152,12 +146,8 @@ def loss_scale_plot(
 ) -> Plot:
     """Plot loss scales over steps, one axis for each panel, with markers that show the phase of each overflow.
 
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        caption: Caption of the figure.
-        panels: One or more panels.
-        offenders: Names and overflows of parameters with non-finite gradients. Each gets a row of markers below the
-            panels.
+    ``offenders`` are names and overflows of parameters with non-finite gradients. Each gets a row of markers
+    below the panels.
     """
     rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
     heights = [*[1.75 if len(panels) == 1 else 1.6] * len(panels), *[rows] * bool(offenders)]
@@ -198,7 +188,6 @@ def _scale_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
-    """Draw a row for each parameter, with a marker at each step whose gradient was not finite."""
     for row, (_, offender) in enumerate(offenders):
         for phase, marks in offender.marks.items():
             colour, shape = MARKS.get(phase, _OTHER)
@@ -210,7 +199,6 @@ def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> Non
 
 
 def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
-    """Plot the share of skipped updates in short intervals of the run, one panel for each learner."""
     with plotting.drawing("skipped", 2.0 if len(learners) == 1 else 1.4 * len(learners) + 0.3) as figure:
         grid = figure.panels(len(learners))
         for axes, (learner, history) in zip(grid, learners.items(), strict=True):

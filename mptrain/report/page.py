@@ -41,11 +41,7 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A block of a report: its most important numbers in large print.
-
-    Attributes:
-        tiles: Name, value and remark of each number.
-    """
+    """A block of a report: its most important numbers in large print, each with name, value and remark."""
 
     kind: ClassVar[str] = "tiles"
     tiles: tuple[tuple[str, str, str], ...]
@@ -53,11 +49,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A block of a report: a list of names with their values.
-
-    Attributes:
-        rows: Pairs of name and value. `facts` makes them without those that have no value.
-    """
+    """A block of a report: pairs of name and value; `facts` leaves out those without value."""
 
     kind: ClassVar[str] = "facts"
     rows: tuple[tuple[str, str], ...]
@@ -68,8 +60,7 @@ class Table:
     """A block of a report: a table. `table` makes one from strings.
 
     Attributes:
-        head: Names of the columns.
-        rows: Rows with one cell for each column.
+        head: Names of the columns; the cells of ``rows`` are in the same order.
         numeric: Indices of the columns that hold numbers. They are right-aligned.
         note: A sentence below the table; empty for none.
     """
@@ -83,13 +74,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of a report.
-
-    Attributes:
-        name: Letters, digits and hyphens: the figure's file name, and the prefix of the ids in its SVG.
-        caption: Text below the figure.
-        svg: The SVG document.
-    """
+    """A figure of a report, as an SVG document with the caption below it."""
 
     name: str
     caption: str
@@ -106,13 +91,7 @@ class Plots:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A block of a report: an image from the run's samples.
-
-    Attributes:
-        file: Path of the PNG file, relative to the report.
-        caption: Text below the image.
-        png: Content of the file, which the HTML page embeds.
-    """
+    """A block of a report: an image of the run's samples. ``file`` is relative to the report; HTML embeds ``png``."""
 
     kind: ClassVar[str] = "picture"
     file: str
@@ -122,13 +101,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A block of a report: a sound from the run's samples.
-
-    Attributes:
-        file: Path of the WAV file, relative to the report.
-        caption: Text below the player.
-        wav: Content of the file, which the HTML page embeds.
-    """
+    """A block of a report: a sound of the run's samples. ``file`` is relative to the report; HTML embeds ``wav``."""
 
     kind: ClassVar[str] = "sound"
     file: str
@@ -138,12 +111,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A block of a report: preformatted text such as a command or a configuration.
-
-    Attributes:
-        text: The text, which may have several lines.
-        language: Name of the language for highlighting, such as ``sh``; empty for none.
-    """
+    """A block of a report: preformatted text such as a command; ``language`` is for highlighting, such as ``sh``."""
 
     kind: ClassVar[str] = "code"
     text: str
@@ -176,7 +144,6 @@ class Page:
 
     Attributes:
         over: The kind of report, shown above the title.
-        title: The subject of the report.
         status: The status of the subject. An empty one is not shown.
         lead: The main result in one or a few sentences.
         sections: The sections in order. Those without blocks are left out.
@@ -213,13 +180,9 @@ def facts(*rows: tuple[str, str]) -> Facts:
 def table(
     head: Sequence[str | None], rows: Iterable[Sequence[Cell | str]], numeric: Iterable[int] = (), note: str = ""
 ) -> Table:
-    """Return a table of a report from cells and plain strings.
+    """Return a table of a report from cells and plain strings, without the columns whose name in ``head`` is None.
 
-    Args:
-        head: Names of the columns. A column whose name is None is left out.
-        rows: One cell for each column, including the columns that are left out.
-        numeric: Indices of the columns that hold numbers, counting the columns that are left out.
-        note: A sentence below the table.
+    Rows and the indices in ``numeric`` count these columns too.
     """
     kept, right = [at for at, name in enumerate(head) if name is not None], set(numeric)
     texts = ([row[at] for at in kept] for row in rows)

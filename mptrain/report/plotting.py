@@ -92,15 +92,10 @@ _STYLE: Final[dict[Any, Any]] = {
 class Drawing:
     """A figure of a report under construction; `drawing` makes one.
 
-    The legend is placed below all axes, covers no data and adds to the height.
-
-    Args:
-        name: Letters, digits and hyphens. It is the prefix of all ids, so that figures can share a page.
-        height: Height in inches without the legend.
+    The legend is placed below all axes, covers no data and adds to the height, which is in inches.
 
     Attributes:
         svg: The SVG document; empty until `finish`.
-        figure: The matplotlib figure.
     """
 
     def __init__(self, name: str, height: float) -> None:
@@ -112,23 +107,15 @@ class Drawing:
         self._legend: list[tuple[str, Any]] = []
 
     def panels(self, count: int = 1, heights: Sequence[float] | None = None) -> list[Axes]:
-        """Add axes to the figure, in one column with a shared horizontal axis, and return them from top to bottom.
+        """Add axes in one column with a shared horizontal axis, and return them from top to bottom.
 
-        Args:
-            count: Number of axes.
-            heights: Height ratios of the axes; None for equal heights.
+        ``heights`` are ratios; None for equal heights.
         """
         grid = self.figure.subplots(count, 1, sharex=True, squeeze=False, height_ratios=heights)
         return list(grid[:, 0])
 
     def label(self, text: str, handle: Any = None, **style: Any) -> None:
-        """Add an entry to the figure's legend.
-
-        Args:
-            text: The label.
-            handle: A drawn matplotlib artist; None for a line of the given style.
-            style: Line properties of matplotlib.
-        """
+        """Add an entry to the figure's legend: a drawn matplotlib artist, or a line of the given style."""
         self._legend.append((text, Line2D([], [], **style) if handle is None else handle))
 
     def finish(self) -> None:
@@ -149,13 +136,9 @@ class Drawing:
 
 @contextmanager
 def drawing(name: str, height: float) -> Iterator[Drawing]:
-    """Context manager that yields a figure to draw on, in the style of the reports.
+    """Context manager that yields a figure to draw on, in the style of the reports, ``height`` inches high.
 
     After the block, the ``svg`` of the `Drawing` holds the SVG document.
-
-    Args:
-        name: Letters, digits and hyphens: the prefix of all ids in the SVG.
-        height: Height in inches without the legend.
     """
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()  # ignores the user's matplotlibrc
@@ -189,11 +172,7 @@ def ordered_series(count: int) -> list[tuple[str, str]]:
 def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = math.inf) -> None:
     """Label the vertical axis of a figure with plain numbers, and make it logarithmic for values of a wide range.
 
-    Args:
-        axes: The axes.
-        values: The drawn values, from which the range is taken.
-        factor: The axis is logarithmic if all values are positive and the largest is more than this many times the
-            smallest.
+    This is the case if all values are positive and the largest is more than ``factor`` times the smallest.
     """
     if values and min(values) > 0 and max(values) > factor * min(values):
         axes.set_yscale("log")
@@ -207,13 +186,7 @@ def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = mat
 
 
 def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) -> None:
-    """Set the ticks of a figure's axis.
-
-    Args:
-        axis: The horizontal or vertical axis.
-        places: Positions of the ticks.
-        text: Function that returns the label of a position.
-    """
+    """Set the ticks of a figure's axis, with labels that a function of the position returns."""
     axis.set_major_locator(FixedLocator(places))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
@@ -228,12 +201,7 @@ def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
 def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool = False, **style: Any) -> None:
     """Draw values as markers without connecting lines in a figure.
 
-    Args:
-        axes: The axes to draw on.
-        across: Horizontal positions.
-        up: Vertical positions.
-        edge: Whether markers have an outline.
-        style: Line properties of matplotlib: ``marker`` (a dot by default), ``markersize``, ``color`` ...
+    ``edge`` gives markers an outline. ``style`` has line properties of matplotlib; ``marker`` is a dot by default.
     """
     outline = {} if edge else {"markeredgewidth": 0}
     axes.plot(across, up, **{"linestyle": "none", "marker": "o", **outline, **style})
@@ -242,18 +210,9 @@ def dots(axes: Axes, across: Sequence[float], up: Sequence[float], *, edge: bool
 def dots_and_means(
     axes: Axes, points: Sequence[tuple[float, float]], colour: str, line: str, *, means: Any, **style: Any
 ) -> Line2D:
-    """Draw values, such as the metrics of runs, as dots in a figure, and a line through the means at each position.
+    """Draw (position, value) pairs as dots in a figure, and return a line through the means at each position.
 
-    Args:
-        axes: The axes to draw on.
-        points: Pairs of horizontal position and value.
-        colour: Colour of the dots and the line.
-        line: Line style.
-        means: Further properties of the line.
-        style: Further properties of the dots.
-
-    Returns:
-        The line.
+    ``means`` are further properties of the line, and ``style`` those of the dots.
     """
     by_place: dict[float, list[float]] = {}
     for at, value in sorted(points, key=itemgetter(0)):
@@ -269,21 +228,14 @@ def dots_and_means(
 def failures_at(axes: Axes, across: Sequence[float], up: Sequence[float], transform: Any = None) -> None:
     """Draw crosses that mark failed runs in a figure.
 
-    Args:
-        axes: The axes to draw on.
-        across: Horizontal positions, in data coordinates.
-        up: Vertical positions, as fractions of the height of the axes.
-        transform: Another matplotlib transform of the positions; None for these coordinates.
+    Horizontal positions are in data coordinates, and vertical ones are fractions of the height of the axes, unless
+    another matplotlib transform is given.
     """
     dots(axes, across, up, transform=transform or axes.get_xaxis_transform(), **FAILED)
 
 
 def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
-    """Return a curve's points for an axis of powers of two: log2 of the values, NaN where a value is not positive.
-
-    Args:
-        points: Steps, and their values such as loss scales.
-    """
+    """Return a curve's points for an axis of powers of two: log2 of the values, NaN where a value is not positive."""
     steps, values = points
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 

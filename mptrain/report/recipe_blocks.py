@@ -1,7 +1,7 @@
 """Blocks of a recipe's report: its claim, its expectations with their numbers, and the verdict.
 
 A recipe is a published claim with the runs and the expected results that test it. The blocks show the content of
-``verdict.json`` in a recipe's folder. This module judges nothing itself.
+``verdict.json`` in a recipe's folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ _TONES: Final[dict[str, Tone]] = {
 
 @dataclass(frozen=True)
 class SavedVerdict:
-    """Verdict on a recipe (a published claim with expected results), as read from ``verdict.json``.
-
-    Attributes:
-        fields: The content of the file; empty if there is none or it cannot be read.
-        problem: The error message if it cannot be read; else empty.
-    """
+    """Content of a recipe's ``verdict.json``; empty if there is none, or with a problem if it cannot be read."""
 
     fields: Mapping[str, Any]
     problem: str = ""
@@ -55,8 +50,7 @@ class SavedVerdict:
 def read_verdict(folder: Path) -> SavedVerdict:
     """Read the verdict on a recipe from its folder. The result is empty if there is none yet, or it is damaged.
 
-    Args:
-        folder: The folder of the recipe's runs, or of any comparison (which has no verdict of a recipe).
+    The folder may be that of any comparison, which has no verdict.
     """
     path = SweepPaths(folder).verdict
     try:
@@ -100,7 +94,6 @@ def claim_blocks(found: SavedVerdict) -> list[Block]:
 
 
 def _arithmetic(found: Any) -> Table:
-    """Return the numbers that were computed without training, one row for each case."""
     rows = [
         [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
         for name, values in (found.items() if isinstance(found, Mapping) else ())

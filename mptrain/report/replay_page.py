@@ -37,17 +37,10 @@ class ScaleTrajectory:
     It is either recorded, or replayed with another loss-scaling rule.
 
     Attributes:
-        scales: Loss scales over steps.
+        scales: Loss scales over steps; ``first``, ``lowest``, ``highest`` and ``last`` are single ones.
         marks: Loss scales of the steps that overflowed.
         steps: Number of attempted steps.
-        updates: Number of applied updates.
-        skipped: Number of skipped steps.
         unknown: Number of steps whose overflow is unknown. They count neither as updates nor as skipped.
-        overflows: Number of steps that overflowed.
-        first: Loss scale of the first step.
-        lowest: Smallest loss scale.
-        highest: Largest loss scale.
-        last: Loss scale of the last step.
     """
 
     scales: Curve = field(default_factory=Curve)
@@ -63,14 +56,7 @@ class ScaleTrajectory:
     last: float = 0.0
 
     def add(self, step: int, loss_scale: float, overflow: bool, skipped: bool) -> None:
-        """Add a step whose outcome is known or estimated.
-
-        Args:
-            step: The step number.
-            loss_scale: The loss scale of the step.
-            overflow: Whether a gradient overflowed at that scale.
-            skipped: Whether the update was skipped.
-        """
+        """Add a step whose outcome is known or estimated."""
         self._at(step, loss_scale)
         self.updates += not skipped
         self.skipped += skipped
@@ -97,14 +83,10 @@ class ScaleTrajectory:
 
 @dataclass(frozen=True)
 class ReplayedLearner:
-    """Recorded and replayed loss scales of one learner (a model with its optimizer; a GAN has two) of a run.
+    """Recorded and replayed loss scales of one learner of a run.
 
     Attributes:
-        name: Name of the learner.
-        recorded_rule: Description of the run's own loss-scaling rule.
-        rule: Description of the replayed rule.
-        recorded: The recorded trajectory.
-        replayed: The trajectory under the replayed rule.
+        recorded_rule: Description of the run's own loss-scaling rule; ``rule`` is that of the replayed one.
         known: Number of steps whose overflow follows from the records of the same step.
         estimated: Number of steps whose overflow is estimated from nearby steps or from a format other than FP16.
         same: Number of steps at which the replayed scale equals the recorded one.
@@ -155,7 +137,6 @@ class Replay:
     """A loss-scaling rule replayed on the records of a run: the scales that it would have chosen.
 
     Attributes:
-        root: The run directory.
         scaler: The replayed option of the config group ``scaler``.
         words: The overrides of the replay; empty for the run's own rule.
         learners: The learners in stepping order.
@@ -297,7 +278,6 @@ _MARKS: Final[tuple[dict[str, Any], dict[str, Any]]] = (
 
 
 def _plot(replay: Replay) -> Plot:
-    """Plot one panel for each learner with a shared step axis."""
     learners, name = replay.learners, file_name(replay)
     height = 2.8 if len(learners) == 1 else 1.9 * len(learners) + 0.3
     with drawing(name, height) as figure:

@@ -1,8 +1,4 @@
-"""Blocks shared by reports of one run and of several runs.
-
-They show an opened run's environment, command and configuration; its samples, which are the newest images, texts and
-audio files of its folder; and the dtypes of the operators of a step with the number of casts.
-"""
+"""Blocks shared by reports of one run and of several runs."""
 
 from __future__ import annotations
 
@@ -31,8 +27,6 @@ class OpenedRun:
     """A run opened for a report: its small files, and the histories of its steps and events.
 
     Attributes:
-        run: The content of its small files, such as ``run.json`` and ``summary.json``.
-        history: The records of its steps, overflows and evaluations, as curves and counts.
         settings: Its configuration as dotted key to value; empty if it has none.
         dead: Whether its status is running although no process holds its lock.
     """
@@ -75,14 +69,9 @@ class OpenedRun:
 
 
 def open_with_history(path: Path, most: int) -> OpenedRun:
-    """Open the run in a directory, and read all its records for a report.
+    """Open the run in a directory, and read all its records into curves of at most ``most`` buckets (points).
 
-    Args:
-        path: The run directory.
-        most: Maximum number of buckets (points) of each curve.
-
-    Raises:
-        StorageError: If the directory is not a run, or one of its small files is damaged.
+    Raise StorageError if the directory is not a run, or one of its small files is damaged.
     """
     run = read_run(path)
     dead = run.state.status == "running" and open_run(path).holder() is None
@@ -97,8 +86,7 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
 def unfinished_note(dead: bool) -> str:
     """Return a sentence for the report of a run whose status is ``running``.
 
-    Args:
-        dead: Whether no process holds the run's lock, so that it was killed.
+    A ``dead`` run was killed, as no process holds its lock.
     """
     if dead:
         return "the run has not ended (it was killed, or the machine went down): this covers the steps so far"
@@ -106,12 +94,7 @@ def unfinished_note(dead: bool) -> str:
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Return a run's device, versions, commit, seed and attempts as a block of names and values.
-
-    Args:
-        run: The run.
-        settings: Its configuration as dotted key to value.
-    """
+    """Return a run's device, versions, commit, seed and attempts as a block of names and values."""
     state = run.state
     attempts = state.attempts
     threads = run.summary.get("threads")
@@ -152,15 +135,7 @@ def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:
 
 
 def open_or_reason(path: Path, most: int) -> OpenedRun | str:
-    """Open a run for the report of several runs, in which one unreadable run is no error.
-
-    Args:
-        path: The run directory.
-        most: Maximum number of buckets (points) of each curve.
-
-    Returns:
-        The run with its records, or the message of the error that `open_with_history` raises.
-    """
+    """Open a run as `open_with_history` does, but return an error's message, for the report of several runs."""
     try:
         return open_with_history(path, most)
     except StorageError as error:
@@ -180,13 +155,9 @@ _WAV: Final = b"RIFF"
 def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[Block]:
     """Return a run's newest sample of each kind as blocks of a report: images, then texts, then audio.
 
-    A kind is the name of a sample file before its step number. Damaged and too large files are left out. Audio files
-    are sorted by number, so that related ones are adjacent.
-
-    Args:
-        run: The run whose samples are shown.
-        over: Path of the run directory relative to the report, with a trailing slash; empty for the run's own report.
-        most_bytes: Maximum size of one file.
+    A kind is the name of a sample file before its step number. Damaged files and those larger than ``most_bytes`` are
+    left out. Audio files are sorted by number, so that related ones are adjacent. ``over`` is the path of the run
+    directory relative to the report, with a trailing slash; empty for the run's own report.
     """
     blocks: list[Block] = []
     captions = _captions(run.paths.samples)
@@ -259,10 +230,8 @@ Calls = Sequence[Mapping[str, Any]]
 def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
     """Return the dtypes in which the operators of a training step computed, as blocks of a report.
 
-    They are a sentence, and collapsed tables of the operators and of the casts between dtypes.
-
-    Args:
-        found: ``operators`` and ``casts`` as in the event ``operators``; empty if the run has none.
+    They are a sentence, and collapsed tables of the operators and of the casts between dtypes, all of them from the
+    fields of the event ``operators``.
     """
     operators, casts = found.get("operators") or [], found.get("casts") or []
     if not operators:
@@ -276,11 +245,7 @@ def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
 
 
 def summary(found: Mapping[str, Calls]) -> str:
-    """Return the number of a step's operators by output dtype, and of its casts between dtypes, in one sentence.
-
-    Args:
-        found: ``operators`` and ``casts`` as in the event ``operators``.
-    """
+    """Return the number of a step's operators by output dtype, and of its casts between dtypes, in one sentence."""
     by_dtype: Counter[str] = Counter()
     for one in found.get("operators") or []:
         by_dtype[str(one["outputs"])] += int(one["calls"])
@@ -290,10 +255,7 @@ def summary(found: Mapping[str, Calls]) -> str:
 
 
 def by_operator(operators: Calls) -> list[tuple[str, ...]]:
-    """Return the table rows of a step's operators: pass, operator, dtypes in, dtypes out and number of calls.
-
-    The operators of the forward pass come first.
-    """
+    """Return the table rows of a step's operators, forward pass first: pass, operator, dtypes in and out, calls."""
     return _by_pass(operators, ("operator", "inputs", "outputs"))
 
 

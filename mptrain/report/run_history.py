@@ -31,16 +31,12 @@ _USUAL: Final = frozenset(
 
 @dataclass
 class LearnerHistory:
-    """Step records of one learner (a model with its optimizer; a GAN has two) of a run, as curves and counts.
+    """Step records of one learner of a run, as curves and counts.
 
     Attributes:
         loss: Unscaled loss over steps.
-        loss_scale: Loss scale over steps.
         grad_norm: L2 norm of the unscaled gradients before clipping, over steps without overflow.
-        lr: Learning rate over steps.
         skipped: 1 at steps whose update was skipped, else 0.
-        attempts: Number of attempted steps.
-        updates: Number of applied updates.
         refused: Number of skipped updates.
     """
 
@@ -55,11 +51,7 @@ class LearnerHistory:
 
     @classmethod
     def empty(cls, most: int) -> LearnerHistory:
-        """Return the history of a learner without steps.
-
-        Args:
-            most: Maximum number of buckets of each curve.
-        """
+        """Return the history of a learner without steps, with curves of at most ``most`` buckets."""
         return cls(Curve(most), Curve(most), Curve(most), Curve(most), Curve(most))
 
     def add(self, record: StepRecord) -> None:
@@ -77,13 +69,7 @@ class LearnerHistory:
 
 @dataclass
 class FirstAndLast:
-    """Bounded list that keeps the first and the last `MOST_ROWS` items added, for a table of a report.
-
-    Attributes:
-        first: The first items.
-        last: The last items.
-        count: Number of items added.
-    """
+    """Bounded list that keeps the first and the last `MOST_ROWS` items and counts all, for a table of a report."""
 
     first: list[Any] = field(default_factory=list)
     last: deque[Any] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
@@ -112,11 +98,9 @@ class Offender:
     """A parameter whose gradient was inf or NaN in overflowing steps, with counts and steps.
 
     Attributes:
-        first: The first step that overflowed there.
-        last: The last such step.
+        first: The first step that overflowed there, and ``last`` the last one.
         kinds: ``inf`` and ``nan`` to number of overflows.
-        marks: Phase of the loss scaler (calibrating, growth probe, unexpected) to a curve with the value 1 at each such
-            step.
+        marks: Phase of the loss scaler to a curve with the value 1 at each such step.
     """
 
     first: int
@@ -130,13 +114,7 @@ class Offender:
         return sum(self.kinds.values())
 
     def add(self, kind: str, phase: str, step: int) -> None:
-        """Add one overflow of this parameter's gradient.
-
-        Args:
-            kind: ``inf`` or ``nan``.
-            phase: Phase of the loss scaler: ``calibrating``, ``growth probe`` or ``unexpected``.
-            step: The step number.
-        """
+        """Add one overflow (``inf`` or ``nan``) of this parameter's gradient, in a phase of the loss scaler."""
         self.last = step
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, 1.0)
@@ -144,9 +122,7 @@ class Offender:
 
 @dataclass
 class Overflows:
-    """Overflows of one learner (a model with its optimizer) of a run, by phase of the loss scaler and by parameter.
-
-    The phases are ``calibrating``, ``growth probe`` and ``unexpected``.
+    """Overflows of one learner of a run, by phase of the loss scaler and by parameter.
 
     Attributes:
         counts: Phase to number of overflows.
@@ -159,29 +135,16 @@ class Overflows:
     offenders: dict[str, Offender] = field(default_factory=dict)
 
     def add(self, phase: str, step: int, scale: float, tensors: Iterable[tuple[str, str]] = ()) -> None:
-        """Add one overflow of the learner.
-
-        Args:
-            phase: Phase of the loss scaler.
-            step: The step number.
-            scale: The loss scale of the step.
-            tensors: Pairs of parameter name and kind (inf or nan).
-        """
+        """Add one overflow of the learner; ``tensors`` are pairs of parameter name and kind (inf or nan)."""
         self.counts[phase] = self.counts.get(phase, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, scale)
         for name, kind in tensors:
             self.offenders.setdefault(name, Offender(step)).add(kind, phase, step)
 
     def worst(self, most: int) -> list[tuple[str, Offender]]:
-        """Return the parameters whose gradients overflowed most often, most frequent first.
+        """Return at most ``most`` parameters whose gradients overflowed most often, most frequent first.
 
         Ties keep the order in which parameters first overflowed.
-
-        Args:
-            most: Maximum number of parameters.
-
-        Returns:
-            Pairs of parameter name and its overflows.
         """
         return sorted(self.offenders.items(), key=lambda item: -item[1].count)[:most]
 
@@ -191,7 +154,7 @@ class History:
     """Records of a run for a report, reduced to curves, counts and short lists.
 
     Attributes:
-        learners: Step records of each learner (a model with its optimizer) by name, in stepping order.
+        learners: Step records of each learner by name, in stepping order.
         overflows: Overflows by name of the learner.
         overflow_rows: The first and last overflow events.
         evaluations: Curves of metrics by split and name of the metric.
@@ -224,9 +187,7 @@ class History:
 def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
     """Read the step and event records of a run for a report, up to the first damaged record of each file.
 
-    Args:
-        run: The run.
-        most: Maximum number of buckets (points) of each curve.
+    Curves have at most ``most`` buckets (points).
     """
     history = History()
     for record in _as_far_as_possible(run.steps(), history.notes, "steps"):
@@ -300,7 +261,6 @@ def _value(value: Any) -> str:
 
 
 def _as_far_as_possible(records: Iterator[Any], notes: list[str], what: str) -> Iterator[Any]:
-    """Yield records up to a damaged one, then add a note."""
     try:
         yield from records
     except StorageError as error:

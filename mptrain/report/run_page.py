@@ -39,8 +39,7 @@ _MOST_METRICS = 4
 def run_page(paths: RunPaths) -> Page:
     """Return the report of the run in a directory: summary, curves, overflows, events, environment and command.
 
-    Raises:
-        StorageError: If the directory is not a run, or ``run.json`` or another small file is damaged.
+    Raise StorageError if the directory is not a run, or ``run.json`` or another small file is damaged.
     """
     opened = open_with_history(paths.root, MOST_BUCKETS)
     history, run = opened.history, opened.run
@@ -244,19 +243,13 @@ _FEW = 60
 
 @dataclass(frozen=True)
 class MetricView:
-    """A metric to plot in a run's report.
-
-    Attributes:
-        name: Name of the metric.
-        best: Its best value on validation data, which is marked; None if the direction of the metric is not known.
-    """
+    """A metric to plot in a run's report; its best validation value is marked, None if the direction is not known."""
 
     name: str
     best: float | None = None
 
 
 def _loss_plot(history: History) -> Plot:
-    """Plot the training loss of every learner over steps, raw and smoothed, and the validation loss."""
     learners = history.learners
     validation = history.evaluations.get("val", {}).get("loss", Curve())
     lost = sorted({step for learner in learners.values() for step in learner.loss.lost()})
@@ -283,15 +276,9 @@ _LOST = {key: value for key, value in FAILED.items() if key != "clip_on"} | {"ma
 
 
 def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
-    """Draw a curve of a run: a short one as it is, and a long one as faint extremes with a moving mean on top.
+    """Draw a curve of a run, and return its main line, for the legend.
 
-    Args:
-        axes: The axes to draw on.
-        curve: The curve; it is long from `LONG` buckets on.
-        colour: Colour of the lines.
-
-    Returns:
-        The main line, for the legend.
+    A curve of less than `LONG` buckets is drawn as it is, a longer one as faint extremes with a moving mean on top.
     """
     if len(curve) < LONG:
         alone = len(curve.finite()) <= 2  # one bucket: a line needs two
@@ -303,7 +290,6 @@ def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
 
 
 def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
-    """Plot metrics on validation data over steps, one axis for each, and their final values on test data."""
     validation, tests = history.evaluations.get("val", {}), history.evaluations.get("test", {})
     with drawing("metric", 2.7 if len(views) == 1 else 1.35 * len(views) + 0.3) as figure:
         grid = figure.panels(len(views))

@@ -1,8 +1,6 @@
 """Report of a sweep: the status of every point (one run), and plots of all points together.
 
-A sweep trains one run for each combination of values of its varied keys. The plots show final metrics and shares of
-skipped updates over these keys, and the curves of all runs. Failed runs are never left out: they are marked as failed
-at the edge of the plot.
+Failed runs are never left out: they are marked as failed at the edge of the plot.
 """
 
 from __future__ import annotations
@@ -169,7 +167,6 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
 
 
 def _first(point: OpenedPoint) -> LearnerHistory:
-    """Return the history of the first learner of a run, empty if the run cannot be read."""
     return next(iter(point.opened.history.learners.values())) if point.opened else LearnerHistory.empty(1)
 
 
@@ -215,12 +212,6 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
     """Plot the final metric and the share of skipped updates of a sweep's runs over a numeric key.
 
     Each combination of the other keys has a line through the means of its runs. Failed runs are marked with crosses.
-
-    Args:
-        name: Name of the figure: its file name, and the prefix of its ids.
-        points: The points (runs) of the sweep.
-        axis: The numeric key.
-        metric: Name of the metric, for labels.
     """
     swept = [point for point in points if point.setting(axis.key) is not None]
     rest = kinds([point for point in points if point.setting(axis.key) is None])
@@ -258,14 +249,7 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
 
 
 def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
-    """Plot the final metric of every run of a sweep, with a row for each combination of varied keys.
-
-    The seed is not part of a combination.
-
-    Args:
-        points: The points (runs) of the sweep.
-        metric: Name of the metric, for labels.
-    """
+    """Plot the final metric of every run of a sweep, a row for each combination of varied keys but the seed."""
     groups = kinds(points)
     mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": plotting.BLACK}
     with plotting.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
@@ -292,12 +276,8 @@ def overlay_plot(
 ) -> Plot:
     """Plot one curve for each run of a sweep: smoothed if it is long, or as steps between powers of two for ``scales``.
 
-    Args:
-        name: Name of the figure; ``scales`` for loss scales.
-        unit: Label of the vertical axis.
-        caption: Caption of the figure.
-        groups: The curves by group. Runs of a group differ only in their seed.
-        styles: Colour and line style of each group.
+    Runs of a group differ only in their seed, and each group has a colour and line style. ``unit`` labels
+    the vertical axis.
     """
     curves = [curve for some in groups.values() for curve in some]
     with plotting.drawing(name, 2.7) as figure:
@@ -327,7 +307,6 @@ def _metrics(points: Sequence[OpenedPoint]) -> list[float]:
 
 
 def _failed(point: OpenedPoint) -> bool:
-    """Return whether the job has ended without a finite metric."""
     return point.metric is None and (point.job.status == "failed" or (point.done and "metric" in point.summary))
 
 
@@ -342,7 +321,6 @@ def _failures(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:
-    """Set ticks at the values of the varied key, as many as fit."""
     base = axis.logarithm
     places = [math.log(value, base) if base else value for value in axis.values]
     span = max(places[-1] - places[0], 1e-12)

@@ -40,7 +40,6 @@ class OpenedPoint:
     """A job of a sweep with its run: the overrides that distinguish it from the others, and its results.
 
     Attributes:
-        job: Its entry in ``sweep.json``.
         opened: Its run with all records; None if there is none or it cannot be read.
         problem: The error message if the run cannot be read; empty if the job has not started.
         words: Key to value of the overrides in which the points differ.
@@ -90,10 +89,7 @@ class OpenedPoint:
 class Axis:
     """Axis of a figure for a numeric key that a sweep varies, such as ``scaler.scale``.
 
-    Attributes:
-        key: The dotted key.
-        values: Its values in ascending order.
-        logarithm: 2 or 10 for a logarithmic axis; None for a linear one.
+    The values are in ascending order. ``logarithm`` is 2 or 10; None for a linear axis.
     """
 
     key: str
@@ -115,9 +111,7 @@ def metric_name(points: Sequence[OpenedPoint]) -> str:
 def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[OpenedPoint]:
     """Read the runs of all jobs of a sweep, in the order of the jobs.
 
-    Args:
-        sweep: The sweep.
-        read: Function that opens a run directory, or returns an error message.
+    ``read`` opens a run directory, or returns an error message.
     """
     keys = varied_keys(sweep.jobs)
     points = []
@@ -134,10 +128,7 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
 def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
     """Return the horizontal axis for a sweep's figure: the numeric key with the most values, other than the seed.
 
-    Only keys count that vary while the other keys stay fixed.
-
-    Returns:
-        The axis; None if no numeric key has two values or more.
+    Only keys count that vary while the other keys stay fixed. None if no numeric key has two values or more.
     """
     best: Axis | None = None
     for key in dict.fromkeys(key for point in points for key in point.words if key != SEED):
@@ -151,10 +142,9 @@ def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
 
 
 def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[str, list[OpenedPoint]]:
-    """Group a sweep's points (runs) by the values of all varied keys except the seed and the keys ``without``.
+    """Group a sweep's points by label of the values of all varied keys except the seed and the keys ``without``.
 
-    Returns:
-        Label of each group to its points. The label is empty if there is no other key.
+    The label is empty if there is no other key.
     """
     found: dict[str, list[OpenedPoint]] = {}
     for point in points:
@@ -195,7 +185,6 @@ class MeasuredScales:
     """Results of a sweep over static loss scales, in FP16 or under autocast, which are compared with a forecast.
 
     Attributes:
-        metric: Name of the metric.
         kinds: Runs by the other varied keys, except the seed. The name is empty if there are none.
         configs: The resolved configurations of the runs, YAML text.
     """
@@ -211,14 +200,9 @@ class MeasuredScales:
     def unlike(self, config: str) -> dict[str, tuple[str, str]]:
         """Return the configuration keys in which the sweep's runs differ from another run, which a forecast is from.
 
-        As in a comparison, precision, loss scale, seed, machine and keys without effect on results are ignored. The
-        keys below an object that differs as a whole, such as another model, are ignored too.
-
-        Args:
-            config: The resolved configuration of the other run, YAML text.
-
-        Returns:
-            Dotted key to (value in the other run, values in the sweep).
+        The result maps the dotted key to (value in the other run, values in the sweep). As in a comparison, precision,
+        loss scale, seed, machine and keys without effect on results are ignored. The keys below an object that differs
+        as a whole, such as another model, are ignored too.
         """
         found: dict[str, tuple[str, list[str]]] = {}
         exchanged: set[str] = set()
@@ -239,11 +223,7 @@ class MeasuredScales:
 def read_measured(folder: Path) -> MeasuredScales:
     """Read the results of the runs with a static loss scale from a sweep, comparison or recipe.
 
-    Args:
-        folder: The folder of the sweep, comparison or recipe.
-
-    Raises:
-        StorageError: If the folder is none of these, or has no run with a static loss scale.
+    Raise StorageError if the folder is none of these, or has no run with a static loss scale.
     """
     points = read_points(read_sweep(folder), lambda path: open_or_reason(path, BUCKETS))
     kinds: dict[str, list[MeasuredRun]] = {}

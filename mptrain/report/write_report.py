@@ -1,6 +1,7 @@
 """Writing of reports of runs, sweeps and comparisons: detects the kind of folder and writes HTML and Markdown.
 
-Files are replaced atomically.
+Files are replaced atomically. All functions raise StorageError if a folder cannot be written to, or its ``figures`` is
+a symbolic link.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """Paths of a report's two files.
+    """Paths of a report's two files: the HTML page, which contains its figures, and the Markdown document.
 
-    Attributes:
-        html: The HTML page, which contains its figures.
-        md: The Markdown document, which shows the figures of the folder ``figures`` beside it.
+    The latter shows the figures of the folder ``figures`` beside it.
     """
 
     html: Path
@@ -35,17 +34,9 @@ class ReportFiles:
 
 
 def write_report(path: Path) -> ReportFiles:
-    """Write the report of a run, sweep or comparison into its folder, and replace an earlier report.
+    """Write the report of a run, sweep, comparison or recipe into its folder, and replace an earlier report.
 
-    Args:
-        path: A run directory, or the folder of a sweep, comparison or recipe.
-
-    Returns:
-        The paths of the written files.
-
-    Raises:
-        StorageError: If the path is none of these, is too damaged to read or cannot be written to, or if ``figures`` is
-            a symbolic link.
+    Raise StorageError if the path is none of these, or is too damaged to read.
     """
     paths = SweepPaths(path)
     return write_page(page_of(path), path, ReportFiles(paths.report_html, paths.report_md))
@@ -55,9 +46,6 @@ def write_replay(replay: Replay) -> ReportFiles:
     """Write the report of a replayed loss-scaling rule into the run directory.
 
     The files are ``replay-NAME-KEY-VALUE.html`` and ``.md``. Earlier files of the same rule and words are replaced.
-
-    Raises:
-        StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
     """
     name = file_name(replay)
     return write_page(
@@ -66,13 +54,7 @@ def write_replay(replay: Replay) -> ReportFiles:
 
 
 def write_forecast(found: Recommendation) -> ReportFiles:
-    """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``.
-
-    Earlier files are replaced.
-
-    Raises:
-        StorageError: If the folder cannot be written to, or if ``figures`` is a symbolic link.
-    """
+    """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
     paths = found.opened.run.paths
     return write_page(forecast_page(found), paths.root, ReportFiles(paths.forecast_html, paths.forecast_md))
 
@@ -80,16 +62,7 @@ def write_forecast(found: Recommendation) -> ReportFiles:
 def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
     """Write a report page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
 
-    Args:
-        page: The page to write.
-        folder: The folder that contains ``figures``.
-        files: The files to write in that folder. Existing files are replaced.
-
-    Returns:
-        ``files``.
-
-    Raises:
-        StorageError: See `write_report`.
+    ``folder`` contains the files and ``figures``. Existing files are replaced.
     """
     figures = SweepPaths(folder).figures
     if figures.is_symlink():  # an untrusted folder could redirect the writes
@@ -106,14 +79,7 @@ def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
 
 
 def page_of(path: Path) -> Page:
-    """Return the report page of a run, sweep, comparison or recipe, without writing it.
-
-    Args:
-        path: Its folder.
-
-    Raises:
-        StorageError: See `write_report`.
-    """
+    """Return the report page of a run, sweep, comparison or recipe; raise StorageError for any other folder."""
     sweep = read_sweep(path) if is_sweep(path) else None
     if SweepPaths(path).comparison.exists() or (sweep is not None and sweep.kind != "sweep"):
         return comparison_page(SweepPaths(path), sweep)

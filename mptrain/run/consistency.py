@@ -52,11 +52,7 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
 
 
 def written_config(directory: RunDirectory) -> str:
-    """Return the text of a run's ``config.yaml``, after checking that it is YAML.
-
-    Raises:
-        StorageError: The file cannot be read, or is not valid YAML.
-    """
+    """Return the text of a run's ``config.yaml``; raise StorageError if it cannot be read or is not valid YAML."""
     written = directory.read_config()
     try:
         read_yaml(written)
@@ -75,13 +71,8 @@ def require_unchanged_config(
         written: Text of ``config.yaml``.
         state: State of the run from ``run.json``; its attempts list the changes by commands.
         manifest: Manifest of the checkpoint, with the digest of its configuration.
-        said: Keys that the present command sets, which may be the differing ones, each with its override.
-
-    Returns:
-        A warning if the file differs only in keys that the command sets; empty if it does not differ.
-
-    Raises:
-        StorageError: The file differs in keys that the command does not set.
+        said: Keys that the present command sets, each with its override. A difference in these alone is returned as a
+            warning (empty for none), and one in any other key raises StorageError.
     """
     warning = _mismatch(directory, written, state, manifest)
     if not warning:
@@ -98,15 +89,10 @@ def require_unchanged_config(
 
 
 def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:
-    """Require that a run's ``config.yaml`` is the one of its newest checkpoint.
+    """Require that a run's ``config.yaml``, of text ``written``, is the one of its newest checkpoint.
 
     Called before a difference to a requested configuration is attributed to the present command. A run without a
     readable checkpoint passes.
-
-    Args:
-        directory: The run directory.
-        written: Text of ``config.yaml``.
-        state: State of the run from ``run.json``; its attempts list the changes by commands.
 
     Raises:
         StorageError: The newest checkpoint was trained with another configuration, and no command changed it.
@@ -146,13 +132,7 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
 def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     """Return a warning if the newest epoch on record would now have other samples; else an empty tuple.
 
-    Args:
-        root: The run directory, with records truncated to the checkpoint.
-        parts: Model, loaders and other parts of the run, as built now.
-
-    Raises:
-        DataError: The first batch of that epoch cannot be read.
-        StorageError: The records cannot be read.
+    The records must be truncated to the checkpoint. Raise DataError if the first batch of that epoch cannot be read.
     """
     known: dict[str, Any] = {}
     for event in read_run(root).events():
@@ -169,13 +149,7 @@ def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
 def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
     """Return a warning for each split whose samples differ from those that the run last evaluated.
 
-    Args:
-        root: The run directory.
-        records: Records of the present evaluation, with digests of the samples.
-        changed: Configuration keys that differ from the run's. If one of them changes the data, nothing is returned.
-
-    Raises:
-        StorageError: The records cannot be read.
+    Nothing is returned if one of the configuration keys ``changed`` since the run changes the data.
     """
     if any(key == name or key.startswith(f"{name}.") for key in changed for name in _MAKE_DATA):
         return ()
@@ -192,12 +166,7 @@ def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: 
 
 
 def trained_on(known: frozenset[bytes], parts: Parts) -> tuple[str, ...]:
-    """Return a sentence for each split whose samples are among those that the weights were trained on.
-
-    Args:
-        known: Digests of these samples (see `mptrain.workloads.base.dataset.Split.digests`).
-        parts: The built run, with the splits to evaluate.
-    """
+    """Return a sentence for each split with samples among those, by their digests, that the weights were trained on."""
     held = {name: digests_of(loader) for name, loader in parts.loaders.items() if name != "train"}
     if not known and any(held.values()):
         return ("it is not on record which samples the weights were trained on",)

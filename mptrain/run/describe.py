@@ -32,11 +32,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:
     """Return the content of ``run.json`` for a run that is about to start or resume: command, versions, device etc.
 
-    Args:
-        directory: The run directory.
-        config: Configuration of the run.
-        parts: Parts of the run, as built.
-        before: Previous state in ``run.json``; its attempts are kept. None for a new run.
+    The attempts of the previous state ``before`` are kept; None for a new run.
     """
     flags = config.flags or (before.flags if before else ())
     state = RunState(
@@ -58,10 +54,6 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
     """Return one line for each part of a run: model, dataset, precision, scaler, optimizer, schedule and groups.
 
     ``groups`` are the learning rates and weight decays of parameter groups; empty if none are configured.
-
-    Args:
-        config: Configuration of the run.
-        parts: Parts of the run, as built.
     """
     trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
     total = sum(parameter.numel() for parameter in parts.model.parameters())
@@ -104,12 +96,7 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
 
 
 def group_members(config: Config, parts: Parts) -> dict[str, list[str]]:
-    """Return the names of trained parameters by learning rate and weight decay; empty without parameter groups.
-
-    Args:
-        config: Configuration of the run.
-        parts: Parts of the run, as built.
-    """
+    """Return the names of trained parameters by learning rate and weight decay; empty without parameter groups."""
     found: dict[str, list[str]] = {}
     for learner in parts.learners:
         if config.for_learner(learner.name).optimizer.beside:
@@ -134,11 +121,7 @@ def versions_now() -> dict[str, str]:
 def cuda_backends(device: torch.device) -> dict[str, str]:
     """Return what decides the bits of CUDA kernels: compute capability, driver, cuDNN, and settings of torch.
 
-    Args:
-        device: The CUDA device.
-
-    Returns:
-        Values by name; settings have the names that they have in ``torch.backends``. Empty for another kind of device.
+    Settings have the names that they have in ``torch.backends``. Empty for a device that is not a CUDA device.
     """
     if device.type != "cuda":
         return {}
@@ -177,7 +160,6 @@ def _device_in_words(device: torch.device) -> str:
 
 
 def _git_sha() -> str | None:
-    """Return the commit of the Git repository in the working directory, or None if there is none."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -50,13 +50,11 @@ class Evaluation:
 
 
 def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: bool) -> Evaluation:
-    """Evaluate a checkpoint of a run on the validation and test splits of its data.
+    """Evaluate a checkpoint of a run, ``last`` or ``best``, on the validation and test splits of its data.
 
-    Args:
-        run: The run directory, or ``last`` for the run that was started last.
-        overrides: Overrides of the run's configuration, such as ``device=cpu`` or ``precision.eval=fp32``.
-        which: Checkpoint to load, ``last`` or ``best``.
-        average: Whether to evaluate the average of the weights if there is one.
+    ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the run's
+    configuration, such as ``device=cpu`` or ``precision.eval=fp32``. ``average`` evaluates the average of the weights
+    if there is one.
 
     Raises:
         MptrainError: There is no usable checkpoint, or data or device are missing.
@@ -99,11 +97,9 @@ class Export:
     Attributes:
         data: Path of the run's description of its data (labels, preprocessing), which may not exist.
         path: The exported file, a plain state dict, loadable with ``weights_only=True``.
-        config: Configuration of the run.
         step: Training steps attempted before the checkpoint.
         averaged: Whether the weights are averages (``train.ema_decay``).
         tensors: Number of tensors.
-        bytes: Size of the file in bytes.
         warnings: Differences between the exported and the trained weights, one sentence each.
     """
 

@@ -36,16 +36,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     """Convert an exception that ended a run to an error that tells the user the cause and the next command.
 
     Covered are lost ranks, signals, lack of memory, unusable files, torch.compile, and exceptions raised in a user's
-    own packages.
-
-    Args:
-        error: The exception.
-        config: Configuration of the run.
-        directory: The run directory; may receive the traceback.
-        comm: Communicator of the ranks, which knows if a rank was lost.
-
-    Returns:
-        The error to raise instead, or ``error`` itself if there is no better explanation.
+    own packages, whose traceback may be written to the run directory. Any other ``error`` is returned itself.
     """
     name_doctor(error, config)
     trust = allow_argument(config.extensions.allow)
@@ -88,14 +79,9 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
 
 
 def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
-    """Return how a failed run ended, for its ``run.json``; write the traceback of an unexpected error to ``failure/``.
+    """Return status (``preempted`` or ``failed``), reason as one sentence, and exit code of a failed run.
 
-    Args:
-        error: The exception that ended the run.
-        directory: The run directory.
-
-    Returns:
-        Status (``preempted`` or ``failed``), reason as one sentence, and exit code.
+    The traceback of an unexpected error is written to ``failure/`` of the run directory.
     """
     if isinstance(error, Preempted):
         return "preempted", str(error), error.exit_code
@@ -111,12 +97,7 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
 def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
     """Return an error that blames a user's own package for an exception that was raised in it.
 
-    Args:
-        error: The unexpected exception.
-        config: Configuration whose ``extensions.allow`` lists the user's packages.
-
-    Returns:
-        An error that names the innermost line in such a package, or None if the traceback passes through none.
+    It names the innermost line in a package of ``extensions.allow``; None if the traceback passes through none.
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -1,7 +1,6 @@
 """Start or resumption of a training run: from a checked configuration to a finished run directory.
 
 This module decides whether a run starts, resumes or is done already, holds the lock, and writes the state of the run.
-Training itself is in `mptrain.engine`, the display in `mptrain.cli`.
 """
 
 from __future__ import annotations
@@ -109,8 +108,6 @@ class RunInfo:
     """Information for the display of a run that is about to train.
 
     Attributes:
-        config: Configuration of the run.
-        parts: Model, data, learners and other parts of the run, as built.
         support: Support of the precision mode by the device.
         root: The run directory.
         planned: Total number of planned steps.
@@ -136,10 +133,7 @@ def launch(config: Config, show: Show) -> Outcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
     With several ranks, it starts the other processes, or joins those of torchrun. It returns when training is finished.
-
-    Args:
-        config: A checked configuration.
-        show: Function that is called when training is about to begin; returns the sinks that display the run's records.
+    ``show`` is called when training is about to begin and returns the sinks that display the run's records.
 
     Raises:
         MptrainError: The run failed; its directory, if there is one, has the reason.
@@ -179,8 +173,7 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
 def _restarted_run(root: str) -> RunDirectory:
     """Return the run for which torchrun has restarted these ranks.
 
-    Raises:
-        MptrainError: The run failed for another reason than a lost rank, and would fail again; has its exit code.
+    If it failed for another reason than a lost rank, it would fail again: raise MptrainError with its exit code.
     """
     directory = open_run(Path(root))
     state = directory.read_state()
@@ -194,10 +187,8 @@ def _restarted_run(root: str) -> RunDirectory:
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 
-    Args:
-        run: The run directory, or ``last`` for the run that was started last.
-        overrides: Changes of the configuration from here on; they are written to the run's ``config.yaml``.
-        show: Function that is called when training is about to begin; returns the sinks that display the run's records.
+    ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the configuration from
+    here on and are written to the run's ``config.yaml``. ``show`` is that of `launch`.
 
     Raises:
         MptrainError: The run cannot be resumed, or failed.
@@ -291,15 +282,7 @@ def _continue(
 
 
 def _follow(config: Config, comm: Communicator) -> Outcome:
-    """Train and evaluate as a rank other than 0 of a distributed run; writes only this rank's shards of tensors.
-
-    Args:
-        config: The configuration, the same as on rank 0.
-        comm: Communicator of all ranks.
-
-    Raises:
-        MptrainError: The run failed on any rank.
-    """
+    """Train and evaluate as a rank other than 0 of a distributed run; writes only this rank's shards of tensors."""
     beginning = comm.broadcast_object(StartState())
     if beginning.done is not None:
         return beginning.done
@@ -325,10 +308,6 @@ def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
 
     It is the number, over all ranks, at the time of the checkpoint: on fewer ranks the micro-batches then need no more
     memory than before. It is 1 without a checkpoint, or if the user has changed ``train.accumulate`` since.
-
-    Args:
-        config: Configuration of the resumed run.
-        loaded: The checkpoint to resume from; None for a run without one.
     """
     saved = loaded.state if loaded is not None else {}
     found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
@@ -336,12 +315,9 @@ def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
 
 
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
-    """Reject changes of keys that have no effect once a run has a checkpoint.
+    """Reject changes of keys that have no effect once a run has a checkpoint, with one ConfigError for all.
 
     An initial scale may change together with other keys of its scaler, because it must be within their limits.
-
-    Raises:
-        ConfigError: Keys without effect are changed; lists all of them.
     """
     changed = {key for key, _, _ in changes}
     found = {key: "its weights are those" for key in changed if key == "model.weights"}
@@ -358,11 +334,7 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
 def _require_work(
     directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: LoadedCheckpoint, *, done: bool
 ) -> None:
-    """Check that a resumed run has steps left to train.
-
-    Raises:
-        ConfigError: The run has reached its end already.
-    """
+    """Raise ConfigError if a resumed run has reached its end already."""
     parts, options = built
     require_same_schema(loaded.state)
     step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
@@ -388,10 +360,9 @@ def _require_work(
 
 
 def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
-    """Check that a run without checkpoints was never saved, before it starts from the beginning.
+    """Raise CheckpointError if a run without checkpoints was saved before, so that it must not start over.
 
-    Raises:
-        CheckpointError: The run was saved before: it finished, was stopped in order, or resumed from a checkpoint.
+    A run was saved if it finished, was stopped in order, or resumed from a checkpoint.
     """
     attempts = state.attempts if state else ()
     in_order = bool(attempts) and attempts[-1].to_step is not None  # an immediate stop saves nothing
@@ -486,11 +457,7 @@ def _attempt(
 def _prepare_directory(
     directory: RunDirectory, config: Config, loaded: LoadedCheckpoint | None, *, as_written: bool
 ) -> Sequence[str]:
-    """Prepare the run directory for training: truncate the records to the checkpoint, and write the configuration.
-
-    Returns:
-        Sentences about records that were lost, as warnings.
-    """
+    """Truncate the records to the checkpoint, write the configuration, and return warnings about lost records."""
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})

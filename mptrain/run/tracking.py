@@ -17,8 +17,7 @@ from mptrain.runlog.sink import Fanout, Sink
 def require_logger(config: Config) -> None:
     """Check that the experiment tracker of a run can be used. Call it before anything is written.
 
-    Raises:
-        ConfigError: The tracker's package is missing, or the object is not a tracker of mptrain.
+    Raise ConfigError if the tracker's package is missing, or the object is not a tracker of mptrain.
     """
     logger = config.logger.build()
     if not (hasattr(logger, "require") and hasattr(logger, "open")) and not isinstance(logger, NoLogger):
@@ -37,15 +36,8 @@ def require_logger(config: Config) -> None:
 def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:
     """Start the experiment tracker of a run in its own process, and return the sink that passes records to it.
 
-    Args:
-        config: Configuration of the run.
-        directory: The run directory.
-        name: Display name of the run.
-        from_step: Training steps attempted before this start or resume; 0 for a new run.
-        others: Sinks that receive a warning if the tracker fails.
-
-    Returns:
-        A list with the sink; empty if the run has no tracker.
+    The result is a list with the sink; empty if the run has no tracker. ``from_step`` is the number of training steps
+    attempted before this start or resume. The sinks ``others`` receive a warning if the tracker fails.
     """
     logger: Logger | NoLogger = config.logger.build()
     if isinstance(logger, NoLogger):

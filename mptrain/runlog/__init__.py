@@ -1,7 +1,8 @@
 """Run directory: the files of one training run. Only this package knows their names and formats.
 
-Importing it must not import torch. Checkpoints hold tensors and are therefore imported from their own module,
-`mptrain.runlog.checkpoints`.
+Its functions raise StorageError for a file that cannot be read or written or is damaged. A file that cannot be replaced
+keeps its old content. Importing the package must not import torch. Checkpoints hold tensors and are therefore imported
+from their own module, `mptrain.runlog.checkpoints`.
 """
 
 from mptrain.runlog.atomic_files import readable_bytes, storage_errors, write_atomically

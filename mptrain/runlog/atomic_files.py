@@ -41,11 +41,8 @@ def storage_errors(path: Path, doing: str = "write", *, needed: int | None = Non
     Args:
         path: The file being written or read. The error names the OSError's own file name if it has one.
         doing: The verb of the message, such as ``write``, ``create``, ``lock`` or ``read``.
-        needed: Bytes that the operation needs, if known; reported when the disk is full.
+        needed: Bytes that the operation needs, if known; reported with the free bytes when the disk is full.
         good: Files that the failure leaves intact, for instance ``the checkpoint of step 100``.
-
-    Raises:
-        StorageError: States the cause, the needed and free bytes if the disk is full, and ``good``.
     """
     if doing != "read":
         require_in_place(path)
@@ -60,15 +57,7 @@ def storage_errors(path: Path, doing: str = "write", *, needed: int | None = Non
 def as_storage_error(
     error: OSError, path: Path, doing: str = "write", *, needed: int | None = None, good: str = ""
 ) -> StorageError:
-    """Return the StorageError for an OSError: a message with the cause, and a hint what the user can do.
-
-    Args:
-        error: The operating system's error.
-        path: The file being written or read.
-        doing: The verb of the message, such as ``write``.
-        needed: Bytes that the operation needs, if known.
-        good: Files that the failure leaves intact.
-    """
+    """Return the StorageError for an OSError, with the cause and a hint; arguments as for `storage_errors`."""
     reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
     hint = "check the path and the disk"
     if error.errno in _FULL:
@@ -90,12 +79,9 @@ _in_place: dict[Path, int] = {}
 def require_folder_stays(folder: Path) -> Iterator[None]:
     """Guard a folder inside the ``with`` block: every write below it fails if it has been moved, removed or replaced.
 
-    Without this check, writing would create a moved or removed folder again, or write into its replacement. The
-    folder's descriptor stays open, so that no other folder can get its inode number. Only the functions of this module
-    check.
-
-    Raises:
-        StorageError: The folder does not exist.
+    Without this check, writing would create a moved or removed folder again, or write into its replacement.
+    The folder's descriptor stays open, so that no other folder can get its inode number. Only the functions of
+    this module check.
     """
     place = folder.absolute()
     before = _in_place.get(place)
@@ -113,12 +99,9 @@ def require_folder_stays(folder: Path) -> Iterator[None]:
 
 
 def require_in_place(path: Path) -> None:
-    """Check that the guarded folder that contains a path is still in place; do nothing if no folder is guarded.
+    """Raise StorageError if the guarded folder that contains a path was moved, removed or replaced.
 
-    `require_folder_stays` guards a folder.
-
-    Raises:
-        StorageError: The folder was moved, removed or replaced; the message says which.
+    `require_folder_stays` guards a folder. Without a guarded folder nothing happens.
     """
     for folder, descriptor in list(_in_place.items()) if _in_place else ():
         if path.absolute().is_relative_to(folder) and not _is_open_as(folder, descriptor):
@@ -136,7 +119,6 @@ def require_in_place(path: Path) -> None:
 
 
 def _is_open_as(folder: Path, descriptor: int) -> bool:
-    """Return whether a folder is the one of an open descriptor."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(descriptor))
     except OSError:
@@ -144,7 +126,6 @@ def _is_open_as(folder: Path, descriptor: int) -> bool:
 
 
 def _as_named(folder: Path) -> Path:
-    """Return the path relative to the current folder if it lies below it, as users write it."""
     with contextlib.suppress(ValueError, OSError):
         return folder.relative_to(Path.cwd())
     return folder
@@ -174,21 +155,15 @@ def readable_bytes(count: int) -> str:
 
 
 def temporary(path: Path) -> Path:
-    """Return an unused name in the folder of a file, for a draft (a new version that will replace the file).
+    """Return an unused name ``NAME.xxxxxxxx.tmp`` beside a file, for a draft (a new version that will replace it).
 
-    `remove_drafts` recognises such names, ``NAME.xxxxxxxx.tmp``, if the writer was killed.
+    `remove_drafts` recognises such names if the writer was killed.
     """
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove drafts from a folder: temporary files (see `temporary`) that killed writers left there.
-
-    No other process may be writing in the folder.
-
-    Raises:
-        StorageError: A file cannot be removed.
-    """
+    """Remove the drafts that killed writers left in a folder. No other process may be writing there."""
     with storage_errors(folder, "clean"):
         for path in folder.iterdir():
             if _DRAFT.fullmatch(path.name):
@@ -198,12 +173,8 @@ def remove_drafts(folder: Path) -> None:
 def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
     """Check that a run or sweep folder has no symbolic links, which in an untrusted folder could point anywhere.
 
-    Args:
-        folder: Folder whose direct entries are checked.
-        inside: Folders that are checked recursively.
-
-    Raises:
-        StorageError: The folder contains a symbolic link; the message names it.
+    The direct entries of ``folder`` are checked, and the folders ``inside`` recursively. Raise StorageError for
+    the first link.
     """
     with storage_errors(folder, "read"):
         links = sorted(entry for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
@@ -225,9 +196,6 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
         data: The new content. Text is encoded as UTF-8; undecodable bytes of a command line are preserved.
         durable: Also force file and folder to the disk, so that the new content survives a power failure.
         good: Files that a failure leaves intact, for the error message.
-
-    Raises:
-        StorageError: The file cannot be written; the old content is untouched.
     """
     content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     draft = temporary(path)
@@ -250,30 +218,18 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
 
 
 def write_all(descriptor: int, pending: bytearray) -> None:
-    """Write a whole buffer to an open file, removing the written bytes from the buffer.
+    """Write a whole buffer to an open file, removing the written bytes from the buffer; raise OSError on failure.
 
     After an error, a retry with the same buffer continues behind the last written byte.
-
-    Args:
-        descriptor: Descriptor of the file.
-        pending: The bytes to write; empty afterwards.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     while pending:
         del pending[: os.write(descriptor, pending)]
 
 
 def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
-    """Return the SHA-256 object of a file's content, to which further bytes can be added.
+    """Return the SHA-256 object of a file's first ``length`` bytes (None: all), to which further bytes can be added.
 
-    Args:
-        path: The file; a missing one counts as empty.
-        length: Number of bytes from the start to hash; None for all.
-
-    Raises:
-        StorageError: The file cannot be read.
+    A missing file counts as empty.
     """
     digest = hashlib.sha256()
     with storage_errors(path, "read"):
@@ -289,8 +245,7 @@ def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
 def sync_folder(folder: Path) -> None:
     """Force a folder's entries (names of files) to the disk, so that a new or renamed file survives a power failure.
 
-    Raises:
-        OSError: The folder cannot be opened or synced. File systems that do not support it are ignored.
+    Raise OSError if that fails. File systems that do not support it are ignored.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

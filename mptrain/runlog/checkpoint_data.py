@@ -45,17 +45,12 @@ _LONGEST: Final = 200
 def check_plain(value: Any, where: str = "state") -> list[Tensor]:
     """Check that a state of a checkpoint holds only plain values and tensors, and return its tensors.
 
-    Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load rejects it.
-
-    Args:
-        value: dict (also OrderedDict), list, tuple, str, int, float, bool, None, Tensor or Parameter.
-        where: Path of the value, for the error message.
-
-    Returns:
-        The tensors in order of traversal; a tensor that occurs twice is listed twice.
+    Allowed are dict (also OrderedDict) with keys of str and int, list, tuple, str, int, float, bool, None, Tensor and
+    Parameter. Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load
+    rejects it. The tensors are in order of traversal; one that occurs twice is listed twice.
 
     Raises:
-        TypeError: The state holds another type, or a key is neither str nor int; the message names the place.
+        TypeError: The state holds another type; the message names the place, a path that begins with ``where``.
     """
     kind = type(value)
     if kind in _LEAVES:
@@ -73,19 +68,9 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
 
 
 def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: str = "") -> tuple[str, int]:
-    """Write the state of a checkpoint to a file of `torch.save`, atomically and durably, and hash it meanwhile.
+    """Write a checkpoint's state to a file of `torch.save`, atomically and durably; return its SHA-256 and bytes.
 
-    Args:
-        state: A state that passes `check_plain`. It must not change during the call.
-        tensors: The tensors of the state.
-        path: The file; its folder must exist.
-        good: Files that a failure leaves intact, for the error message.
-
-    Returns:
-        SHA-256 of the file, in hexadecimal, and its length in bytes.
-
-    Raises:
-        StorageError: The file cannot be written.
+    The state passes `check_plain`, which returned ``tensors``, and must not change during the call.
     """
     draft = temporary(path)
     needed = sum(tensor.nbytes for tensor in tensors)
@@ -117,12 +102,8 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
         manifest: Name of the manifest that states the digest, for the error message.
         size: Expected length in bytes, if known.
 
-    Returns:
-        The state.
-
     Raises:
         CheckpointError: The file is damaged, or holds anything except tensors and plain values.
-        StorageError: The file cannot be read.
         EnvironmentRefused: There is not enough memory.
     """
     with storage_errors(path, "read"):
@@ -141,10 +122,7 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
 
 
 class NotPlain(Exception):
-    """Error for a file of `torch.save` that is damaged or holds anything except tensors and plain values.
-
-    Its message is one short line, also if torch's is long.
-    """
+    """Error, one short line, for a file that is damaged or holds anything except tensors and plain values."""
 
 
 def load_plain(path: Path) -> Any:
@@ -212,7 +190,8 @@ def _brief_refusals() -> Iterator[None]:
 class HashedFile:
     """New file that a second thread hashes while the caller writes it; both release the GIL meanwhile.
 
-    Use it as a context manager, and call `finish` at the end. `torch.save` accepts it as a file.
+    Use it as a context manager, and call `finish` at the end. `torch.save` accepts it as a file. Constructor and
+    methods raise OSError if the file cannot be created or written.
 
     Args:
         path: The file; replaced if it exists.
@@ -221,11 +200,7 @@ class HashedFile:
 
     Attributes:
         count: Number of bytes written so far.
-        failure: The first OSError of the file; None if there is none. Kept because torch raises its own error without
-            the cause.
-
-    Raises:
-        OSError: The file cannot be created (constructor) or written (all methods).
+        failure: The first OSError of the file, kept because torch raises its own error without the cause; else None.
     """
 
     def __init__(self, path: Path, lasting: Mapping[int, int]) -> None:
@@ -248,13 +223,9 @@ class HashedFile:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes to the file and pass them to the hashing thread.
+        """Append bytes to the file, pass them to the hashing thread, and return their number, which is always all.
 
-        Args:
-            data: The bytes. They may change after the call, unless they lie in ``lasting`` memory.
-
-        Returns:
-            The number of bytes, which are always all.
+        The bytes may change after the call, unless they lie in ``lasting`` memory.
         """
         view = memoryview(data)
         if self._lasting.get(int(np.frombuffer(view, np.uint8).ctypes.data), 0) >= len(view):
@@ -276,11 +247,7 @@ class HashedFile:
         """Do nothing; `torch.save` needs the method, and `finish` flushes the file."""
 
     def finish(self) -> str:
-        """Flush the file to the disk and return the hash of its content; call this after the last `write`.
-
-        Returns:
-            SHA-256 of all bytes, in hexadecimal.
-        """
+        """Flush the file to the disk after the last `write`, and return the hexadecimal SHA-256 of its content."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._undigested.put(None)

@@ -33,12 +33,8 @@ _NAME, _SHAPE = "__part__", "shape"
 class Collectives(Protocol):
     """Protocol of the collective operations of the ranks that write one checkpoint together.
 
-    `mptrain.parallel.communicator.Communicator` implements it. ``broadcast_object`` returns the value of rank 0, and
-    ``all_gather_object`` the values of all ranks in rank order. ``raise_for_all`` raises an error of one rank on every
-    rank. ``wait_for`` waits for an event of the device.
-
-    Attributes:
-        rank: Number of this rank, from 0.
+    ``broadcast_object`` returns the value of rank 0, and ``all_gather_object`` the values of all ranks in rank order.
+    ``raise_for_all`` raises an error of one rank on every rank. ``wait_for`` waits for an event of the device.
     """
 
     rank: int
@@ -53,14 +49,10 @@ class Collectives(Protocol):
 
 
 def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Replace the sharded tensors of a state, of which this rank holds only a part, by placeholders.
+    """Replace the sharded tensors of a state, of which this rank holds only a part, by placeholders (name and shape).
 
-    Args:
-        state: State of a checkpoint: nested dicts, lists, tuples, plain values and tensors.
-
-    Returns:
-        The state with a placeholder (name and shape) for each sharded tensor, and the sharded tensors by placeholder
-        name. Without sharded tensors, the same state and an empty dict.
+    Return the new state, and the sharded tensors by placeholder name. Without sharded tensors, these are the same state
+    and an empty dict. A state consists of nested dicts, lists, tuples, plain values and tensors.
     """
     found: dict[str, Tensor] = {}
 
@@ -81,20 +73,10 @@ def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
-    """Write this rank's shards of a checkpoint's tensors to its file. All ranks must call this.
+    """Write this rank's shards of a checkpoint's tensors to its file, and return when every rank has written.
 
-    It returns when every rank has written.
-
-    Args:
-        folder: Folder for the files of all ranks; an existing one is replaced.
-        tensors: Sharded tensors found by `extract_shards`.
-        comm: The ranks that write.
-
-    Returns:
-        SHA-256 of the files of all ranks, in hexadecimal, by file name.
-
-    Raises:
-        StorageError: Writing failed on one of the ranks.
+    All ranks must call this. An existing folder is replaced. The result is the hexadecimal SHA-256 of the files of all
+    ranks by file name. If writing fails on one rank, all ranks raise StorageError.
     """
     error: Exception | None = None
     digest = ""
@@ -117,19 +99,13 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives)
 
 
 def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
-    """Replace the placeholders of a loaded state by whole tensors, joined on the CPU from the shards of all ranks.
+    """Return a copy of a loaded state with whole tensors instead of placeholders, joined on the CPU from all shards.
 
-    Args:
-        state: State with placeholders, as returned by `extract_shards`.
-        folder: Folder of the shards.
-        files: SHA-256 of the shard files, by file name.
-
-    Returns:
-        A copy of the state with tensors; containers that occur several times in it stay shared.
+    Containers that occur several times in the state stay shared. ``files`` has the SHA-256 of the shard
+    files in ``folder``.
 
     Raises:
         CheckpointError: A file is missing, is damaged or was not written by `write_shards`.
-        StorageError: A file cannot be read.
         EnvironmentRefused: There is not enough memory.
     """
     names = [_file_of(rank) for rank in range(len(files))] or [_file_of(0)]
@@ -160,13 +136,9 @@ class _Wholes:
         self._joined: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, parts: list[Any]) -> Tensor:
-        """Return one whole tensor, joined along its first dimension from its shard on each rank.
+        """Return one tensor, joined along its first dimension from its shards in rank order.
 
-        Args:
-            parts: The shards of the tensor in rank order.
-
-        Raises:
-            TypeError: A shard is not a tensor that `write_shards` writes.
+        Raise TypeError if a shard is not a tensor that `write_shards` writes.
         """
         if not all(type(one) is Tensor and _is_plain(one) for one in parts):
             raise TypeError("a shard is not a plain tensor")

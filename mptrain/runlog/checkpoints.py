@@ -32,7 +32,6 @@ class LoadedCheckpoint:
 
     Attributes:
         state: The saved state; tensors are on the CPU.
-        manifest: The manifest of the checkpoint: its step, its metric and the lengths of the record files.
         skipped: One sentence for each newer checkpoint that could not be used.
     """
 
@@ -48,11 +47,8 @@ class CheckpointStore:
 
     Args:
         folder: Checkpoint folder; created at the first save.
-        keep: Number of newest checkpoints to keep (at least 1), in addition to the best.
+        keep: Number of newest checkpoints to keep (at least 1, else ValueError), in addition to the best.
         higher_is_better: Whether a higher metric is better. If metrics are equal, the older checkpoint is the best.
-
-    Raises:
-        ValueError: ``keep`` is less than 1.
     """
 
     def __init__(self, folder: Path, keep: int, *, higher_is_better: bool = True) -> None:
@@ -73,12 +69,14 @@ class CheckpointStore:
         digests: Mapping[str, str] | None = None,
         parts: tuple[str, dict[str, str]] | None = None,
     ) -> Path:
-        """Save a state durably. A checkpoint of the same step is replaced; those of later steps are removed.
+        """Save a state durably, and return the path of its manifest.
 
-        Checkpoints that ``keep`` does not cover are removed as well, except the best.
+        A checkpoint of the same step is replaced; those of later steps are removed, and those that ``keep`` does not
+        cover, except the best. If the checkpoint cannot be written, all earlier ones are intact.
 
         Args:
-            state: dict, list, tuple, str, int, float, bool, None and tensors only. It must not change during the call.
+            state: dict, list, tuple, str, int, float, bool, None and tensors only; else TypeError, which names the
+                place. It must not change during the call.
             step: Number of steps attempted so far.
             records: Byte length of each record file (``steps.jsonl`` ...), as `RecordWriter.flush` returned; the
                 records must be on the disk (`RecordWriter.force`).
@@ -86,13 +84,6 @@ class CheckpointStore:
             config_digest: Digest of the configuration, with which a resumed run detects changes.
             digests: Result of `RecordWriter.digests` at the same moment.
             parts: Result of `write_parts` for this step.
-
-        Returns:
-            The path of the manifest.
-
-        Raises:
-            TypeError: The state holds a type that a weights-only load rejects; the message names the place.
-            StorageError: The checkpoint cannot be written; all earlier checkpoints are intact.
         """
         tensors = check_plain(state)
         metric = metric if metric is not None and math.isfinite(metric) else None
@@ -122,18 +113,9 @@ class CheckpointStore:
         return path
 
     def write_parts(self, shards: dict[str, Tensor], step: int, comm: Collectives) -> tuple[str, dict[str, str]]:
-        """Write this rank's tensor shards for the next `save` of the same step. All ranks must call this.
+        """Write this rank's tensor shards, from `extract_shards`, for the next `save` of the same step.
 
-        Args:
-            shards: Sharded tensors of the state, from `extract_shards`.
-            step: Number of steps attempted so far.
-            comm: The ranks that write.
-
-        Returns:
-            The name of the folder, and the SHA-256 of the files of all ranks by name.
-
-        Raises:
-            StorageError: Writing failed on one of the ranks.
+        All ranks must call this. Return the name of the folder, and the SHA-256 of the files of all ranks by name.
         """
         first, second = (path.with_suffix(FOLDER) for path in _data_names(self.folder / manifest_name(step)))
         manifest, named = self.folder / manifest_name(step), ""
@@ -144,14 +126,9 @@ class CheckpointStore:
         return name, write_shards(self.folder / name, shards, comm)
 
     def load_latest(self) -> LoadedCheckpoint | None:
-        """Load the newest undamaged checkpoint, falling back to older ones.
+        """Load the newest undamaged checkpoint, falling back to older ones; None if the run has no checkpoints.
 
-        Returns:
-            The checkpoint, with a sentence for each newer, damaged one in ``skipped``; None if the run has no
-            checkpoints.
-
-        Raises:
-            CheckpointError: All checkpoints of the run are damaged.
+        Raise CheckpointError if all checkpoints of the run are damaged.
         """
         skipped: list[str] = []
         for path in manifests_in(self.folder):
@@ -167,13 +144,10 @@ class CheckpointStore:
         return None
 
     def load(self, which: Path | Literal["last", "best"]) -> LoadedCheckpoint:
-        """Load one specific checkpoint, without falling back to another if it is damaged.
-
-        Args:
-            which: ``last`` (highest step), ``best`` (best metric), or the path of a manifest or data file.
+        """Load one checkpoint: ``last`` (highest step), ``best`` (best metric), or that of a manifest or data file.
 
         Raises:
-            CheckpointError: The checkpoint does not exist or is damaged.
+            CheckpointError: The checkpoint does not exist or is damaged; no other one is used instead.
             StorageError: A file cannot be read, or another version of mptrain wrote it.
         """
         path: Path | None
@@ -196,7 +170,6 @@ class CheckpointStore:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        """Return the hint for a damaged checkpoint: restore it, resume from an earlier one, or use the best."""
         resume = f"mptrain resume {self.folder.parent}"
         hint = f"restore it from a copy; an unfinished run can resume from an earlier checkpoint: {resume}"
         other = self.best() if which == LAST else None
@@ -216,9 +189,6 @@ class CheckpointStore:
         """Remove the checkpoints of steps after ``step``, which are invalid once a run resumes from that step.
 
         Checkpoints that ``keep`` does not cover are removed as well, except the best.
-
-        Raises:
-            StorageError: A checkpoint cannot be removed.
         """
         with storage_errors(self.folder, "clean"):
             for path in manifests_in(self.folder):
@@ -269,16 +239,10 @@ def _data_names(manifest: Path) -> tuple[Path, Path]:
 
 
 def _manifest_beside(path: Path) -> Path:
-    """Return the manifest path of a checkpoint, given its manifest or data file."""
     return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
 
 
 def _load(path: Path, skipped: list[str]) -> LoadedCheckpoint:
-    """Verify and load the checkpoint of a manifest; ``skipped`` describes the newer, unusable ones.
-
-    Raises:
-        StorageError: The checkpoint is damaged or cannot be read; the message names the file.
-    """
     manifest = read_manifest(path)
     state = read_verified(path.with_name(manifest.file), manifest.sha256, path.name, manifest.bytes)
     if manifest.parts:

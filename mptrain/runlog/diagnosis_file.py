@@ -34,8 +34,7 @@ class ValueRange:
         largest: Largest finite magnitude; gradients include the loss scale.
         subnormal: Fraction of the nonzero values with a magnitude below 2^-14, FP16's smallest normal number.
         zero: Fraction of all values that are zero.
-        inf: Number of infinite values.
-        nan: Number of NaN values.
+        inf: Number of infinite values; ``nan`` is that of NaN values.
     """
 
     largest: float
@@ -50,13 +49,11 @@ class ModuleRow:
     """Statistics of one module of the model in a diagnosed step, for modules that run operators of their own.
 
     Attributes:
-        name: Qualified name as in ``named_modules()``; empty for the model itself, ``(loss)`` for the operators after
-            the model.
+        name: Qualified name as in ``named_modules()``; empty for the model itself, ``(loss)`` for the operators
+            after the model.
         type: Name of the module's class.
-        calls: Number of calls of the module in the step.
         dtype: Dtype of the operator result with the most elements, such as ``float16``.
-        forward: Value range of the forward pass; None if the module had no results there.
-        backward: Value range of the backward pass; None if the module had no results there.
+        forward: Value range of the forward pass; None if the module had no results there. Likewise ``backward``.
         breaks: Pass in which the step fails in this module: ``forward``, ``backward``, or empty.
     """
 
@@ -91,7 +88,6 @@ class FurtherCause:
     """Further cause of failure of a diagnosed step, independent of the first.
 
     Attributes:
-        cause: Place where the step fails.
         module: Qualified name of the module; None if the cause is in no module.
         operator: Name of the operator; empty if unknown.
         sentence: Description of the cause in one sentence.
@@ -105,16 +101,14 @@ class FurtherCause:
 
 @dataclass(frozen=True)
 class Examination:
-    """Diagnosis of one learner (a model with its optimizer; a GAN has two) in one training step.
+    """Diagnosis of one learner in one training step.
 
     Attributes:
         subject: The run, or the overrides of the configuration, whose step it is.
         learner: Name of the learner; ``main`` if there is only one.
         step: Number of the step, counted from 1 with skipped steps included.
         loss: Unscaled loss of the step.
-        loss_scale: Loss scale of the step.
         precision: Name of the precision mode, such as ``fp16_dynamic``.
-        device: Device that computed the step.
         cause: Place where the step fails; ``none`` if it does not.
         module: Qualified name of the module where the step fails; None if it is in no module.
         operator: Name of the operator where the step fails; empty if none.
@@ -123,8 +117,8 @@ class Examination:
         remarks: Conditions under which the step was repeated, one sentence each.
         modules: Statistics of the modules, in the order of the forward pass.
         remedies: Possible fixes, in the order in which they were tried.
-        operators: Counts of operators by dtype and of casts: ``operators`` and ``casts`` of the event ``operators`` in
-            ``events.jsonl``.
+        operators: Counts of operators by dtype and of casts: ``operators`` and ``casts`` of the event
+            ``operators`` in ``events.jsonl``.
         also: Further causes that do not follow from the first.
     """
 
@@ -150,10 +144,8 @@ class Examination:
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
     """Return the file name of a step's diagnosis in the run directory, without suffix, such as ``step-000005``.
 
-    Args:
-        found: The diagnosis. The name contains its step, and its learner unless that is ``main``.
-        words: Overrides under which the step was repeated, if they differ from the run's; they become part of the name.
-            Long ones are truncated and distinguished by a checksum.
+    The name contains the learner unless that is ``main``, and ``words``, the overrides under which the step was
+    repeated if they differ from the run's. Long ones are truncated and distinguished by a checksum.
     """
     words = masked(tuple(words))
     whose = "" if found.learner == "main" else f"-{found.learner}"
@@ -164,13 +156,5 @@ def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
 
 
 def write_examination(path: Path, found: Examination) -> None:
-    """Write the diagnosis of a step atomically, as indented strict JSON with a schema number.
-
-    Args:
-        path: The JSON file.
-        found: The diagnosis.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Write the diagnosis of a step to a JSON file atomically, as indented strict JSON with a schema number."""
     write_atomically(path, indented_json({"schema": SCHEMA, **asdict(found)}), durable=False)

@@ -1,7 +1,4 @@
-"""Creation, lookup and locking of run directories, each of which holds all files of one training run.
-
-`run_state`, `record_writer`, `run_reader` and `checkpoints` handle the content of the files.
-"""
+"""Creation, lookup and locking of run directories, each of which holds all files of one training run."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Existing directory of one training run, with access to its lock and its small files.
-
-    Attributes:
-        paths: Paths of its files.
-    """
+    """Existing directory of one training run, with access to its lock and its small files."""
 
     paths: RunPaths
 
@@ -49,9 +42,7 @@ class RunDirectory:
     def lock(self) -> AbstractContextManager[None]:
         """Return a context manager that holds the run's write lock; the kernel releases it if the process dies.
 
-        Raises:
-            StorageError: Another process holds the lock (the message names it and its host), or the lock file cannot
-                be written.
+        Raise StorageError if another process holds the lock; the message names it and its host.
         """
         return hold_lock(self.paths.lock)
 
@@ -60,44 +51,25 @@ class RunDirectory:
         return holder_of(self.paths.lock)
 
     def read_state(self) -> RunState | None:
-        """Read ``run.json``: identity, status and attempts of the run.
-
-        Returns:
-            The state; None if the run's process was killed before it wrote the file.
-
-        Raises:
-            StorageError: The file cannot be read, is damaged, or has another schema.
-        """
+        """Read ``run.json``; None if the process of the run was killed before it wrote the file."""
         return read_state(self.paths.run_json)
 
     def write_state(self, state: RunState) -> None:
-        """Write ``run.json`` (identity, status and attempts of the run), replacing it atomically and durably.
-
-        Raises:
-            StorageError: The file cannot be written; the old content is untouched.
-        """
+        """Write ``run.json`` (identity, status and attempts of the run), replacing it atomically and durably."""
         write_atomically(self.paths.run_json, state.to_json())
 
     def write_config(self, config: str, overrides: Sequence[str]) -> None:
         """Write the configuration of the run, ``config.yaml``, and the overrides it was made from, ``overrides.yaml``.
 
-        Args:
-            config: The fully resolved configuration as YAML text.
-            overrides: The ``KEY=VALUE`` overrides of the command line, written as a YAML list of quoted strings.
-
-        Raises:
-            StorageError: One of the files cannot be written.
+        ``config`` is the fully resolved configuration as YAML text. ``overrides`` are the ``KEY=VALUE`` overrides of
+        the command line, written as a YAML list of quoted strings.
         """
         lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
     def read_overrides(self) -> tuple[str, ...]:
-        """Read the ``KEY=VALUE`` overrides of the run's command line from ``overrides.yaml``; empty without the file.
-
-        Raises:
-            StorageError: The file cannot be read, or is damaged.
-        """
+        """Read the ``KEY=VALUE`` overrides of the command line from ``overrides.yaml``; empty without the file."""
         path = self.paths.overrides
         with storage_errors(path, "read"):  # keeps undecodable bytes of a command line
             lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
@@ -114,22 +86,12 @@ class RunDirectory:
         return tuple(words)
 
     def remove_drafts(self) -> None:
-        """Remove temporary files of killed processes from the run directory and its folders.
-
-        The caller must hold the run's lock.
-
-        Raises:
-            StorageError: A file cannot be removed.
-        """
+        """Remove temporary files of killed processes from the run directory; the caller must hold the run's lock."""
         for folder in (self.root, *filter(Path.is_dir, self.paths.folders)):
             remove_drafts(folder)
 
     def read_config(self) -> str:
-        """Read the text of ``config.yaml``, the resolved configuration of the run.
-
-        Raises:
-            StorageError: The file cannot be read, or is damaged.
-        """
+        """Read the text of ``config.yaml``, the resolved configuration of the run."""
         path = self.paths.config
         with storage_errors(path, "read"):
             content = read_bytes(path)
@@ -181,13 +143,9 @@ def _make(path: Path) -> bool:
 
 
 def existing_run(root: Path, name: str) -> RunDirectory | None:
-    """Return the run directory of a name, so that the caller can resume the run; None if there is no such directory.
+    """Return the run directory ``ROOT/NAME``, so that the caller can resume the run; None if it does not exist.
 
     If the process was killed before it wrote ``run.json``, the directory counts as a run without a state.
-
-    Args:
-        root: Root folder of all runs (``run.root``).
-        name: Name of the run (``run.name``).
 
     Raises:
         ConfigError: The name is invalid.
@@ -228,12 +186,9 @@ def open_run(path: Path) -> RunDirectory:
 
 
 def refuse_other_version(path: Path) -> None:
-    """Check that no other version of mptrain, whose formats this one cannot read, wrote a run directory.
+    """Raise OtherVersion for a run directory of another version, whose formats this one cannot read.
 
     Only the schema number in ``run.json`` is checked. A missing or damaged file passes.
-
-    Raises:
-        OtherVersion: Another version wrote the run.
     """
     try:
         RunDirectory(RunPaths(path)).read_state()
@@ -244,12 +199,6 @@ def refuse_other_version(path: Path) -> None:
 
 
 def _readable(paths: RunPaths) -> RunDirectory:
-    """Return the run directory after checking that it has no symbolic links and that no other version wrote it.
-
-    Raises:
-        OtherVersion: Another version wrote it.
-        StorageError: It contains a symbolic link.
-    """
     require_no_links(paths.root, paths.folders)
     refuse_other_version(paths.root)
     return RunDirectory(paths)
@@ -271,12 +220,8 @@ def _meant(path: Path) -> str:
 def find_run(run: str, root: Path = Path("outputs")) -> RunDirectory:
     """Find a run that the user named on the command line.
 
-    Args:
-        run: Path of the run directory, the run's name below the root, or ``last`` for the newest run there.
-        root: Root folder of all runs (``run.root``).
-
-    Raises:
-        StorageError: The run does not exist, or has no ``config.yaml`` (yet).
+    ``run`` is the path of the run directory, the run's name below the root, or ``last`` for the newest run there. Raise
+    StorageError if it does not exist, or has no ``config.yaml`` (yet).
     """
     named = root / run  # the run.name of the run
     place = named if named.is_dir() and not Path(run).exists() else Path(run)
@@ -294,9 +239,6 @@ def last_run(root: Path) -> RunDirectory:
     """Return the run directory below a root folder whose run was started or resumed last.
 
     Directories with a damaged ``run.json`` are ignored.
-
-    Args:
-        root: Root folder of all runs (``run.root``).
 
     Raises:
         OtherVersion: Other versions of mptrain wrote all runs below the root.
@@ -322,7 +264,6 @@ def last_run(root: Path) -> RunDirectory:
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:
-    """Create a run directory with a generated, unused name (see `fresh_name`)."""
     for _ in range(_TRIES):
         date, folder = fresh_name(label)
         if _make(root / date / folder):

@@ -50,13 +50,7 @@ def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a run or sweep folder inside the ``with`` block.
 
     The lock file is created if missing and never removed. Its folder must stay in place meanwhile (see
-    `require_folder_stays`).
-
-    Args:
-        path: The lock file.
-
-    Raises:
-        StorageError: Another process holds the lock (the message names it), or the file cannot be opened.
+    `require_folder_stays`). Raise StorageError if another process holds the lock; the message names it.
     """
     with storage_errors(path, "lock"):
         descriptor = open_in_place(path, os.O_RDWR)
@@ -86,14 +80,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> LockHolder | None:
-    """Return the process that holds a lock; None if the lock is free or its file does not exist.
-
-    Args:
-        path: The lock file.
-
-    Raises:
-        StorageError: The file cannot be opened.
-    """
+    """Return the process that holds a lock; None if the lock is free or its file does not exist."""
     if not path.exists():
         return None
     with storage_errors(path, "read"), open_to_read(path) as file:

@@ -37,7 +37,6 @@ class Manifest:
         records: Byte length of each record file (``steps.jsonl`` ...) at the time of the checkpoint, by name; a resumed
             run truncates the files to it.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
-        config_digest: Digest of the run's configuration.
         digests: SHA-256 of each record file up to its length in ``records``, by name.
         schema: Version of the file's layout.
         parts: Name of the folder of tensor shards (`mptrain.runlog.checkpoint_shards`); empty if there is none.
@@ -63,10 +62,7 @@ class Manifest:
         return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
 
     def digest(self) -> str:
-        """Return the hexadecimal SHA-256 of the manifest's own fields.
-
-        It detects a flipped bit in a number, which is still valid JSON.
-        """
+        """Return the hexadecimal SHA-256 of the manifest's own fields, which detects a flipped bit in a number."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -82,22 +78,14 @@ def step_of(path: Path) -> int:
 
 
 def manifests_in(folder: Path) -> list[Path]:
-    """List the manifests of the checkpoints in a folder, highest step first; empty if the folder does not exist.
-
-    Raises:
-        StorageError: The folder cannot be read.
-    """
+    """List the manifests of the checkpoints in a folder, highest step first; empty if the folder does not exist."""
     with storage_errors(folder, "read"):
         found = list(folder.iterdir()) if folder.is_dir() else []
     return sorted((path for path in found if step_of(path) >= 0), key=step_of, reverse=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a checkpoint and verify its own digest; the data file is not read.
-
-    Raises:
-        StorageError: The file cannot be read, is damaged or has another schema.
-    """
+    """Read the manifest of a checkpoint and verify its own digest; the data file is not read."""
     fields = read_object(path, SCHEMA)
     try:
         manifest = build(Manifest, {name: fields[name] for name in Manifest.__dataclass_fields__})

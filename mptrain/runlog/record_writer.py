@@ -44,13 +44,8 @@ class RecordWriter:
     """Sink (consumer of records) that appends every record of a training run to its file in the run directory.
 
     The files are created at once, so that a disk error shows before training; histograms.jsonl is created with the
-    first histogram. A record given to `take` is in the file after `flush` and on the disk after `force`.
-
-    Args:
-        paths: The run directory. Existing files are appended to; to resume, call `truncate_records` first.
-
-    Raises:
-        StorageError: A file cannot be created (constructor) or written (all methods).
+    first histogram. Existing files are appended to; to resume, call `truncate_records` first. A record given to `take`
+    is in the file after `flush` and on the disk after `force`.
     """
 
     def __init__(self, paths: RunPaths) -> None:
@@ -67,12 +62,9 @@ class RecordWriter:
     def take(self, record: Record) -> None:
         """Add one record to the buffer of its file. Progress records are ignored, because they depend on the clock.
 
-        Args:
-            record: Record of a step, an epoch, an event and so on; its type decides the file.
-
         Raises:
-            ValueError: An epoch has a metric that the first epoch does not have, or a field of an event has a reserved
-                name.
+            ValueError: An epoch has a metric that the first epoch does not have, or a field of an event has
+                a reserved name.
             StorageError: The existing header of ``epochs.csv`` does not match this run.
         """
         match record:
@@ -90,27 +82,20 @@ class RecordWriter:
                 self._files[EVENTS].add(as_json(self._mask(event_fields(record))) + "\n")
 
     def flush(self) -> dict[str, int]:
-        """Write all buffered records to the files. They then survive a crash of this process.
+        """Write all buffered records to the files, which then survive a crash of this process.
 
-        Returns:
-            The byte length of each existing record file by name, for a checkpoint and `truncate_records`.
+        Return the byte length of each existing record file by name, for a checkpoint and `truncate_records`.
         """
         return {name: file.flush() for name, file in self._files.items()}
 
     def digests(self) -> dict[str, str]:
-        """Return the hexadecimal SHA-256 of each record file's content at the last `flush`, by name.
-
-        A checkpoint stores these digests, so that later changes are detected.
-        """
+        """Return the hexadecimal SHA-256 of each record file's content at the last `flush`, by name."""
         return {name: file.digest() for name, file in self._files.items()}
 
     def force(self, names: Iterable[str]) -> None:
-        """Force the flushed records to the disk; they then survive a power failure.
+        """Force the flushed records of these files to the disk; they then survive a power failure.
 
         Another thread may call `take` and `flush` at the same time.
-
-        Args:
-            names: Names of the record files, for instance the keys that `flush` returned.
         """
         for name in names:
             self._files[name].force()
@@ -138,11 +123,7 @@ class RecordWriter:
 def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord) -> dict[str, Any]:
     """Return the fields of a record's line in ``events.jsonl``; the first one, ``event``, names the kind.
 
-    Args:
-        record: Any record that is neither a step, an epoch, a histogram nor progress.
-
-    Raises:
-        ValueError: The fields of an event contain ``event``, ``step`` or ``nonfinite``.
+    Raise ValueError if the fields of an event contain ``event``, ``step`` or ``nonfinite``.
     """
     match record:
         case OverflowRecord():
@@ -167,7 +148,7 @@ def truncate_records(
     """Truncate the record files of a run to their lengths at a checkpoint, before the run resumes from it.
 
     All files are checked first. A run can resume without its histograms: if their file is missing or does not match the
-    checkpoint, it is emptied.
+    checkpoint, it is emptied. Return losses and damage, one sentence each.
 
     Args:
         paths: The run directory.
@@ -175,9 +156,6 @@ def truncate_records(
             missing file of length 0 stays missing.
         digests: SHA-256 of those bytes by file name, if known. Changed bytes are reported and left alone, because no
             computation depends on them.
-
-    Returns:
-        Descriptions of losses and damage, one sentence each.
 
     Raises:
         StorageError: A file is a symbolic link or has hard links, so that writing could change files outside the run;
@@ -279,7 +257,6 @@ def _fault(path: Path, length: int) -> str:
 
 
 def _header_of(path: Path) -> tuple[str, ...]:
-    """Return the columns of an ``epochs.csv``; empty if the file is empty."""
     try:
         with storage_errors(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
             columns = tuple(next(csv.reader(file), ()))
@@ -291,10 +268,7 @@ def _header_of(path: Path) -> tuple[str, ...]:
 
 
 def is_header(columns: Sequence[str]) -> bool:
-    """Return whether columns are a valid header of ``epochs.csv``.
-
-    They must be those of `EPOCHS_BEFORE`, any number of ``val_METRIC``, and those of `EPOCHS_AFTER`, in this order.
-    """
+    """Return whether columns are `EPOCHS_BEFORE`, any number of ``val_METRIC``, and `EPOCHS_AFTER`, in order."""
     first, last = len(EPOCHS_BEFORE), len(columns) - len(EPOCHS_AFTER)
     metrics = columns[first:last]
     return [*columns] == [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER] and all(

@@ -30,11 +30,7 @@ _MAX_LABEL = 120
 
 
 class PathInside:
-    """Descriptor for a class attribute that returns the path of one file or folder inside the ``root`` of its object.
-
-    Args:
-        name: Name of the file or folder.
-    """
+    """Descriptor for a class attribute: the path of one file or folder inside the ``root`` of its object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,11 +41,7 @@ class PathInside:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of all files and folders in a run directory, which need not exist.
-
-    Attributes:
-        root: The run directory.
-    """
+    """Paths of all files and folders in a run directory, which need not exist."""
 
     root: Path
 
@@ -117,9 +109,7 @@ class RunPaths:
 
 
 def check_run_name(name: str) -> str:
-    """Check that ``ROOT/NAME`` is a valid path inside ROOT, and return the name of the run.
-
-    Subfolders as in ``a/b`` are allowed.
+    """Return the name of a run after checking that ``ROOT/NAME`` is a valid path inside ROOT; it may have subfolders.
 
     Raises:
         ConfigError: The name is empty or absolute, or has control characters, or a part of it is empty, ``.`` or
@@ -138,14 +128,9 @@ def check_run_name(name: str) -> str:
 def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
     """Generate the names of a date folder and, inside it, of the folder of a new run or sweep.
 
-    Two runs that start in the same second with the same label collide with a probability of 1 in 65,536.
-
-    Args:
-        label: ``MODEL-DATASET-PRECISION``; characters other than letters, digits and ``._+-`` become ``_``.
-        moment: The local time; by default now.
-
-    Returns:
-        ``(YYYY-MM-DD, HH-MM-SS-LABEL-xxxx)``, where xxxx is random and hexadecimal.
+    These are ``YYYY-MM-DD`` and ``HH-MM-SS-LABEL-xxxx`` in local time, where xxxx is random and hexadecimal: two runs
+    that start in the same second with the same label collide with a probability of 1 in 65,536. In the label,
+    characters other than letters, digits and ``._+-`` become ``_``.
     """
     moment = moment or datetime.now()
     plain = re.sub(r"[^A-Za-z0-9._+-]", "_", masked(label))[:_MAX_LABEL]
@@ -153,10 +138,7 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
 
 
 def name_problem(part: str) -> str:
-    """Return the reason why one part of a run name (between slashes) is invalid; empty if it is valid.
-
-    The reason completes the sentence "the name ...", such as ``has control characters``.
-    """
+    """Return why a part of a run name is invalid, such as ``has control characters``; empty if it is valid."""
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"
     if part[0] in "-.":

@@ -38,7 +38,6 @@ class Run:
     """Content of one run directory at the time of reading; the record files are read lazily, by the methods.
 
     Attributes:
-        paths: Paths of the run's files.
         state: The content of ``run.json``: identity, status and attempts.
         config: The resolved configuration as YAML text; empty if not yet written.
         overrides: The ``KEY=VALUE`` overrides of the command line.
@@ -52,13 +51,7 @@ class Run:
     summary: dict[str, Any]
 
     def steps(self) -> Iterator[StepRecord]:
-        """Yield the record of every attempted step of the run in order, with non-finite numbers restored.
-
-        A run with several learners (a GAN has two) has a record for each at every step.
-
-        Raises:
-            StorageError: A line is damaged.
-        """
+        """Yield the record of every attempted step and learner in order, with non-finite numbers restored."""
         path = self.paths.steps
         for number, line in self._lines(path):
             usual = _usual_step(line)
@@ -75,9 +68,6 @@ class Run:
         """Yield the fields of every event of the run in order, such as overflows, scale changes and evaluations.
 
         The field ``event`` is the kind. Non-finite numbers are restored.
-
-        Raises:
-            StorageError: A line is damaged.
         """
         for number, line in self._lines(self.paths.events):
             fields = _object(self.paths.events, number, line)
@@ -86,11 +76,7 @@ class Run:
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:
-        """Yield the exponent histograms of the run's tensors at every sampled step; nothing if it recorded none.
-
-        Raises:
-            StorageError: A line is damaged.
-        """
+        """Yield the exponent histograms of the run's tensors at every sampled step; nothing if it recorded none."""
         for number, line in self._lines(self.paths.histograms):
             fields = _object(self.paths.histograms, number, line)
             try:
@@ -99,11 +85,7 @@ class Run:
                 raise _damaged(self.paths.histograms, number, "it is not a histogram record") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
-        """Yield the record of every epoch and learner in order.
-
-        Raises:
-            StorageError: A row is damaged.
-        """
+        """Yield the record of every epoch and learner in order."""
         header: list[str] = []
         for number, line in self._lines(self.paths.epochs):
             try:
@@ -138,9 +120,7 @@ _MOST_BYTES = 5_000_000
 def read_run(path: Path | str) -> Run:
     """Read the run in a directory; its record files are read later, by the methods of `Run`.
 
-    Raises:
-        OtherVersion: Another version of mptrain wrote the run.
-        StorageError: The path is not a run directory, or one of its small files is damaged.
+    Raise OtherVersion if another version of mptrain wrote the run.
     """
     directory = open_run(Path(path))
     state = directory.read_state()
@@ -178,7 +158,6 @@ def _usual_step(line: str) -> StepRecord | None:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    """Parse a line of a record file to a dict, with its non-finite numbers restored."""
     try:
         fields = parse_strict(line)
         _require(isinstance(fields, dict))
@@ -218,7 +197,6 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 
 
 def _number(column: str, cell: str) -> float:
-    """Return the number in a cell of ``epochs.csv``, an int in columns that count."""
     if column not in _INTEGERS:
         return float(cell)
     _require(is_count(int(cell)))

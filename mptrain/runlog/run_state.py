@@ -1,8 +1,4 @@
-"""``run.json`` of a run directory: identity, status and attempts (processes) of one training run.
-
-The dataclasses are frozen: a change of state creates a new object. `mptrain.runlog.directory.RunDirectory` reads and
-writes the file.
-"""
+"""``run.json`` of a run directory: identity, status and attempts (processes) of one training run."""
 
 from __future__ import annotations
 
@@ -32,10 +28,9 @@ class Attempt:
         started: Start time in UTC, ISO 8601 with milliseconds.
         ended: End time in the same format; None while the process runs or if it was killed.
         pid: Process id on its host.
-        host: Host name.
         from_step: Number of the step after which it started; 0 for a fresh start.
-        to_step: Number of the last recorded step; None while the process runs, if it was killed, or if it ended without
-            saving.
+        to_step: Number of the last recorded step; None while the process runs, if it was killed, or if it
+            ended without saving.
         exit_code: Exit code; None while the process runs or if it was killed.
         changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
     """
@@ -74,11 +69,9 @@ class RunState:
         flags: Its flags, such as ``--config-dir DIR``, as separate words.
         git_sha: Commit of the source tree; None outside a Git repository.
         versions: Versions by name: python, torch, mptrain, CUDA.
-        device: Description of the device.
         backends: Driver, cuDNN and arithmetic settings of torch's CUDA backends by name; empty on other devices.
         parts: Descriptions of the run's parts by name: model, dataset, precision, scaler, optimizer and so on.
         ranks: World size: number of processes that train the run together.
-        attempts: Every process that worked on the run, in order.
         schema: Version of the file's layout.
     """
 
@@ -105,25 +98,12 @@ class RunState:
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
-        """Return the state of the run with a new, running attempt of this process.
-
-        Args:
-            from_step: Number of the step after which it starts; 0 for a fresh start.
-            changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
-        """
+        """Return the state of the run with a new, running attempt of this process (fields as in `Attempt`)."""
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:
-        """Return the state of the run with its current attempt marked as ended.
-
-        Args:
-            status: New status of the run.
-            reason: Reason of the end, one sentence.
-            exit_code: Exit code of the process.
-            to_step: Number of the last recorded step; None if the process ended without saving.
-            hint: The hint shown at the terminal with the reason.
-        """
+        """Return the state with a new status, and with its current attempt ended (fields as in `Attempt`)."""
         attempts = self.attempts
         if attempts:
             last = replace(attempts[-1], ended=now(), to_step=to_step, exit_code=exit_code)

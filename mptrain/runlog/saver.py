@@ -59,19 +59,9 @@ class Saver:
     ) -> None:
         """Save a state as a checkpoint, together with the records so far, after the previous save is complete.
 
-        If there is no memory for a copy, the state itself is written before this returns.
-
-        Args:
-            state: State as for `CheckpointStore.save`. It may change after this call.
-            step: Number of steps attempted so far.
-            metric: The validation metric of exactly these weights; None, inf or nan if unknown.
-            config_digest: Digest of the configuration, with which a resumed run detects changes.
-            comm: Ranks that hold shards of the state's tensors. All of them must call `save`, which then waits until
-                all shards are on the disk.
-
-        Raises:
-            TypeError: The state holds a type that a weights-only load rejects; the message names the place.
-            StorageError: This save or the previous one cannot be written.
+        If there is no memory for a copy, the state itself is written before this returns. The arguments are those of
+        `CheckpointStore.save`, but the state may change after the call. ``comm`` are ranks that hold shards of the
+        state's tensors: all of them must call `save`, which then waits until all shards are on the disk.
         """
         self.wait()
         records, digests = self._writer.flush(), self._writer.digests()
@@ -102,20 +92,12 @@ class Saver:
             write()
 
     def check(self) -> None:
-        """Raise the error of a save that has ended; do not wait for one that is running.
-
-        Raises:
-            StorageError: The checkpoint could not be written.
-        """
+        """Raise the error of a save that has ended; do not wait for one that is running."""
         if self._saving is not None and self._saving.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint that is being saved is on the disk.
-
-        Raises:
-            StorageError: The checkpoint could not be written.
-        """
+        """Wait until the checkpoint that is being saved is on the disk; raise its error if it has failed."""
         if self._saving is not None:
             error = self._saving.exception()
             self._saving = None
@@ -124,11 +106,7 @@ class Saver:
 
 
 class NoSaver:
-    """Saver of ranks other than 0, with the methods of `Saver`. It writes only this rank's shards of tensors.
-
-    Args:
-        folder: Checkpoint folder of the run.
-    """
+    """Saver of ranks other than 0, with the methods of `Saver`. It writes only this rank's shards of tensors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,31 +120,24 @@ class NoSaver:
     def save(self, state: dict[str, Any], *, comm: Collectives | None = None, **_: object) -> None:
         """Write this rank's shards of the state's tensors, if it has any, together with all other ranks.
 
-        Args:
-            state: State as for `CheckpointStore.save`; only its sharded tensors are used.
-            comm: All ranks of the run.
-
-        Raises:
-            StorageError: Writing failed on one of the ranks.
+        If writing fails on one of the ranks, all raise StorageError.
         """
         shards = extract_shards(state)[1]
         if shards and comm is not None:
             write_shards(self._folder / comm.broadcast_object(""), shards, comm)
 
     def check(self) -> None:
-        """Do nothing: `save` has raised its errors already (see `Saver.check`)."""
+        """Do nothing: `save` has raised its errors already."""
 
     def wait(self) -> None:
-        """Do nothing: `save` has written everything already (see `Saver.wait`)."""
+        """Do nothing: `save` has written everything already."""
 
 
 class HostCopy:
     """Copier of checkpoint states to host memory, which keeps its buffers for the next copy.
 
-    Allocating and clearing new pages costs more than copying.
-
-    Args:
-        everything: If True, also copy CPU tensors; if False, the copy refers to the originals.
+    Allocating and clearing new pages costs more than copying. With ``everything``, CPU tensors are copied too;
+    otherwise the copy refers to the originals.
     """
 
     def __init__(self, *, everything: bool) -> None:
@@ -175,19 +146,13 @@ class HostCopy:
         self._arrivals: list[torch.Event] = []
 
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy a state to the CPU. Tensors that share memory in the state share it in the copy.
+        """Return a copy of a state on the CPU, in which tensors share memory if they share it in the state.
 
         The copy is valid until the next call. Copies from a device to pinned memory are asynchronous and complete after
         `wait`. The host does not wait for the device; kernels that are queued later run after the copy.
 
-        Args:
-            state: dict, list, tuple, str, int, float, bool, None and tensors only.
-
-        Returns:
-            The copy.
-
         Raises:
-            TypeError: The state holds another type; the message names the place.
+            TypeError: The state holds a type that `check_plain` rejects; the message names the place.
             MemoryError: There is no memory for the copy.
         """
         found = {
@@ -216,16 +181,11 @@ class HostCopy:
         return taken
 
     def wait(self, wait_for: Callable[[torch.Event], None] = operator.methodcaller("synchronize")) -> None:
-        """Wait until the asynchronous copies of the last `take` are complete.
-
-        Args:
-            wait_for: Function that waits for a device event.
-        """
+        """Wait until the asynchronous copies of the last `take` are complete; ``wait_for`` waits for a device event."""
         for arrival in self._arrivals:
             wait_for(arrival)
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
-        """Return a buffer for each storage; buffers of the last copy are reused if their sizes match."""
         keys = [
             (index, storage.nbytes(), capabilities(storage.device).pinned) for index, storage in enumerate(storages)
         ]

@@ -1,7 +1,7 @@
 """Type checks of parsed JSON values, and construction of dataclasses from parsed JSON objects.
 
-Files may be untrusted or damaged, so every value is checked. A check (type ``Kind``) is a function from a value to
-bool.
+Files may be untrusted or damaged, so every value is checked. A check (type ``Kind``) is a function from a
+value to bool.
 """
 
 from __future__ import annotations
@@ -70,23 +70,12 @@ def mapping(kind: Kind) -> Kind:
 
 
 def having(kinds: Mapping[str, Kind]) -> Kind:
-    """Return a check that accepts a dict whose fields pass the checks of their names.
-
-    Fields may be missing, and fields without a check are accepted.
-
-    Args:
-        kinds: Check by field name.
-    """
+    """Return a check that accepts a dict whose fields, as far as present, pass the checks of their names."""
     return lambda value: type(value) is dict and not find_mismatch(value, kinds)
 
 
 def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
-    """Return the name of the first field of a JSON object that fails its check; empty if all pass.
-
-    Args:
-        value: The parsed object. Fields may be missing, and fields without a check pass.
-        kinds: Check by field name.
-    """
+    """Return the name of the first field of a JSON object that fails its check, if it has one; empty if all pass."""
     for name, kind in kinds.items():
         if name in value and not kind(value[name]):
             return name
@@ -94,18 +83,15 @@ def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
 
 
 class SchemaMismatch(ValueError):
-    """Error for a field of a JSON object that does not match its annotation in the dataclass.
-
-    The message names the field.
-    """
+    """Error for a field of a JSON object, named in the message, that does not match its annotation in the dataclass."""
 
 
 def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
     """Build a dataclass, including nested ones, from a parsed JSON object, checking the type of every field.
 
     Args:
-        kind: The dataclass. Its annotations may be dataclasses, tuples, lists, dicts, literals and scalars, each
-            optionally None.
+        kind: The dataclass. Its annotations may be dataclasses, tuples, lists, dicts, literals and scalars,
+            each optionally None.
         given: Parsed JSON: lists for tuples, dicts for dataclasses, strings for integer keys.
         lenient: Ignore unknown fields, because later versions may write more.
 
@@ -168,8 +154,6 @@ def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
 
 
 def _checking(holds: Kind) -> Callable[[Any], Any]:
-    """Return a function that returns its argument, or raises ValueError if a check rejects it."""
-
     def check(value: Any) -> Any:
         if not holds(value):
             raise ValueError

@@ -16,16 +16,12 @@ class Sink(Protocol):
     """Protocol of consumers of a training run's records, such as the writer of its files or a progress display."""
 
     def take(self, record: Record) -> None:
-        """Accept one record, in the order of the events, and ignore it if the sink does not use records of its type.
-
-        Args:
-            record: Record of a step, an epoch, an evaluation and so on.
-        """
+        """Accept one record, in the order of the events, and ignore it if the sink does not use records of its type."""
 
     def close(self) -> None:
-        """Store or display all pending records and release resources.
+        """Store or display all pending records and release resources; accept no records afterwards.
 
-        The sink accepts no records afterwards. A second call does nothing.
+        A second call does nothing.
         """
 
 
@@ -33,10 +29,10 @@ class NoRecords:
     """Sink that discards all records of a run, with the methods of `RecordWriter` that ranks other than 0 call."""
 
     def take(self, record: Record) -> None:
-        """Discard the record (see `Sink.take`)."""
+        """Discard the record."""
 
     def flush(self) -> dict[str, int]:
-        """Return an empty dict, because no file has any records (see `RecordWriter.flush`)."""
+        """Return an empty dict, because no file has any records."""
         return {}
 
     def close(self) -> None:
@@ -44,11 +40,7 @@ class NoRecords:
 
 
 class Fanout:
-    """Sink that passes every record of a run to several sinks.
-
-    Args:
-        sinks: The sinks, in the order in which they receive each record.
-    """
+    """Sink that passes every record of a run to several sinks."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = tuple(sinks)
@@ -59,11 +51,7 @@ class Fanout:
             sink.take(record)
 
     def close(self) -> None:
-        """Close every sink, even if one of them fails.
-
-        Raises:
-            Exception: The first failure, raised after all sinks are closed.
-        """
+        """Close every sink, even if one of them fails, and then raise the first failure."""
         failures: list[Exception] = []
         for sink in self.sinks:
             try:

@@ -25,8 +25,7 @@ _TOO_DEEP: Final = f"it is nested deeper than {DEEPEST} levels"
 def parse_strict(text: str) -> Any:
     """Parse a JSON text strictly: NaN and Infinity, which Python accepts by default, are rejected.
 
-    Raises:
-        ValueError: The text is not strict JSON, or is nested deeper than `DEEPEST` levels.
+    Raise ValueError if the text is not strict JSON, or is nested deeper than `DEEPEST` levels.
     """
     try:
         value = _DECODER.decode(text)
@@ -40,22 +39,16 @@ def parse_strict(text: str) -> Any:
 def indented_json(fields: Mapping[str, Any]) -> str:
     """Return the text of a JSON file with these fields, indented and with a line end.
 
-    Strict JSON has no NaN and Infinity. Such numbers become ``null`` and are listed in an additional field
-    ``nonfinite`` (see `mptrain.records.as_json`).
+    NaN and Infinity, which strict JSON lacks, become ``null`` and are listed in an additional field ``nonfinite``.
     """
     return json.dumps(json.loads(as_json(dict(fields))), indent=2, allow_nan=False) + "\n"
 
 
 def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = False) -> dict[str, Any]:
-    """Read the JSON object in a small file of a run or sweep.
+    """Read the JSON object in a small file of a run or sweep; non-finite numbers are not restored.
 
-    Args:
-        path: The file.
-        schema: Expected version of its layout (field ``schema``); None if it has no version.
-        missing_ok: Return an empty object if the file does not exist.
-
-    Returns:
-        The fields. Non-finite numbers are not restored (see `restore_nonfinite`).
+    ``schema`` is the expected version of its layout (field ``schema``); None if it has no version. With ``missing_ok``,
+    a missing file is an empty object.
 
     Raises:
         OtherVersion: The file has another schema number.
@@ -80,7 +73,6 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
 
 
 def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Check that the schema number of a file is ``known``."""
     schema = fields.get("schema")
     if type(schema) is not int or schema < 1:
         raise damaged(path, "no schema number")
@@ -95,12 +87,7 @@ def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> StorageError:
-    """Return (do not raise) the error for a damaged file of a run or sweep, with a hint to restore it.
-
-    Args:
-        path: The file.
-        why: Description of the damage.
-    """
+    """Return (do not raise) the error for a damaged file of a run or sweep, with a hint to restore it."""
     return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
@@ -120,14 +107,10 @@ def is_too_deep(value: Any) -> bool:
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Put the non-finite numbers that a JSON object lists under ``nonfinite`` back into its fields.
+    """Return a JSON object's fields with the non-finite numbers that it lists under ``nonfinite`` put back.
 
-    Args:
-        fields: A parsed object; ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``,
-            ``-inf`` or ``nan``.
-
-    Returns:
-        A copy with the numbers and without ``nonfinite``; the same object if it has no such key.
+    ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``, ``-inf`` or ``nan``. Without it, the
+    same object is returned, else a copy.
 
     Raises:
         KeyError, IndexError: A listed path does not exist.
@@ -158,12 +141,10 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Raise ValueError for NaN, Infinity or -Infinity in a JSON text."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of nested dicts and lists with the same leaf values."""
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,4 @@
-"""``summary.json`` of a run directory: the final numbers of a training run, with a schema number.
-
-The engine decides which numbers it contains (`mptrain.engine.summary`); this module only reads and writes them.
-"""
+"""``summary.json`` of a run directory: the final numbers of a training run, with a schema number."""
 
 from __future__ import annotations
 
@@ -57,13 +54,7 @@ _KINDS: dict[str, Kind] = {
 def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
     """Write the final numbers of a run (metrics, counts of updates, times) atomically, as indented strict JSON.
 
-    Args:
-        path: ``RunPaths.summary``.
-        numbers: JSON values by name. Non-finite numbers are read back unchanged.
-
-    Raises:
-        StorageError: The file cannot be written.
-        ValueError: ``schema`` or ``nonfinite`` is among the names.
+    Non-finite numbers are read back unchanged. Raise ValueError if ``schema`` or ``nonfinite`` is among the names.
     """
     if reserved := {"schema", "nonfinite"} & set(numbers):
         raise ValueError(f"a summary must not contain {sorted(reserved)}")
@@ -73,14 +64,7 @@ def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
 def read_summary(path: Path) -> dict[str, Any]:
     """Read the final numbers of a run, by name and without the schema number; empty if they are not yet written.
 
-    Fields that reports and comparisons use are checked.
-
-    Args:
-        path: ``RunPaths.summary``.
-
-    Raises:
-        OtherVersion: Another version of mptrain wrote the file.
-        StorageError: The file cannot be read, is damaged or has another schema.
+    Fields that reports and comparisons use are checked. Raise OtherVersion if another version wrote the file.
     """
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):
         return {}

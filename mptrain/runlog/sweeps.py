@@ -4,8 +4,7 @@
 value is empty. mptrain never reads this file. Text that a spreadsheet would evaluate (``=1+1``) starts with an
 apostrophe, which marks a text cell in spreadsheets.
 
-Comparisons and recipes are sweeps whose jobs have arms (an arm: all runs of one configuration). This module only reads
-and writes the files; `mptrain.sweep.runner` runs the jobs.
+Comparisons and recipes are sweeps whose jobs have arms (an arm: all runs of one configuration).
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 @dataclass(frozen=True, slots=True)
 class SweepPaths:
-    """Paths of all files and folders in the folder of a sweep, which need not exist.
-
-    Attributes:
-        root: The folder of the sweep.
-    """
+    """Paths of all files and folders in the folder of a sweep, which need not exist."""
 
     root: Path
 
@@ -89,7 +84,7 @@ class SweepJob:
         name: Name of its run directory inside the sweep's folder.
         overrides: All ``KEY=VALUE`` overrides of its point.
         varied: Those of the overrides in which the points of the sweep differ.
-        arm: Name of its arm (all runs of one configuration) in a comparison; empty in a plain sweep.
+        arm: Name of its arm in a comparison; empty in a plain sweep.
         status: ``waiting``, ``running``, ``done``, ``failed``, ``interrupted`` (Ctrl-C) or ``preempted``.
         code: Exit code of its process; negative if a signal of that number killed it; None before its end.
         reason: Reason why it is not done, in one line; empty if there is none. For a running job, the process that runs
@@ -120,7 +115,6 @@ class Sweep:
 
     Attributes:
         folder: The folder of the sweep; not stored in the file, so that the folder can be moved.
-        kind: ``sweep``, ``comparison`` or ``recipe``.
         words: The overrides that were expanded to the points.
         config_dirs: Additional configuration folders, absolute paths.
         config_name: Name of the primary configuration file.
@@ -162,11 +156,6 @@ class Sweep:
 
 
 def _write_state(sweep: Sweep) -> None:
-    """Replace ``sweep.json`` atomically and durably.
-
-    Raises:
-        StorageError: The file cannot be written; the old content is untouched.
-    """
     jobs = [{name: getattr(job, name) for name in SweepJob.__dataclass_fields__} for job in sweep.jobs]
     written = [name for name in Sweep.__dataclass_fields__ if name not in ("schema", "folder")]
     fields = {"schema": sweep.schema, **{name: getattr(sweep, name) for name in written}, "jobs": jobs}
@@ -179,8 +168,8 @@ def read_sweep(folder: Path) -> Sweep:
 
     Raises:
         OtherVersion: Another version of mptrain wrote the sweep.
-        StorageError: The folder holds no sweep or has symbolic links, or ``sweep.json`` is damaged or has another
-            schema.
+        StorageError: The folder holds no sweep or has symbolic links, or ``sweep.json`` is damaged or
+            has another schema.
     """
     path = SweepPaths(folder).json
     require_no_links(folder, [SweepPaths(folder).figures])
@@ -207,21 +196,13 @@ def is_sweep(path: Path) -> bool:
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write ``sweep.json`` and ``sweep.csv`` to the folder of a sweep, replacing each atomically.
-
-    Raises:
-        StorageError: One of the files cannot be written; its old content is untouched.
-    """
+    """Write ``sweep.json`` and ``sweep.csv`` to the folder of a sweep, replacing each atomically."""
     _write_state(sweep)
     _write_rows(sweep)
 
 
 def _write_rows(sweep: Sweep) -> None:
-    """Replace ``sweep.csv`` atomically but not durably, because it can be rebuilt from ``sweep.json`` and the runs.
-
-    Raises:
-        StorageError: The file cannot be written; the old content is untouched.
-    """
+    """Replace ``sweep.csv`` atomically but not durably, because it can be rebuilt from ``sweep.json`` and the runs."""
     summaries = [summary_of(sweep.paths.run(job.name)) if job.status == "done" else {} for job in sweep.jobs]
     keys = varied_keys(sweep.jobs)
     learners = list(dict.fromkeys(name for summary in summaries for name in summary.get("learners") or {}))
@@ -240,10 +221,7 @@ def _write_rows(sweep: Sweep) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """Return a value that is safe in a cell of a spreadsheet.
-
-    Text that a spreadsheet would evaluate as a formula gets a leading apostrophe; numbers and other text are unchanged.
-    """
+    """Return a value for a spreadsheet: text that would be evaluated as a formula gets a leading apostrophe."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -254,23 +232,13 @@ def as_cell(value: Any) -> Any:
 
 
 def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the bounds of the 95 % confidence interval of a run's metric over the choice of samples; None if unknown.
-
-    Args:
-        summary: Final numbers of the run (`read_summary`).
-
-    Returns:
-        ``(low, high)``, in the metric's unit.
-    """
+    """Return the ends of the 95 % confidence interval of a run's metric over the choice of samples, or None."""
     found = (summary.get("intervals") or {}).get(summary.get("metric_name"))
     return (float(found[0]), float(found[1])) if found else None
 
 
 def overrides_of(job: SweepJob) -> dict[str, str]:
-    """Return the overrides of a sweep's job as a dict from key to value, both text.
-
-    Keys lack Hydra's ``+`` and ``~``. The last override of a key wins.
-    """
+    """Return a job's overrides by key, without Hydra's ``+`` and ``~``; the last override of a key wins."""
     parts = [word.partition("=") for word in job.overrides]
     return {key.lstrip("+~"): value for key, _, value in parts}
 
@@ -283,14 +251,7 @@ def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Return the final numbers of a run (see `read_summary`), cached until the file changes.
-
-    Args:
-        run: The run directory.
-
-    Returns:
-        The numbers by name; empty if the run has none or they cannot be read.
-    """
+    """Return the final numbers of a run by name, cached until the file changes; empty if none can be read."""
     path = RunPaths(run).summary
     try:
         found = path.stat()
@@ -309,12 +270,7 @@ def _row(
 ) -> dict[str, Any]:
     """Return the row of a job in ``sweep.csv``, as column name to value.
 
-    Args:
-        job: The job.
-        summary: Final numbers of its run; empty if it is not done.
-        keys: Keys of the overrides that get a column.
-        learners: Names of the learners of all runs; with several, their columns have the name as a prefix.
-        run: The run directory.
+    ``summary`` is empty if the job is not done. With several learners, their columns have the name as a prefix.
     """
     values = overrides_of(job)
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}

@@ -14,16 +14,9 @@ SIZE = 8
 
 
 def read_trained(weights: Path) -> frozenset[bytes]:
-    """Read the digests of the samples that weights were trained on.
+    """Read the digests of the samples that weights were trained on; none without a record or without digests.
 
-    Args:
-        weights: A run directory, a file inside one, or an exported file, which has the record `beside` it.
-
-    Returns:
-        The digests; none if there is no record, or the data has no digests.
-
-    Raises:
-        StorageError: The file cannot be read, or is damaged.
+    ``weights`` is a run directory, a file inside one, or an exported file, which has the record `beside` it.
     """
     weights = weights.absolute()
     run = next((folder for folder in (weights, *weights.parents[:2]) if (folder / RUN_JSON).is_file()), weights)
@@ -45,9 +38,5 @@ def beside(weights: Path) -> Path:
 
 
 def write_trained(path: Path, digests: frozenset[bytes]) -> None:
-    """Write the digests of the samples that weights are trained on, replacing the file atomically.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Write the digests of the samples that weights are trained on, replacing the file atomically."""
     write_atomically(path, b"".join(sorted(digests)))

@@ -1,7 +1,4 @@
-"""Comparisons between arms (all runs of one configuration) that are formed from overrides or from existing runs.
-
-`mptrain.sweep.runner` runs the jobs; `mptrain.comparison` does the statistics.
-"""
+"""Comparisons between arms (all runs of one configuration) that are formed from overrides or from existing runs."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ class ComparisonOptions:
     """Options of a comparison between arms (an arm: all runs of one configuration).
 
     Attributes:
-        reference: Name of the arm that all others are compared with; None for the choice of
-            `mptrain.comparison.arms.choose_reference`.
+        reference: Name of the arm that all others are compared with; None for the
+            choice of `mptrain.comparison.arms.choose_reference`.
         margin: Equivalence margin in the metric's unit: smaller differences count as none.
         metric: Name of the compared metric; None for the task's own metric.
         claimed: Configuration keys or sections in which arms may differ, in addition to precision and scaler. Any other
@@ -50,19 +47,14 @@ class ComparisonOptions:
     claimed: tuple[str, ...] = ()
 
     def as_plan(self) -> dict[str, Any]:
-        """Return the options as JSON values for the field ``plan`` of a comparison's ``sweep.json``; see `of`."""
+        """Return the options as JSON values for the field ``plan`` of a comparison's ``sweep.json``."""
         return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
-        """Read the options from the field ``plan`` of a comparison's ``sweep.json``.
+        """Read the options from the field ``plan`` of a comparison's ``sweep.json``; missing ones get their defaults.
 
-        Args:
-            plan: Value of the field. Options that it lacks get their defaults, other entries are ignored.
-            where: File that an error names.
-
-        Raises:
-            StorageError: A value has the wrong type or range; the message names the file ``where``.
+        Other entries are ignored. Raise StorageError, which names the file ``where``, for a wrong type or range.
         """
         known: dict[str, Any] = {}
         for name, annotation in get_type_hints(cls, include_extras=True).items():
@@ -75,13 +67,10 @@ class ComparisonOptions:
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:
-    """Group the points of a comparison into arms, and return the points with the names of their arms.
+    """Return the points of a comparison with the names of their arms; points that differ only in the seed form one arm.
 
-    Points that differ only in the seed form one arm. Its name consists of the values that differ between arms, such as
-    ``fp32`` for ``precision=fp32``, or of the whole overrides if these values are ambiguous.
-
-    Raises:
-        ConfigError: There is only one arm.
+    A name consists of the values that differ between arms, such as ``fp32`` for ``precision=fp32``, or of the whole
+    overrides if these values are ambiguous. Raise ConfigError if there is only one arm.
     """
     named: list[Point] = []
     arms: dict[str, tuple[str, ...]] = {}
@@ -101,17 +90,11 @@ def name_arms(points: Sequence[Point]) -> list[Point]:
 
 
 def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return the configuration keys in which the arms of a comparison may differ, derived from the varied overrides.
+    """Return the sorted configuration keys in which the arms of a comparison may differ, by the varied overrides.
 
-    Overrides of precision and scaler claim no further keys. Any other override claims every key that differs, because
-    it may choose further parts: a model chooses its optimizer and task. Arms called ``GROUP/ARM`` are considered group
-    by group.
-
-    Args:
-        points: Points with configurations and arms.
-
-    Returns:
-        Dotted keys, sorted; without those of precision and scaler, which may always differ.
+    Overrides of precision and scaler, whose keys may always differ, claim no further keys. Any other override claims
+    every key that differs, because it may choose further parts: a model chooses its optimizer and task. Arms called
+    ``GROUP/ARM`` are considered group by group. The points must have configurations and arms.
     """
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -120,7 +103,6 @@ def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _claimed_within(points: Sequence[Point]) -> set[str]:
-    """Return the keys of `claimed_by` for the arms of one group."""
     common = set.intersection(*(set(point.varied) for point in points))
     swept = {_key(word) for point in points for word in point.varied if word not in common} - {"seed"}
     if all(key.split(".")[0] in _PRECISION_GROUPS for key in swept):
@@ -146,11 +128,8 @@ def reference_of(points: Sequence[Point]) -> str:
 def judge(sweep: Sweep) -> dict[str, Comparison]:
     """Compare the arms of a finished sweep group by group, and write the result to its ``comparison.json``.
 
-    Arms called ``GROUP/ARM`` are compared within their group. Jobs without a run directory become objections in the
-    result.
-
-    Returns:
-        Comparisons by group; ``""`` is the group of arms without a group.
+    Arms called ``GROUP/ARM`` are compared within their group; the key of the others is ``""``. Jobs without a run
+    directory become objections in the result.
 
     Raises:
         UsageError: There is nothing to compare.
@@ -178,17 +157,7 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
 
 
 def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
-    """Check that the reference arm that the options of a comparison name has a run.
-
-    Args:
-        options: Options of the comparison.
-        arms: Names of the arms that have runs.
-        lost: Jobs without a run directory.
-        sweep: The sweep, for the error message.
-
-    Raises:
-        UsageError: No run of the reference has started; the message states the reason for the first one.
-    """
+    """Raise UsageError, with the reason, if no run of the reference arm that the options name has started."""
     gone = [job for job in lost if job.arm.rpartition("/")[2] == options.reference]
     if options.reference not in arms and gone:
         raise UsageError(
@@ -199,7 +168,6 @@ def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Se
 
 
 def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
-    """Return an objection for each arm that has jobs without a run directory."""
     arms: dict[str, list[SweepJob]] = {}
     for job in lost:
         arms.setdefault(job.arm, []).append(job)
@@ -216,14 +184,8 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
 def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
     """Compare existing runs, grouped into arms whose runs differ only in seed and machine.
 
-    Args:
-        places: Run directories, names of runs below ``outputs``, ``last`` for the newest run, or folders of runs or of
-            sweeps, which stand for all their runs.
-        options: Options of the comparison.
-        anyway: Compare the runs even if the comparison is unfair.
-
-    Returns:
-        The comparison, with statistics, verdicts and objections.
+    The places are run directories, names of runs below ``outputs``, ``last`` for the newest run, or folders of runs or
+    of sweeps, which stand for all their runs. ``anyway`` compares the runs even if the comparison is unfair.
 
     Raises:
         UsageError: There is nothing to compare, or a claimed key does not exist.
@@ -248,8 +210,7 @@ def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: boo
 def single_runs(places: Sequence[str]) -> list[RunMeasures]:
     """Return the measures of runs that are compared as they are; empty if a place, or each arm, has several runs.
 
-    Args:
-        places: Run directories, names of runs below ``outputs``, or ``last``.
+    The places are run directories, names of runs below ``outputs``, or ``last``.
     """
     found = [_runs_of(place) for place in places]
     runs = [measure(read_run(paths[0])) for paths in found if len(paths) == 1]
@@ -273,11 +234,7 @@ def _compare(
 
 
 def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
-    """Check that every claimed key or section exists in the configuration of a run.
-
-    Raises:
-        UsageError: A key does not exist; the message names it and the most similar key.
-    """
+    """Raise UsageError, which names the most similar key, if no run has a claimed key or section."""
     keys = {key for run in runs for key in flat_settings(run.config)}
     for claim in claimed:
         if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
@@ -298,10 +255,9 @@ def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
 
 
 def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
-    """Return the name of the arm that the user means by ``wanted``.
+    """Return the name of the arm that the user means by ``wanted``; unchanged if none fits.
 
     ``wanted`` is the name itself, the name after a key (``precision=fp32``), or a precision mode that only one arm has.
-    If none of these fits, it is returned unchanged.
     """
     names = [arm.name for arm in arms]
     if wanted is None or wanted in names:

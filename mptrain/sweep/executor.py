@@ -1,7 +1,6 @@
 """Interface between a sweep and its executors, which run its jobs: the `Executor` protocol, its messages and callbacks.
 
-A job trains one point (one run) of the sweep in a process of its own. `mptrain.sweep.local_executor` implements the
-protocol with local processes, `mptrain.sweep.slurm_executor` with Slurm. This module must not import torch.
+A job trains one point (one run) of the sweep in a process of its own. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class JobSpec:
     Attributes:
         number: Number of the job in the sweep, from 0.
         words: All ``KEY=VALUE`` overrides of the run, including those that set its run directory.
-        run: Run directory.
         log: File to which the job's output is appended.
     """
 
@@ -59,16 +57,15 @@ class JobProgress:
     """Progress of a running job of a sweep, which its process reports for display.
 
     Attributes:
-        step: Number of steps attempted so far, skipped ones included.
-        steps: Planned number of steps.
+        step: Number of steps attempted so far, skipped ones included; ``steps`` is the planned number.
         eta: Estimated time to the end of the run in seconds.
         doing: Current activity: ``training``, ``evaluating`` or ``saving``.
-        metric_name: Name of the first metric of the last evaluation, preferring any other to ``loss``; empty before the
-            first evaluation.
+        metric_name: Name of the first metric of the last evaluation, preferring any other to ``loss``; empty before
+            the first evaluation.
         metric: Value of that metric; NaN before the first evaluation.
-        scales: Current loss scale of each learner (a model with its optimizer; a GAN has two).
-        overflows: Number of overflows (steps with infinite or NaN gradients) since the process started, summed over the
-            learners.
+        scales: Current loss scale of each learner.
+        overflows: Number of overflows (steps with infinite or NaN gradients) since the process started, summed
+            over the learners.
         skipped: Number of skipped updates since the first step of the run, summed over the learners.
     """
 
@@ -101,11 +98,8 @@ class JobOutcome:
 def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> JobOutcome:
     """Return the outcome of a job that a signal has stopped before the end of its run.
 
-    Args:
-        by_ctrl_c: True for status ``interrupted`` and exit code 130; False for ``preempted`` and 75, after any other
-            signal.
-        reason: Reason of the stop, in one line.
-        code: Exit code instead of 130 or 75.
+    After Ctrl-C the status is ``interrupted`` and the exit code 130, after any other signal ``preempted`` and 75.
+    ``code`` replaces these codes.
     """
     if by_ctrl_c:
         return JobOutcome("interrupted", code or EXIT_INTERRUPTED, reason)
@@ -115,24 +109,18 @@ def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> JobOutcome
 class Listener:
     """Callbacks for the events of the jobs that an executor runs, called in the process of the sweep.
 
-    The callbacks of this class do nothing; subclasses override them. The parameter ``number`` is the number of the job
-    in its sweep (`JobSpec.number`).
+    The callbacks of this class do nothing; subclasses override them. ``number`` is that of the job in its
+    sweep, from 0.
     """
 
     def started(self, number: int) -> None:
-        """React to the start of a job's process; does nothing unless overridden."""
+        """React to the start of a job's process."""
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """React to a progress report of a running job; does nothing unless overridden."""
+        """React to a progress report of a running job."""
 
     def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
-        """React to the end of a job; does nothing unless overridden.
-
-        Args:
-            number: Number of the job.
-            ended: Status, exit code and reason of the end.
-            seconds: Wall time in seconds since the job's process started; 0 if it could not be started.
-        """
+        """React to the end of a job, ``seconds`` after its process started; 0 if it could not be started."""
 
     def stopping(self, name: str) -> None:
         """React to a signal (``name``, such as ``SIGTERM``) after which the executor starts no further job."""
@@ -147,14 +135,8 @@ class Executor(Protocol):
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
         """Run jobs, started in the given order, and return when all of them have ended.
 
-        After a signal that requests a stop, no further job is started and running jobs save their state.
-
-        Args:
-            jobs: The jobs to run.
-            listener: Receiver of the start, the progress and the end of every job.
-
-        Returns:
-            The exit code of the signal that stopped the jobs, or None.
+        After a signal that requests a stop, no further job is started and running jobs save their state. The result is
+        the exit code of that signal, or None.
 
         Raises:
             EnvironmentRefused: The scheduler is not available.

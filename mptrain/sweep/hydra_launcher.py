@@ -53,28 +53,19 @@ class ProcessLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: RunBatch, config: DictConfig) -> None:
         """Prepare the launcher; the Hydra sweeper calls this once.
 
-        Args:
-            hydra_context: Not used.
-            task_function: Function that runs a batch of points, in place of Hydra's task function.
-            config: Composed configuration with the node ``hydra``, from which the overrides common to all points are
-                read.
+        ``task_function`` runs a batch of points, in place of Hydra's task function. The overrides common to all points
+        are read from the node ``hydra`` of the composed configuration.
         """
         self._run = task_function
         self._fixed = {key_of(word) for word in fixed_overrides(config.hydra.overrides.task)}
         self._asked = 0
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run a batch of points that the Hydra sweeper requests, and return the metric of each job.
+        """Run a batch of points that the Hydra sweeper requests, and return the metric of each job, in order.
 
-        The metric is returned without a change of sign, so the sweeper's direction must be that of the metric.
-
-        Args:
-            job_overrides: The overrides of each job.
-            initial_job_idx: Ignored; the launcher counts jobs itself, because not all sweepers do.
-
-        Returns:
-            A completed result with the metric for each job, in order; for a job that failed or has no metric, a failed
-            result with a `JobFailedError`.
+        The metric is returned without a change of sign, so the sweeper's direction must be that of the metric. A job
+        that failed or has no metric has a failed result with a `JobFailedError`. ``initial_job_idx`` is ignored: the
+        launcher counts jobs itself, because not all sweepers do.
 
         Raises:
             MptrainError: A point is invalid; no job of the batch was run.
@@ -97,11 +88,8 @@ class ProcessLauncher(Launcher):
 def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: RunBatch) -> None:
     """Run the Hydra sweeper that the overrides select, until it requests no more points.
 
-    Args:
-        words: Overrides, including Hydra's own; the sweeper interprets those with several values.
-        composer: Composer with the configuration folders.
-        folder: Folder for the sweeper's own files.
-        run: Function that runs a batch of points.
+    The overrides include Hydra's own; the sweeper interprets those with several values, and keeps its own
+    files in ``folder``.
 
     Raises:
         ConfigError: The sweeper does not exist, or Hydra or the sweeper cannot parse the overrides.
@@ -142,11 +130,7 @@ def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
 
 
 def _require_tame(node: DictConfig) -> None:
-    """Check that Hydra's configuration calls only sweepers and their parts, because Hydra calls any target in it.
-
-    Raises:
-        ConfigError: The configuration contains another target.
-    """
+    """Raise ConfigError if Hydra's configuration, of which Hydra calls any target, calls anything but sweepers."""
     found = ["hydra.callbacks would call a callback"] if node.get("callbacks") else []
     for name in ("sweeper", "launcher"):
         tree: Any = OmegaConf.to_container(node[name], resolve=True)
@@ -163,7 +147,6 @@ def _require_tame(node: DictConfig) -> None:
 
 
 def _targets(tree: Any) -> Iterator[str]:
-    """Yield every ``_target_`` in a configuration tree of nested dicts and lists."""
     if isinstance(tree, dict):
         if "_target_" in tree:
             yield str(tree["_target_"])
@@ -184,7 +167,6 @@ def key_of(word: str) -> str:
 
 
 def _answer(sweep: Sweep, job: SweepJob, words: Sequence[str]) -> JobReturn:
-    """Return the result of a finished job as a Hydra sweeper expects it: its metric, or a `JobFailedError`."""
     run = sweep.paths.run(job.name)
     found = JobReturn(overrides=words, working_dir=str(run), task_name="mptrain", status=JobStatus.FAILED)
     metric = summary_of(run).get("metric") if job.status == "done" else None

@@ -42,8 +42,6 @@ class _Running:
     """State of one running job's process.
 
     Attributes:
-        number: Number of the job in the sweep.
-        process: The process.
         pipe: Connection on which the process sends progress and its outcome; None once it is closed.
         slot: Index of the job's slot (see `Slots`); None once the slot is free again.
         forked: Whether the fork server forked the process.
@@ -92,14 +90,9 @@ class Slots:
         return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
 
     def environment(self, slot: int, procs: int = 1) -> dict[str, str]:
-        """Return the environment variables that assign GPUs to a job whose configuration does not name one.
+        """Return ``CUDA_VISIBLE_DEVICES`` for a job whose configuration does not name a GPU; empty without GPUs.
 
-        Args:
-            slot: Index of the job's slot, from 0 to ``count`` - 1.
-            procs: Number of the job's ranks, each of which uses a GPU; at most the number of GPUs.
-
-        Returns:
-            ``CUDA_VISIBLE_DEVICES`` with ``procs`` GPUs; empty without GPUs.
+        ``slot`` is from 0 to ``count`` - 1. Each of the job's ``procs`` ranks, at most the number of GPUs, gets a GPU.
         """
         if not self.gpus:
             return {}
@@ -109,29 +102,16 @@ class Slots:
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Executor that runs the jobs of a sweep in processes on this machine (see `Executor`).
-
-    Args:
-        composer: Composer with the configuration folders of the sweep.
-        program: Functions that the jobs run.
-        slots: Cores and GPUs that the jobs share.
-    """
+    """Executor that runs the jobs of a sweep in processes on this machine."""
 
     composer: Composer
     program: Program
     slots: Slots
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Run jobs, as many at a time as there are slots, and return when all have ended (see `Executor.run`).
+        """Run jobs, as many at a time as there are slots, and return when all have ended.
 
         All configurations are composed before the first job starts. A second Ctrl-C ends all jobs at once.
-
-        Args:
-            jobs: The jobs, started in this order.
-            listener: Receiver of the start, the progress and the end of every job.
-
-        Returns:
-            The exit code of the signal that stopped the jobs, or None.
 
         Raises:
             ConfigError: The overrides of a job are invalid; no job was started.
@@ -171,7 +151,6 @@ class _Pool:
         self._stopping: signal.Signals | None = None
 
     def run(self, jobs: Sequence[tuple[JobSpec, Config]]) -> None:
-        """Run until no job is waiting or running."""
         waiting = list(reversed(jobs))
         while waiting or self._running:
             if self._interrupts.received and self._stopping is None:
@@ -184,7 +163,6 @@ class _Pool:
             self._listener.tick()
 
     def stop(self, number: signal.Signals) -> None:
-        """Send the signal to every job, which then saves and stops."""
         self._stopping = number
         for job in self._running:
             send(job.process, number)
@@ -245,7 +223,6 @@ class _Pool:
                 raise
 
     def _listen(self) -> None:
-        """Wait up to one tick for messages and exits, and handle them."""
         sources: list[Any] = [job.pipe for job in self._running if job.pipe is not None]
         sources += [job.process.sentinel for job in self._running if job.orphaned is None]
         wait(sources, timeout=_TICK)
@@ -303,7 +280,6 @@ class _Pool:
             job.slot = None
 
     def _judge(self, job: _Running) -> JobOutcome:
-        """Return a job's outcome: the one it reported, else one derived from its exit code."""
         was_stopped = job.ended is None or job.ended.status in ("interrupted", "preempted")
         if job.orphaned is not None and was_stopped and self._stopping is None:
             return JobOutcome("failed", EXIT_BUG, "the fork server was killed, which stopped the job")

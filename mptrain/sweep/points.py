@@ -53,7 +53,7 @@ class Point:
         varied: Those of the overrides in which the points of the sweep differ.
         warnings: Warnings for the user about the point's configuration; empty before `validate`.
         config: Resolved configuration of the point, without its own run directory; None before `validate`.
-        arm: Name of the point's arm (all runs of one configuration) in a comparison; empty in a plain sweep.
+        arm: Name of the point's arm in a comparison; empty in a plain sweep.
         count: Number of points in the sweep.
     """
 
@@ -77,22 +77,12 @@ class Point:
 
 
 def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
-    """Expand overrides to the points of a sweep, one point (one run) for each combination of their values.
+    """Expand overrides to the points of a sweep, one for each combination of values, neither composed nor checked.
 
     The values of the last override vary fastest: ``seed=0,1 precision=fp32,tf32`` gives four points, of which the first
-    two have ``seed=0``.
-
-    Args:
-        words: ``KEY=VALUE`` overrides in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over
-            options.
-        catalogue: Configuration groups with their options, from which ``glob()`` chooses.
-
-    Returns:
-        The points in order, neither composed nor checked.
-
-    Raises:
-        ConfigError: An override has no values or too many, its key cannot be swept, it selects a sweeper or launcher of
-            Hydra, or the sweep has more than `MOST_POINTS` points. The error contains all problems.
+    two have ``seed=0``. The overrides are in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over
+    the options in the catalogue. Raise one ConfigError with all problems: an override has no values or too many, its
+    key cannot be swept, it selects a sweeper or launcher of Hydra, or the sweep has more than `MOST_POINTS` points.
     """
     problems: list[Problem] = []
     axes: list[list[str]] = []
@@ -121,17 +111,9 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
 
 
 def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
-    """Compose the configuration of every point of a sweep and check it, without loading data.
+    """Return the points of `expand` with their configurations, composed and checked without loading data, and warnings.
 
-    Args:
-        points: Points returned by `expand`.
-        composer: Composer with the configuration folders of the sweep.
-
-    Returns:
-        The points with their warnings and configurations.
-
-    Raises:
-        ConfigError: Contains the problems of all points. A problem names its first point unless all points have it.
+    Raise one ConfigError with the problems of all points. A problem names its first point unless all points have it.
     """
 
     def composed(point: Point) -> Point:
@@ -143,15 +125,7 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
 
 
 def require_keys(points: Sequence[Point], composer: Composer) -> None:
-    """Check the overrides of every point for unknown keys and invalid values, as far as possible without torch.
-
-    Args:
-        points: Points returned by `expand`.
-        composer: Composer with the configuration folders of the sweep.
-
-    Raises:
-        ConfigError: As for `validate`.
-    """
+    """Check every point, as `validate` does, for unknown keys and invalid values, as far as possible without torch."""
     _each(points, lambda point: composer.require_keys(point.overrides))
 
 
@@ -174,13 +148,8 @@ def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_
 def require_devices(points: Sequence[Point]) -> None:
     """Check that this machine has the device of every point, and that the device supports the point's precision mode.
 
-    The sweep would otherwise fail half-way. The function imports torch.
-
-    Args:
-        points: Points returned by `validate`.
-
-    Raises:
-        EnvironmentRefused: A device is missing or cannot run a point's precision mode; the message names the point.
+    The sweep would otherwise fail half-way. The function imports torch. Raise EnvironmentRefused, which names the
+    point, for a missing device or support.
     """
     from mptrain.precision.support import require_support, resolve_device
 
@@ -198,13 +167,7 @@ def require_devices(points: Sequence[Point]) -> None:
 
 
 def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
-    """Return a problem of some points with the first of them named in its message, unless all checked points have it.
-
-    Args:
-        problem: The problem.
-        bad: The points that have it, at least one.
-        checked: Number of points that were checked.
-    """
+    """Return a problem with the first point that has it named in its message, unless all checked points have it."""
     if len(bad) == checked:
         return problem
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -212,21 +175,11 @@ def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
 
 
 def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
-    """Run all checks of a sweep's points that are possible before training.
+    """Return the points of `expand` with configurations and warnings, after all checks possible before training.
 
-    Each configuration is composed. Its device is checked, and its model, data set and task are checked to fit together.
-
-    Args:
-        points: Points returned by `expand`.
-        composer: Composer with the configuration folders of the sweep.
-        program: Functions that the jobs run.
-        elsewhere: Whether the jobs run on other machines, whose devices are unknown and therefore not checked.
-
-    Returns:
-        The points with their warnings and configurations.
-
-    Raises:
-        MptrainError: A point is invalid; the message names it.
+    Each configuration is composed. Its device is checked, unless the jobs run ``elsewhere`` on machines whose
+    devices are unknown, and its model, data set and task are checked to fit together. Raise an MptrainError that
+    names an invalid point.
     """
     warm_up(program.modules)  # the fork server imports the modules while this process composes
     checked = validate(points, composer)
@@ -240,10 +193,6 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
     """Check that the model, data set, task, learners and weights of each point of a sweep fit together.
 
     Data sets and tasks are built in a separate process. Points that differ in none of these parts are checked once.
-
-    Args:
-        points: Points returned by `validate`.
-        program: Functions that the jobs run.
 
     Raises:
         ConfigError: Contains the problems of all points; each names its first point.
@@ -269,10 +218,8 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
 def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
     """Find the configurations whose data set, task, learners or weights are missing or do not fit together.
 
-    Data sets and tasks are built in the calling process, one data set at a time.
-
-    Returns:
-        ``(index, error)`` for each such configuration, ordered by index.
+    Return ``(index, error)`` for each, ordered by index. Data sets and tasks are built in the calling process, one data
+    set at a time.
     """
     found: list[tuple[int, MptrainError]] = []
     held: tuple[str, Dataset | MptrainError] | None = None  # one data set at a time: they may be large
@@ -290,7 +237,6 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
 
 
 def _load(config: Config) -> Dataset | MptrainError:
-    """Build the data set of a configuration; return the error instead if that fails."""
     from mptrain.config.build_workload import build_dataset
 
     try:

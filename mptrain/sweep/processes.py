@@ -45,10 +45,8 @@ _TRIES = 3
 def warm_up(modules: Sequence[str]) -> None:
     """Start the fork server, the process from which CPU jobs are forked; do nothing if it is running.
 
-    The server imports in the background, while this process continues.
-
-    Args:
-        modules: Names of the modules that a new server imports, so that processes forked from it start faster.
+    The server imports ``modules`` in the background, while this process continues, so that forked
+    processes start faster.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.sweep.fork_server", *modules])
@@ -59,13 +57,9 @@ def warm_up(modules: Sequence[str]) -> None:
 
 
 def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
-    """Call a function in a process forked from the fork server, and return its value.
+    """Call a picklable function in a process forked from the fork server, and return its value.
 
-    The calling process keeps neither the memory nor the side effects of the call.
-
-    Args:
-        function: A picklable function without parameters.
-        modules: Names of modules that the fork server imports (see `warm_up`).
+    The calling process keeps neither the memory nor the side effects of the call. The fork server imports ``modules``.
 
     Raises:
         MptrainError: The function raised it.
@@ -95,12 +89,8 @@ def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
 def answer(question: bytes, pipe: Connection) -> None:
     """Call a pickled function and send its result to the caller of `run_in_fork`; entry point of the forked process.
 
-    The process sends ``(value, None)``, or ``(None, error)`` for an `MptrainError`, pickled. Any other exception ends
-    it.
-
-    Args:
-        question: A pickled function without parameters.
-        pipe: Connection for the answer.
+    The process sends ``(value, None)``, or ``(None, error)`` for an `MptrainError`, pickled. Any other
+    exception ends it.
     """
     reset_after_fork()
     die_with_parent(signal.SIGKILL)
@@ -117,33 +107,21 @@ def answer(question: bytes, pipe: Connection) -> None:
 def forked(target: Callable[..., None], *arguments: Any) -> Process:
     """Return an unstarted process that will be forked from the fork server and call a function.
 
-    Args:
-        target: Function at the top level of a module, because it is pickled by name.
-        arguments: Its positional arguments; they must be picklable.
+    The function must be at the top level of a module, because it is pickled by name, and its arguments picklable.
     """
     return multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
 
 
 def spawned(target: Callable[..., None], *arguments: Any) -> Process:
-    """Return an unstarted process that will call a function in a new Python interpreter.
-
-    Args:
-        target: Function at the top level of a module, because it is pickled by name.
-        arguments: Its positional arguments; they must be picklable.
-    """
+    """Return an unstarted process that will call a function in a new Python interpreter; arguments as for `forked`."""
     return multiprocessing.get_context("spawn").Process(target=target, args=arguments)
 
 
 def start(process: Process) -> Process:
-    """Start a process made by `forked` or `spawned`, restarting the fork server if it has died.
+    """Start a process made by `forked` or `spawned`, restarting the fork server if it has died, and return it.
 
-    The signals that request a stop (`ENDING_SIGNALS`) are blocked in a new process until it can handle them.
-
-    Returns:
-        The same process.
-
-    Raises:
-        OSError, EOFError: The process cannot be started.
+    The signals that request a stop (`ENDING_SIGNALS`) are blocked in a new process until it can handle them. Raise
+    OSError or EOFError if it cannot be started.
     """
     guard_multiprocessing()
     for left in reversed(range(_TRIES)):
@@ -161,9 +139,7 @@ def start(process: Process) -> Process:
 def describe_exit_code(code: int) -> str:
     """Describe in words how a process ended that did not report an outcome, such as ``killed by SIGTERM``.
 
-    Args:
-        code: Exit code as in `multiprocessing.Process.exitcode`: negative if a signal of that number killed the
-            process.
+    A negative exit code means that a signal of that number killed it.
     """
     if code >= 0:
         return f"its process ended with exit code {code} and no message"
@@ -209,9 +185,6 @@ def die_with_parent(number: signal.Signals) -> None:
     """Arrange that this process receives a signal when its parent process ends for any reason.
 
     If the process that created it through `multiprocessing` has already ended, exit at once with code 1.
-
-    Args:
-        number: The signal to receive.
     """
     ends_with_parent(number)
     sweep = multiprocessing.parent_process()

@@ -1,8 +1,7 @@
 """Planning, running and resuming of sweeps, with ``sweep.json`` kept up to date.
 
-``sweep.json`` defines the sweep and is written before any job starts. A job trains one point (one run) of the sweep.
-Running a sweep means running every job whose run directory does not have the status ``done``. An
-`mptrain.sweep.executor.Executor` starts the processes or jobs.
+``sweep.json`` defines the sweep and is written before any job starts. Running a sweep means running every job whose run
+directory does not have the status ``done``. An `mptrain.sweep.executor.Executor` starts the processes or jobs.
 """
 
 from __future__ import annotations
@@ -41,27 +40,13 @@ class SweepDisplay(Protocol):
     """Protocol of displays of a running sweep, called in the process that runs it."""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
-        """Show that a job of the sweep has started or ended.
-
-        Args:
-            sweep: The sweep, as now stored in ``sweep.json``.
-            job: The job, with its new status.
-        """
+        """Show that a job has started or ended; both arguments have its new status, as now stored in ``sweep.json``."""
 
     def progressed(self, number: int, progress: JobProgress) -> None:
-        """Show the progress of a running job.
-
-        Args:
-            number: Number of the job in the sweep, from 0.
-            progress: Its latest report.
-        """
+        """Show the latest progress of the running job with this number, from 0."""
 
     def stopping(self, name: str) -> None:
-        """Show that a signal requested a stop of the sweep and that running jobs save their state.
-
-        Args:
-            name: Name of the signal, such as ``SIGINT``.
-        """
+        """Show that a signal, such as ``SIGINT``, requested a stop and that running jobs save their state."""
 
     def tick(self) -> None:
         """Refresh the display; called several times a second while the sweep runs."""
@@ -70,9 +55,7 @@ class SweepDisplay(Protocol):
 def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     """Return the folder of a sweep, created if missing: ``ROOT/NAME``, or a new ``ROOT/sweeps/DATE/TIME-xxxx``.
 
-    Args:
-        options: ``run.root``, ``run.name`` and ``run.resume`` of the sweep as a whole.
-        below: Replaces ``sweeps`` in the path of a sweep without a name.
+    The options are those of the sweep as a whole. ``below`` replaces ``sweeps`` in the path.
 
     Raises:
         ConfigError: ``run.resume`` is set without a name.
@@ -128,20 +111,11 @@ def plan_sweep(
     plan: Mapping[str, Any] | None = None,
     grows: bool = False,
 ) -> Sweep:
-    """Write the plan of a sweep, its ``sweep.json`` and ``sweep.csv``, to its folder, and return the sweep.
+    """Write the plan of a sweep, its ``sweep.json`` and ``sweep.csv``, to its existing folder, and return the sweep.
 
-    If the folder holds a sweep of the same points, the status of its jobs is kept.
-
-    Args:
-        points: Points of the sweep, checked.
-        folder: Folder of the sweep; it must exist.
-        words: The overrides that were expanded to the points.
-        config_dirs: Additional configuration folders.
-        config_name: Name of the primary configuration file.
-        parallel: Maximum number of concurrent jobs.
-        kind: ``sweep``, ``comparison`` or ``recipe``.
-        plan: Criteria for the evaluation of the finished jobs, JSON values, such as `ComparisonOptions.as_plan`.
-        grows: Whether the number of points may differ from that of the existing sweep, if the common ones are equal.
+    If the folder holds a sweep of the same points, the status of its jobs is kept. With ``grows``, the number of points
+    may differ from that of the existing sweep, if the common ones are equal. The points must be checked; the keyword
+    arguments are those of `Sweep`.
 
     Raises:
         StorageError: The folder holds a sweep with different points or one that is being run, or cannot be written.
@@ -170,11 +144,8 @@ def plan_sweep(
 def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
     """Return a sweep with the status, exit code and duration of its jobs read from their run directories.
 
-    Jobs that are neither done nor failed get the status ``waiting``.
-
-    Args:
-        sweep: The sweep.
-        numbers: Numbers of the jobs to read; None for all.
+    Jobs that are neither done nor failed get the status ``waiting``. ``numbers`` selects the jobs to read;
+    None for all.
     """
     wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
     jobs = zip(sweep.jobs, wanted, strict=True)
@@ -182,11 +153,7 @@ def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep
 
 
 def require_free(sweep: Sweep) -> None:
-    """Check by its lock file that no process is running a sweep.
-
-    Raises:
-        StorageError: Another process is running the sweep; the message names it.
-    """
+    """Raise StorageError, which names the process, if by its lock file a process is running a sweep."""
     holder = holder_of(sweep.paths.lock)
     if holder is not None:
         raise StorageError(f"{sweep.folder} is being written by {holder}", "wait until that process ends, or stop it")
@@ -211,18 +178,10 @@ def run_sweep(
 ) -> tuple[Sweep, int]:
     """Run the jobs of a sweep that have not ended, each in its own process; update ``sweep.json`` at every change.
 
-    Args:
-        sweep: The sweep, already written to its folder, with checked points.
-        composer: Composer with the configuration folders of the sweep.
-        program: Functions that the jobs run.
-        watch: Display of the sweep.
-        numbers: Numbers of the jobs to run; None for all.
-        launcher: Options for a scheduler such as Slurm; None runs the jobs on this machine.
-
-    Returns:
-        The sweep after the jobs, and the exit code. The code is 0 if all jobs have ended, that of the signal that
-        stopped the sweep, or 7 if a job failed or is still run by a process of an earlier sweep. In comparisons and
-        recipes, a numerics failure does not count as failed.
+    Return the sweep after the jobs, and the exit code: 0 if all jobs have ended, that of the signal that stopped the
+    sweep, or 7 if a job failed or is still run by a process of an earlier sweep. In comparisons and recipes, a numerics
+    failure does not count as failed. The sweep must have checked points and be written to its folder. ``numbers``
+    selects jobs; None for all. Without a launcher (a scheduler such as Slurm) they run on this machine.
 
     Raises:
         StorageError: Another process is running this sweep, or a file cannot be written.
@@ -357,12 +316,9 @@ def _waiting(job: SweepJob) -> SweepJob:
 
 
 def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
-    """Record jobs that are still run by processes of a killed sweep, and wait up to `_PATIENCE` seconds for their end.
+    """Wait up to `_PATIENCE` seconds for jobs still run by processes of a killed sweep; return those that remain.
 
     Scheduler jobs outlive their sweep and train to their end, so the wait is limited.
-
-    Returns:
-        The numbers of the jobs that are still running.
     """
     living = _holders(record.sweep, numbers)
     for number, holder in living.items():
@@ -379,7 +335,6 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
 
 
 def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
-    """Return the processes that are writing the runs of these jobs, by job number; they hold the run locks."""
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
     return {number: holder for number, holder in found.items() if holder is not None}

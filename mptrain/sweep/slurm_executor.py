@@ -1,8 +1,7 @@
 """Executor that submits the jobs of a sweep to Slurm through submitit and waits for them.
 
-`mptrain.sweep.worker` contains the code of the jobs. A job reports its status in a file of its own and in its run
-directory. Only the job reads submitit's pickles; they are in a folder that this process has just created, so that they
-cannot come from elsewhere.
+A job (`mptrain.sweep.worker`) reports its status in a file of its own and in its run directory. Only the job reads
+submitit's pickles; they are in a folder that this process has just created, so that they cannot come from elsewhere.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class _Job:
     """State of a submitted job; times are those of `time.monotonic`.
 
     Attributes:
-        submission: Input of the job.
         handle: submitit's object for the job.
         began: Time at which the job was first seen running; None before.
         over: Time at which the scheduler was first found to have ended the job; None if it has not.
@@ -73,7 +71,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class SlurmExecutor:
-    """Executor that submits the jobs of a sweep through submitit (see `Executor`). A stop signal cancels all of them.
+    """Executor that submits the jobs of a sweep through submitit. A stop signal cancels all of them.
 
     Args:
         sweep: The sweep, already written to its folder.
@@ -88,16 +86,9 @@ class SlurmExecutor:
     launcher: Launcher
 
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
-        """Submit jobs and return when all have ended (see `Executor.run`).
+        """Submit jobs in order and return when all have ended; the listener hears of starts and ends, not of progress.
 
         A second Ctrl-C returns without waiting for the cancelled jobs to save their state.
-
-        Args:
-            jobs: The jobs, submitted in this order.
-            listener: Receiver of the start and the end of every job; progress is not reported.
-
-        Returns:
-            The exit code of the signal that stopped the jobs, or None.
 
         Raises:
             EnvironmentRefused: submitit is not installed.
@@ -124,13 +115,9 @@ class SlurmExecutor:
 
 
 def fresh_folder(sweep: Path) -> Path:
-    """Create a new folder in a sweep's folder for the files of one submission, accessible only to this user.
+    """Create a folder for the files of one submission, accessible only to this user, and return its absolute path.
 
-    Returns:
-        The absolute path ``SWEEP/submitted/xxxxxxxx``, where the last part is random and hexadecimal.
-
-    Raises:
-        StorageError: The folder cannot be created.
+    This is ``SWEEP/submitted/xxxxxxxx``, where the last part is random and hexadecimal.
     """
     folder = sweep.absolute() / FOLDER / secrets.token_hex(4)
     with storage_errors(folder, "create"):
@@ -142,11 +129,7 @@ def fresh_folder(sweep: Path) -> Path:
 def require_none_queued(sweep: Path) -> None:
     """Check that no earlier jobs of a sweep are still in Slurm's queue, because they would train the same runs.
 
-    Args:
-        sweep: Folder of the sweep.
-
-    Raises:
-        StorageError: There are such jobs; the message lists their ids.
+    Raise StorageError, which lists their ids, if there are any.
     """
     found = [one for path in sorted((sweep / FOLDER).glob(f"*/{JOBS_JSON}")) for one in _still_queued(path)]
     if found:
@@ -171,11 +154,7 @@ def _still_queued(path: Path) -> list[str]:
 def require_scheduler(launcher: Launcher) -> None:
     """Check that the scheduler on which a sweep will run its jobs is available, before the sweep's folder is created.
 
-    Args:
-        launcher: Options of the scheduler (``--launcher``).
-
-    Raises:
-        EnvironmentRefused: submitit is not installed, or this machine has no Slurm.
+    Raise EnvironmentRefused if submitit is not installed, or this machine has no Slurm.
     """
     submitit = _submitit(launcher)
     if launcher.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
@@ -190,7 +169,6 @@ def _submitit(launcher: Launcher) -> Any:
 
 
 def _executor(launcher: Launcher, folder: Path) -> Any:
-    """Return submitit's executor with the options of a launcher."""
     submitit = _submitit(launcher)
     submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # the signal requested from Slurm
     python = shlex.join(command("-u"))  # submitit appends -m and a module
@@ -260,7 +238,6 @@ class _Queue:
             self._list.unlink(missing_ok=True)  # no job is queued any more
 
     def cancel(self) -> None:
-        """Cancel all jobs; running jobs save their state."""
         self._stopping = time.monotonic()
         for job in self._jobs:
             # The job may have ended, or the scheduler may not answer; the job's result is read in any case.
@@ -342,10 +319,8 @@ class _Queue:
 def _state(handle: Any, mode: str) -> str:
     """Return the state of a job in capitals, such as ``PENDING``; ``UNKNOWN`` if the scheduler reports none.
 
-    Args:
-        handle: submitit's object for the job.
-        mode: ``force`` to query the scheduler, which returns the states of all jobs; ``cache`` to use the last such
-            query.
+    ``mode`` is ``force`` to query the scheduler, which returns the states of all jobs, or ``cache`` to use the
+    last such query.
     """
     found: Callable[..., dict[str, str]] = handle.get_info
     with contextlib.suppress(Exception):

@@ -47,7 +47,7 @@ _LONGEST_REASON = 600
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Input of the process of one local job of a sweep (see `run_job`).
+    """Input of the process of one local job of a sweep.
 
     Attributes:
         work: The pickled `Program` and `Config`; unpickling may import torch.
@@ -64,17 +64,15 @@ class LocalJob:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """Input of one job of a sweep that is submitted to a scheduler such as Slurm (see `run_submitted_job`).
+    """Input of one job of a sweep that is submitted to a scheduler such as Slurm.
 
     It holds overrides, which the job composes to a configuration where it runs, and no secrets.
 
     Attributes:
-        job: Overrides and paths of the job's run.
         config_dirs: Additional configuration folders.
         config_name: Name of the primary configuration file.
         typed: The overrides that the user typed; None if all are (see `Composer`).
         result: File to which the job writes its status (see `JobResult`).
-        program: Functions that the job runs.
     """
 
     job: JobSpec
@@ -103,11 +101,8 @@ class JobResult:
 def run_job(assignment: LocalJob, pipe: Connection) -> None:
     """Train one point of a sweep in a process that a `LocalExecutor` started, and report the outcome.
 
-    Once the outcome is sent, the exit code of the process is irrelevant.
-
-    Args:
-        assignment: The job.
-        pipe: Connection to the sweep's process, for pickled `JobProgress` messages and a final `JobOutcome`.
+    Pickled `JobProgress` messages and a final `JobOutcome` are sent through the pipe. Once the outcome is sent, the
+    exit code of the process is irrelevant.
     """
     reset_after_fork()
     detach_from_terminal()
@@ -203,10 +198,7 @@ def print_traceback(error: BaseException) -> int:
 def print_to(log: Path) -> None:
     """Append all further output of this process to a file, including that of libraries and of Python's crash handler.
 
-    Secrets in text that Python prints are masked.
-
-    Raises:
-        StorageError: The file cannot be opened.
+    Secrets in text that Python prints are masked. Raise StorageError if the file cannot be opened.
     """
     with storage_errors(log):
         descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
@@ -230,12 +222,8 @@ def _train(
 ) -> JobOutcome:
     """Train a point and return the outcome of its job.
 
-    Args:
-        prepare: Function that returns the program and the configuration of the point.
-        log: Log file of the job. Its folder, the sweep's, must stay in place.
-        report: Function that reports errors until the program is known.
-        sink: Receiver of the run's records.
-        threads: Maximum number of torch's CPU threads; None keeps torch's default.
+    ``prepare`` returns the program and the configuration of the point; ``report`` reports errors until then. The folder
+    of the log file, the sweep's, must stay in place. ``threads`` of None keeps torch's default.
     """
     try:
         with require_folder_stays(log.parent):  # so that a run does not create a removed sweep folder again
@@ -266,10 +254,7 @@ def _train(
 
 
 class _Stopped(BaseException):
-    """Exception for a stop signal that arrives before the run handles signals itself.
-
-    It is a BaseException, so that ``except Exception`` does not catch it.
-    """
+    """Stop signal that arrives before the run handles signals itself; not caught by ``except Exception``."""
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
