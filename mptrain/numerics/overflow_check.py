@@ -200,12 +200,12 @@ def _norm_of(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def float32_norm(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of a float tensor as an FP32 scalar, for devices without FP64; not finite if an element is not.
+    """Return the L2 norm of a float tensor in FP32, shape (), for devices without FP64; inf or NaN if any element is.
 
     Elements are divided by the largest magnitude before squaring: no square overflows, and only elements below 2^-63 of
     the largest underflow. Squares are added in rows, so the relative error is below 2^-11 for up to 2^36 elements in
     any summation order. On a CPU it measured 2^-22 for up to 50 million elements, where a single sum was off by 2^-8. A
-    norm beyond FP32 becomes the largest FP32 number; a norm below the normal range may become 0.
+    norm of finite elements beyond FP32 becomes the largest FP32 number; one below the normal range may become 0.
     """
     flat = tensor.detach().float().flatten()
     if not flat.numel():

@@ -31,23 +31,15 @@ _ACCUMULATES = 2**64 - 1
 
 
 def is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is a submodule of another, at any depth, by their qualified names.
-
-    Args:
-        name: Qualified name, as in `nn.Module.named_modules`.
-        outer: Qualified name of the other module; empty for the model itself, which contains all others.
-    """
+    """Return whether a module is a submodule of another, at any depth, by qualified name; the model's name is empty."""
     return name != outer and (not outer or name.startswith(f"{outer}."))
 
 
 @contextlib.contextmanager
 def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
-    """Context manager that hooks all modules of a model except those of TorchScript, and removes the hooks on exit.
+    """Hook all modules of a model except those of TorchScript, and remove the hooks on exit.
 
-    Args:
-        model: The model.
-        register: Function that hooks a module, given its qualified name and the module, and returns the handles of its
-            hooks.
+    ``register`` hooks a module, given its qualified name and the module, and returns the handles of its hooks.
     """
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -59,12 +51,9 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """Finished call of a module in an observed step.
+    """Finished call of a module in an observed step, by qualified name (empty for the model itself).
 
-    Attributes:
-        module: Qualified name of the module; empty for the model itself.
-        finite_inputs: Whether all floating-point tensors among the arguments were finite.
-        finite_output: Whether all floating-point tensors in the result were finite.
+    ``finite_inputs`` and ``finite_output`` refer to all floating-point tensors among the arguments or in the result.
     """
 
     module: str
@@ -75,10 +64,8 @@ class ModuleCall:
 class ModuleTrail:
     """Tracker of the module that runs at any moment of a forward or backward pass, by its qualified name.
 
-    The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`.
-
-    Args:
-        check_finite: Whether to record finished calls in ``ended``, for which the device is waited for.
+    The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`. With
+    ``check_finite``, finished calls are recorded in ``ended``, for which the device is waited for.
 
     Attributes:
         calls: Number of calls in the forward pass by module name, in the order of the first calls.
@@ -98,11 +85,7 @@ class ModuleTrail:
         self._thread = threading.get_ident()
 
     def followed(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context manager that hooks the model's modules and tracks their calls.
-
-        Args:
-            model: The model. Hooks are removed on exit.
-        """
+        """Return a context manager that hooks the model's modules and tracks their calls; hooks are removed on exit."""
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
             yield module.register_forward_pre_hook(self._entering(name), prepend=True)
@@ -111,10 +94,9 @@ class ModuleTrail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Return the qualified name of the module that the operator being dispatched belongs to.
+        """Return the qualified name of the module of the operator that is being dispatched, for a dispatch mode.
 
-        It is called from a dispatch mode. In the backward pass it is the module whose forward call created the autograd
-        node.
+        In the backward pass it is the module whose forward call created the autograd node.
         """
         node: Any = current_autograd_node()
         if self._stack:  # also when the backward pass recomputes part of the forward pass
@@ -127,11 +109,7 @@ class ModuleTrail:
         return self._latest
 
     def of_node(self, number: int) -> str:
-        """Return the qualified name of the innermost module whose call created an autograd node; `LOSS` if none did.
-
-        Args:
-            number: Sequence number of the node. Autograd numbers the nodes of a thread in the order of their creation.
-        """
+        """Return the innermost module whose call created the autograd node of a sequence number; `LOSS` if none did."""
         if number not in self._known:
             inside = (name for first, end, name in self._spans if first <= number < end)
             self._known[number] = next(inside, LOSS)
