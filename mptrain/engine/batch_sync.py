@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class SyncedBatch(NamedTuple):
-    """This rank's part of the batch of the next training step, on the host, and its size over all ranks.
-
-    ``terms`` are the loss terms (samples or tokens, over which the loss is averaged).
-    """
+    """This rank's part of the next batch, on the host, and its numbers of samples and loss terms over all ranks."""
 
     batch: Batch
     samples: int
@@ -31,10 +28,7 @@ class SyncedBatch(NamedTuple):
 
 
 class BatchSync:
-    """Source of training batches and of requests to stop, for a run on one rank.
-
-    ``late`` returns whether the run's time limit (``train.max_minutes``) is reached.
-    """
+    """Source of training batches and of requests to stop by signal or time limit, for a run on one rank."""
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool]) -> None:
         self._interrupts = interrupts
@@ -47,7 +41,7 @@ class BatchSync:
 
     @property
     def late(self) -> bool:
-        """True if the run's time limit is reached, once all ranks know of it."""
+        """True if the time limit (``train.max_minutes``) is reached, once all ranks know of it."""
         return self._late()
 
     def should_stop(self) -> bool:
@@ -55,10 +49,7 @@ class BatchSync:
         return self.asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """Return the next batch of an epoch, or None if there is none. All ranks must call this together.
-
-        Raises DataError if a sample cannot be used.
-        """
+        """Return the next batch of an epoch or None; raises DataError. All ranks must call this together."""
         batch = next(batches, None)
         return None if batch is None else SyncedBatch(batch, batch.samples, batch.terms)
 

@@ -109,10 +109,7 @@ class BufferGuard:
         ]
 
     def follow(self, names: Iterable[str]) -> None:
-        """Guard parameters like buffers from now on, because passes change them.
-
-        The names are the same on all ranks, which get the values of rank 0.
-        """
+        """Guard parameters, the same on all ranks, like buffers from now on; all ranks get the values of rank 0."""
         for name in names:
             for tensor in [place.tensor for place in self._places if place.path == name and place.memory is None]:
                 assert tensor is not None
@@ -168,7 +165,7 @@ class BufferGuard:
         increment_version([tensor])
 
     def write_through(self, applied: Tensor) -> None:
-        """Write changes that passes made to parameters into their master weights, before an update that is applied."""
+        """Write changes that passes made to parameters into their master weights, if the update will be applied."""
         for masters in self.masters:
             masters.take_changes(applied)
 
@@ -178,7 +175,7 @@ class BufferGuard:
             masters.require_seen()
 
     def restore(self, skip: Tensor) -> None:
-        """Restore all guarded tensors if the step was skipped (float32, 1), without synchronising with the host."""
+        """Restore all guarded tensors if ``skip`` (float32, shape (1,)) is 1, without synchronising with the host."""
         self.settle()
         if not self._memory:
             return
@@ -202,12 +199,9 @@ class BufferGuard:
     def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
         """Undo all changes of buffers, parameters and plain attributes of modules on exit, and say what they were.
 
-        Plain attributes are tensors, numbers, texts, None, and what lists, sets, dictionaries and deques hold. Raises
-        ConfigError as `settle`.
-
-        Yields:
-            Two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that
-                were changed; and names of the buffers that became tensors which a skipped step cannot restore.
+        Plain attributes are tensors, numbers, texts, None, and what lists, sets, dictionaries and deques hold. Yields
+        two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that were
+        changed; and names of the buffers that became tensors which a skipped step cannot restore. Raises as `settle`.
         """
         self.snapshot()
         places, changed, unguarded = self._places, list[str](), list[str]()

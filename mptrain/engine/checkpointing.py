@@ -21,8 +21,7 @@ class Checkpointing:
 
     Attributes:
         saver: Writer of checkpoints, optionally in a background thread. A context manager, entered around the run.
-        carried: Buffers that belong to the run and not to its weights, such as the hidden state of an LSTM between
-            batches.
+        carried: Buffers that belong to the run and not to its weights, such as an LSTM's state between batches.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class Checkpointing:
         self.carried = CarriedBuffers(parts)
 
     def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
-        """Restore the run from a checkpoint, and return a sentence for the user about each item that could not be.
+        """Restore the run from a checkpoint, and return a sentence for the user about each item that is lost.
 
         ``forgive`` resets the count of consecutive overflows, for a run that they stopped and that is tried again.
         """

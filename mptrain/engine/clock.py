@@ -21,13 +21,10 @@ WARM_UP = 10
 
 
 class Clock:
-    """Clock of a run's training steps, which adds up their time, loss terms and energy and reports recent throughput.
+    """Clock of a run's steps, which adds up time, loss terms and energy in its progress and reports recent throughput.
 
-    It updates the totals of the run in place.
-
-    Attributes:
-        rate: Throughput as of the last `read`, in loss terms per second, without evaluation and saving.
-        wait_share: Fraction of time spent waiting for data as of the last `read`, 0 to 1.
+    As of the last `read`, ``rate`` is in loss terms per second, without evaluation and saving, and ``wait_share`` is
+    the fraction of time spent waiting for data, 0 to 1.
     """
 
     def __init__(self, progress: Progress, device: torch.device) -> None:
@@ -42,9 +39,9 @@ class Clock:
         self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
     def lap(self, terms: int, waited: float, seconds: float) -> bool:
-        """Count one training step, with its seconds and, included in them, the seconds that it waited for data.
+        """Count one training step, ``waited`` of its seconds for data.
 
-        Returns whether this step ends the warm-up, so that the caller should wait for the device before the next one.
+        Returns whether it ends the warm-up, so that the caller should wait for the device before the next one.
         """
         progress, steady = self.progress, self._steps >= WARM_UP
         self._steps += 1
@@ -59,7 +56,7 @@ class Clock:
         return self._steps == WARM_UP
 
     def add(self, seconds: float, *, steady: bool | None = None) -> None:
-        """Count training time that belongs to no step, such as waiting for the device to finish its queue.
+        """Count training time of no step, such as waiting for the device.
 
         ``steady`` counts it as time after the warm-up; None decides by the number of steps so far.
         """

@@ -103,10 +103,7 @@ _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization de
 
 @contextlib.contextmanager
 def host_waits(device: torch.device) -> Iterator[list[str]]:
-    """Detect where the host waits for a CUDA device, which a CUDA graph does not allow.
-
-    Yields a list of places, each ``FILE:LINE`` with the file's name only, which is filled on exit.
-    """
+    """Yield a list that is filled on exit with the places (``FILE:LINE``) where the host waited for a CUDA device."""
     found: list[str] = []
     if device.type != "cuda":
         yield found

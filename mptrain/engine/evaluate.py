@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Metrics of a model on a split, as they are written to the run's files.
-
-    ``exhibits`` are pictures, texts or sounds that the task shows, by name, on the host; empty unless requested.
-    """
+    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested."""
 
     record: EvalRecord
     exhibits: dict[str, Exhibit] = field(default_factory=dict)
@@ -109,10 +106,7 @@ def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
 
 
 def gather_model(parts: Parts) -> nn.Module:
-    """Return a run's model with all of its weights: itself, or a gathered copy if its weights are sharded.
-
-    All ranks must call this. The copy has the dtypes of the forward pass.
-    """
+    """Return a run's model in training dtypes, or a gathered copy if sharded. All ranks must call this."""
     if parts.blank is None:
         return parts.model
     model = copy.deepcopy(parts.blank)
@@ -139,7 +133,7 @@ def without_storage(model: nn.Module) -> nn.Module:
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """Replace all parameters of a model by other tensors, without copying them, and return the model.
 
-    Tied parameters stay tied, and the first name's tensor is used.
+    Tied parameters stay tied; the tensor of the first name is used.
     """
     made: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -157,10 +151,7 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy values of any dtype into the parameters of a copy of a model in place, by name, and return it.
-
-    FP16 parameters saturate at the largest finite number instead of becoming inf.
-    """
+    """Copy values of any dtype into parameters of a copy by name, in place, and return it; FP16 saturates."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

@@ -38,10 +38,7 @@ class Diagnosis:
         cause: Earliest part of the step that is not finite: ``input`` (the batch holds inf or NaN), ``weights`` (a
             parameter or buffer holds inf or NaN that did not at the start), ``forward`` (all of these are finite, but
             the loss is not) or ``backward`` (the loss is finite, but gradients are not).
-        tensors: Names of the first non-finite tensors (inputs, weights, or gradients by parameter name), each with its
-            kind (``inf`` or ``nan``).
-        count: Number of non-finite tensors.
-        advice: Suggested fix for the user.
+        tensors: Names of the first of ``count`` non-finite inputs, weights or gradients, each with ``inf`` or ``nan``.
     """
 
     learner: str
@@ -127,20 +124,10 @@ def diagnose_overflows(
 ) -> Diagnosis:
     """Diagnose why a learner's gradients overflow in every step. All ranks must call this together.
 
-    Rank 0 saves ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed. The gradients of the last
-    step must still be there. Raises StorageError if a file cannot be written.
-
-    Args:
-        parts: The built run.
-        log: Log of the learner that overflows.
-        progress: Progress of the run right after that step.
-        batch: Prepared batch of that step; this rank's part.
-        given: The batch that was trained on; differs from ``batch`` if a fault was injected into it.
-        random: Random state of rank 0 before that step.
-        folder: Target folder; created if missing.
-
-    Returns:
-        The diagnosis of the rank with the earliest cause.
+    Rank 0 saves ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed, in ``folder``. The
+    gradients of that step must still be there. ``batch`` is this rank's part as prepared; ``given`` differs from it if
+    a fault was injected. ``random`` is the random state of rank 0 before the step. Returns the diagnosis of the rank
+    with the earliest cause. Raises StorageError if a file cannot be written.
     """
     learner = next(learner for learner in parts.learners if learner.name == log.name)
     assert log.last is not None
@@ -165,10 +152,7 @@ def _scale_keys(scaler: Scaler) -> str:
 
 
 def is_finite(parts: Parts) -> bool:
-    """Return whether all weights and buffers of a run are finite, so that its state is worth saving.
-
-    Buffers that held inf from the start, such as attention masks, do not count.
-    """
+    """Return whether all weights and buffers are finite, except buffers that held inf from the start, such as masks."""
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
@@ -177,12 +161,9 @@ def require_success(
 ) -> list[str]:
     """Raise an error if a finished run trained nothing because of its numerics; return warnings for the user.
 
-    A warning says that a short run ended while its initial loss scale was still decreasing. ``metric`` names the task's
-    main metric, and ``half`` says that the run computes in half precision.
-
-    Raises:
-        NumericsError: A learner applied no update, and not only because its initial loss scale was still decreasing; or
-            a loss or the task's metric is not finite in the last evaluation.
+    Raises NumericsError if a learner applied no update, and not only because its initial loss scale was still
+    decreasing, for which there is a warning; or if a loss or the task's ``metric`` is not finite in the last
+    evaluation. ``half`` says that the run computes in half precision.
     """
     warnings = []
     for log in learner_logs:

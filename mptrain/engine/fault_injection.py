@@ -43,10 +43,9 @@ _MOST_NAMES = 24
 
 
 class Injection:
-    """Fault that a run injects into one of its tensors on purpose, such as inf into a gradient.
+    """Fault that a run injects into one of its tensors on purpose, such as inf into a gradient; none by default.
 
-    Without ``inject.step`` there is none. ``inject.tensor`` names a module, a parameter or a learner's weight. Raises
-    ConfigError if it does not exist, or if only one of the two options is given.
+    Raises ConfigError if the tensor does not exist, or if only one of ``inject.step`` and ``inject.tensor`` is given.
     """
 
     def __init__(
@@ -86,10 +85,7 @@ class Injection:
         return (f"a fault is injected on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:
-        """Check the fault against the run's first batch, and return a warning if no planned step will have it.
-
-        Raises ConfigError if the inputs are integers, such as tokens, which cannot hold inf.
-        """
+        """Return a warning if no planned step will have the fault; ConfigError if the inputs are integers."""
         if self._options.step is None:
             return []
         if self._kind == "input" and not batch.inputs.is_floating_point():

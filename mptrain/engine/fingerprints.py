@@ -58,10 +58,7 @@ def digest_of_samples(digests: Iterable[bytes]) -> str:
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
-    """Return, as JSON values, ``epoch`` (from 0) and digests of its ``order`` and of its ``first_batch`` as fetched.
-
-    ``samples`` is the size of that batch.
-    """
+    """Return JSON values: ``epoch`` (from 0), digests of ``order`` and ``first_batch``, and ``samples`` in that."""
     return {
         "epoch": epoch,
         "order": digest_of_order(loader.order(epoch)),

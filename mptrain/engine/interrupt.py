@@ -22,10 +22,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class EndRequested(KeyboardInterrupt):
-    """Exception for a signal other than Ctrl-C, by its name, that ends the process immediately, outside of training.
-
-    As a subclass of KeyboardInterrupt it is not caught by ``except Exception``.
-    """
+    """Signal other than Ctrl-C, by name, that ends the process; ``except Exception`` does not catch it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Training loop of one run, new or resumed: trains, evaluates and saves until the planned end.
-
-    ``displays`` are additional receivers of records, for display only.
-    """
+    """Training loop of one run, new or resumed: trains, evaluates and saves until the planned end."""
 
     def __init__(
         self, parts: Parts, options: Options, storage: Storage | NoStorage, displays: Sequence[Sink] = ()
@@ -176,10 +173,7 @@ class Loop:
             self._rehearsed = True
 
     def attempt(self, batch: Batch) -> None:
-        """Attempt one training step of every learner on this rank's prepared part of a batch, and record it.
-
-        Raises NumericsError if the last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
-        """
+        """Attempt and record one training step of every learner; NumericsError after too many overflows in a row."""
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
         parts.comm.begin_step(parts.loaders["train"].seed, step)

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def monitored(task: Task, options: EarlyStopping | Plateau) -> tuple[str, bool | None]:
-    """Return the name of a monitored validation metric, and whether higher is better, None if that is not known.
-
-    A ``metric`` of None means the metric of the task, or else the validation loss; a ``mode`` of None means the
-    direction of the task's metric, and lower for a loss.
-    """
+    """Return the name of a monitored metric, and whether higher is better, None if that is not known."""
     name = options.metric or task.metric or "loss"
     if options.mode is not None:
         return name, options.mode == "max"

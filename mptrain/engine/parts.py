@@ -92,10 +92,7 @@ class Parts:
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return parameters by name in full precision: FP32 master weights, and FP32 values of frozen parameters.
-
-        A frozen parameter that a module has changed is left out: its FP32 value is no longer its own.
-        """
+        """Return FP32 master weights, and FP32 values of frozen parameters that no module has changed, by name."""
         current = dict(self.model.named_parameters()) if self.frozen else {}
         frozen = {
             name: value
@@ -132,11 +129,7 @@ class Parts:
                 modules[name].compile(dynamic=False)
 
     def data_card(self) -> dict[str, Any]:
-        """Return a description of the training data as JSON values, for people and programs that use the weights.
-
-        It has the ``name`` of the data set, its facts (such as the number of classes), and the fields of its own card,
-        such as ``labels``.
-        """
+        """Return the data set's name and facts, and the fields of its own card, such as ``labels``, as JSON values."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
         # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
@@ -145,10 +138,7 @@ class Parts:
 
     @functools.cached_property
     def labels_digest(self) -> str:
-        """SHA-256, in hexadecimal, of the data set's labels (classes or tokens), an empty list if it has none.
-
-        A resumed run must have the same.
-        """
+        """SHA-256, in hexadecimal, of the data set's labels, or of an empty list; a resumed run must have the same."""
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:
@@ -184,11 +174,8 @@ class LearnerTotals:
 class EarlyStoppingState:
     """State of early stopping after a validation.
 
-    Attributes:
-        metric: Name of the monitored metric; empty before the first validation.
-        best: Best metric so far; None before the first finite one.
-        epoch: Number of completed epochs at the best metric.
-        bad: Number of consecutive validations without improvement.
+    ``metric`` is empty before the first validation. ``best`` is the best metric so far, at ``epoch`` completed epochs;
+    None before the first finite one. ``bad`` counts consecutive validations without improvement.
     """
 
     metric: str = ""
@@ -209,20 +196,17 @@ class Progress:
     """Progress of a run: its position, last metrics and totals. It is saved with every checkpoint.
 
     An attempt is the part of a run between its start, or a resume, and the next end. Loss terms are what the loss is
-    averaged over: samples or tokens (`mptrain.workloads.base.task.Task.term`). Totals are over all attempts; seconds
-    are wall time in training steps.
+    averaged over: samples or tokens. Totals are over all attempts; seconds are wall time in training steps.
 
     Attributes:
         step: Number of attempted steps, skipped ones included.
         epoch: Number of completed epochs, including their evaluation.
         batch: Number of consumed batches of the current epoch; equal to the epoch's length during its evaluation.
         best: Best validation metric so far; None before the first evaluation or if the task has no metric.
-        last: Metrics of the last evaluation, by split.
-        intervals: 95 % confidence intervals of the last evaluation, by split and metric, if requested.
+        last: Metrics of the last evaluation, by split; ``intervals`` are their 95 % confidence intervals, if requested.
         evaluated_at: Number of attempted steps at the last validation; -1 before the first.
         waited: Part of ``seconds`` spent waiting for data.
-        steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`), with
-            ``steady_terms`` loss terms in ``steady_steps`` steps.
+        steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`).
         joules: Energy of the device in training steps; None before the first, NaN if not reported.
     """
 

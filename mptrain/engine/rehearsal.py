@@ -39,8 +39,7 @@ class Rehearsal:
     Attributes:
         untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
-        operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
-        in_half: Operators that ran with half-precision tensors.
+        operators: Result of `OperatorCensus.table`; those in ``in_half`` ran with half-precision tensors.
         changed: Names of parameters that passes change, and of changed buffers in half precision, on any rank.
     """
 
@@ -53,7 +52,7 @@ class Rehearsal:
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
     """Rehearse a run's first step without an update: record its operators, and warn of deviations from the options.
 
-    Afterwards the model is compiled, if that was requested. The batch is prepared. Raises as `rehearse`.
+    Afterwards the model is compiled, if that was requested. Raises as `rehearse`.
     """
     found = rehearse(parts, batch)
     parts.plan.products.leave_out_idle(parts.model, found.in_half)
@@ -79,12 +78,10 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     """Run every learner's forward and backward pass on a prepared batch, without an update, and check the dtypes.
 
-    The model is in training mode and not compiled yet. Gradients, buffers and random states are restored.
-
-    Raises:
-        EnvironmentRefused: A parameter or a product does not have the dtype that the precision mode promises, or torch
-            has no kernel in that dtype for an operator of the model.
-        ConfigError: A loss is not a float32 scalar, or the first batch fails for another reason.
+    The model is in training mode and not compiled yet. Gradients, buffers and random states are restored. Raises
+    EnvironmentRefused if a parameter or a product does not have the dtype that the precision mode promises, or torch
+    has no kernel in that dtype for an operator; ConfigError if a loss is not a float32 scalar, or the first batch fails
+    for another reason.
     """
     trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
     census = OperatorCensus(trail.module)

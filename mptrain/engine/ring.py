@@ -74,10 +74,7 @@ class Ring:
         return len(self._kept) == self._capacity
 
     def record(self, values: StepValues) -> None:
-        """Record a step's device values, not to be changed in place afterwards, without launching a kernel or waiting.
-
-        A full block is sent to the host first.
-        """
+        """Record a step's values, not to be changed in place, without launching a kernel; sends a full block first."""
         if len(self._kept) == self._capacity:
             self.send()
         self._kept.append(values)
@@ -127,10 +124,7 @@ class Ring:
 
 
 def _packed(kept: list[StepValues]) -> Tensor:
-    """Pack N steps into one device tensor: N losses, scales, rates, next scales and total norms, then N x P norms.
-
-    The tensor has the dtype of the norms.
-    """
+    """Pack N losses, scales, rates, next scales, total norms and N x P norms into one tensor of the norms' dtype."""
     losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
     singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
     return torch.cat([singles.to(totals[0].dtype), *totals, *norms])

@@ -13,10 +13,7 @@ from mptrain.runlog.sink import NoRecords
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of a run on rank 0, which writes its records and checkpoints.
-
-    ``config_digest`` is the digest of the run's configuration, saved with each checkpoint.
-    """
+    """Storage of a run on rank 0, which writes its records and checkpoints, with the configuration's digest."""
 
     paths: RunPaths
     writer: RecordWriter

@@ -40,12 +40,9 @@ _SEED = 1979  # seed of the bootstrap, so that the same evaluation always has th
 class BatchMetrics(NamedTuple):
     """Measurements of one evaluated batch, or of a rank's part of it.
 
-    Attributes:
-        sums: Quantities to sum over the split, by name: each sample's value, or a scalar for the batch
-            (`Task.measure`).
-        counts: Number of loss terms of each sample.
-        answers: Outputs of the model for metrics that are not sums, one per sample or none (`Task.answers`).
-        digests: Digests of the samples as fetched.
+    ``sums`` are quantities to sum over the split: each sample's value, or a scalar for the batch (`Task.measure`).
+    ``counts`` are the loss terms of each sample, ``answers`` the model's outputs for other metrics, one per sample or
+    none (`Task.answers`).
     """
 
     sums: Mapping[str, Tensor]
@@ -83,10 +80,7 @@ class SampleMetrics:
         self._digests += one.digests
 
     def over(self, comm: Communicator) -> SampleMetrics:
-        """Return the measurements of all ranks, each sample once and in the order of a single rank.
-
-        All ranks must call this. Waits for the device.
-        """
+        """Return the measurements of all ranks in the order of one. All ranks must call this; waits for the device."""
         if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
@@ -201,10 +195,7 @@ def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
 
 
 def _wilson(share: float, samples: int) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of a proportion of independent samples.
-
-    `scipy.stats.binomtest` has it too, but importing it would cost every run 0.6 seconds.
-    """
+    """Return Wilson's score interval (1927) of a proportion; importing that of scipy would take 0.6 seconds."""
     found, z = round(share * samples) / samples, _Z
     middle = found + z * z / (2 * samples)
     reach = z * math.sqrt(found * (1 - found) / samples + (z / (2 * samples)) ** 2)

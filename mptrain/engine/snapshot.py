@@ -65,10 +65,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def require_same_schema(saved: Mapping[str, Any]) -> None:
-    """Check that the untrusted state in a checkpoint has the schema of this version of mptrain.
-
-    Raises CheckpointError if another version of mptrain wrote the state, or it is damaged.
-    """
+    """Raise CheckpointError if another version of mptrain wrote an untrusted state, or it is damaged."""
     if saved.get("schema") != SCHEMA:
         raise CheckpointError(
             f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}",
@@ -197,10 +194,7 @@ def _require_same_tensors(
 
 
 def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a checkpoint's weights were trained on other labels than those of the run's data set.
-
-    Otherwise the model's outputs would mean other labels (classes or tokens).
-    """
+    """Raise CheckpointError if the weights were trained on other labels, so that outputs would mean others."""
     if saved["labels"] != parts.labels_digest:
         raise CheckpointError(
             f"{parts.dataset.name} has other labels (classes, tokens) than the run was trained on",

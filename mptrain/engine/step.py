@@ -40,13 +40,8 @@ if TYPE_CHECKING:
 class StepValues(NamedTuple):
     """Values of one attempted training step for the record, as device tensors; none is changed in place afterwards.
 
-    Attributes:
-        loss: Unscaled loss, a float32 scalar.
-        scale: Loss scale of this step, float32, shape (1,).
-        grad_norm: L2 norm of all unscaled gradients, shape (1,), in the dtype of the verdict.
-        norms: `Verdict.norms`, shape (P,).
-        lr: Learning rate, float32, shape (1,).
-        next_scale: Loss scale of the next step, float32, shape (1,).
+    ``loss`` is the unscaled loss, a float32 scalar; ``norms`` are `Verdict.norms`, shape (P,). All others have shape
+    (1,), in float32 or, as the total ``grad_norm`` of the unscaled gradients, in the dtype of the verdict.
     """
 
     loss: Tensor
@@ -62,11 +57,10 @@ class Plan:
     """Settings that hold for every training step of a run.
 
     Attributes:
-        accumulate: Number of micro-batches per update on each rank.
+        accumulate: Number of micro-batches per update on each rank; ``asked`` is that over all ranks.
         products: Choice of kernels for half-precision products; provides the context of forward and backward.
         autocast: Context of a forward pass and its loss, which can be entered repeatedly.
         guard: Guard that restores module buffers after a skipped step.
-        asked: Number of micro-batches per update over all ranks, from ``train.accumulate``.
     """
 
     accumulate: int
@@ -79,20 +73,11 @@ class Plan:
 class Learner:
     """Part of a run that trains for one loss: the loss with its weights, optimizer, loss scaler and learning rates.
 
-    Most runs have one learner; a GAN has two.
-
-    Args:
-        objective: Loss to minimise, with the names of the modules that it trains.
-        weights: Weights to train, with their optimizer.
-        scaler: Loss scaling rule.
-        rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
-        device: Training device.
-        average: Exponential moving average of the weights, or None.
-        others: Parameters that the learner does not train but its loss may depend on.
-        strategy: Parallel strategy that computes its gradients; None on one rank.
-        reduction: Reduction of the learning rates after validations, which changes ``rates`` in place; None for none.
+    Most runs have one learner; a GAN has two. ``others`` are parameters that the learner does not train but its loss
+    may depend on. A ``strategy`` of None is that of one rank. ``reduction`` changes ``rates`` in place.
 
     Attributes:
+        rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
         scale_state: State of the scaler, device tensors of shape (1,) by name, one of them ``scale``.
         updates: Number of applied updates, int64, shape (1,).
         scales: The loss may be multiplied by a scale other than 1.
@@ -192,10 +177,7 @@ class Learner:
         return {"updates": self.updates, **{f"scaler.{name}": value for name, value in self.scale_state.items()}}
 
     def move_into(self, fixed: Mapping[str, Tensor]) -> None:
-        """Copy update count and scaler state into the fixed tensors of `moving`, and use those from now on.
-
-        A CUDA graph needs them at the same addresses in every step.
-        """
+        """Copy the tensors of `moving` into fixed ones, at the addresses that a CUDA graph needs, and use those."""
         for name, value in self.moving().items():
             if fixed[name] is not value:
                 fixed[name].copy_(value)
@@ -221,11 +203,7 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore optimizer, scaler, update count and rates from a checkpoint; averages are loaded with the weights.
-
-        Returns one sentence for the user about each item that could not be restored: state of another optimizer or
-        scaler, or no average.
-        """
+        """Restore all but weights and average from a checkpoint; return a sentence on each item that does not fit."""
         notes = self.weights.updater.load_state_dict(saved["optimizer"])
         device = self.updates.device
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)

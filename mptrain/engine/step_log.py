@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 class LearnerLog:
     """Log of the training steps of one learner, whose values reach the host through a ring.
 
-    Attributes:
-        updates: Number of updates applied in the steps read so far.
-        history: Overflow history, which assigns phases to overflows.
-        refused: Number of skipped updates in the steps read so far.
-        last: Newest step record; None before the first.
+    ``updates`` and ``refused`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
+    to overflows. ``last`` is the newest step record; None before the first.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
@@ -44,10 +41,7 @@ class LearnerLog:
         self._buffers = buffers
 
     def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
-        """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed.
-
-        ``step`` counts attempted steps from 1, ``epoch`` the epochs completed before it.
-        """
+        """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
         skipped = row.overflow and self._refuses
         self.updates += not skipped
         self.refused += skipped

@@ -97,7 +97,7 @@ def facts(parts: Parts) -> dict[str, Any]:
 
 
 def unaligned_share(model: nn.Module) -> float:
-    """Return the fraction, 0 to 1, of a model's matrix and kernel elements in tensors misaligned for tensor cores.
+    """Return the share of a model's matrix and kernel elements in tensors misaligned for tensor cores.
 
     A tensor is misaligned if its first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
     """

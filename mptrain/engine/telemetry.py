@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Sender of a training run's records and warnings to files and displays, with its clock and watchdog.
-
-    It adds step totals and times to ``progress``. The watchdog is a context manager, entered around the run.
-    """
+    """Sender of a run's records and warnings to files and displays, with its clock and its watchdog context."""
 
     def __init__(
         self,
@@ -69,10 +66,7 @@ class Telemetry:
         self.event("warning", message=message)
 
     def expect(self, *records: Record) -> None:
-        """Hold back records of the next step until it has run.
-
-        A step that is interrupted and repeated after a resume is thus recorded once.
-        """
+        """Hold back records of the next step until it has run, so that one repeated after a resume is recorded once."""
         self._coming += records
 
     def record_expected(self) -> None:

@@ -32,10 +32,7 @@ class Transfer:
         self._before: deque[torch.Event] = deque()
 
     def __call__(self, make: Callable[[], Batch]) -> Batch:
-        """Make a batch on the transfer stream and return it, safe to use on the current stream.
-
-        If too many batches are ahead of training, it first waits until the device has used one.
-        """
+        """Make a batch on the transfer stream, safe to use on the current one; waits if too many batches are ahead."""
         if self._stream is None:
             return make()
         current = current_stream(self._device)

@@ -19,20 +19,14 @@ if TYPE_CHECKING:
 
 
 class Validation:
-    """Evaluation of a training run on validation and test data, which records metrics and best result.
-
-    ``samples`` is the folder for the pictures, texts and sounds that the task shows.
-    """
+    """Evaluation of a run on validation and test data; ``samples`` is the folder for what the task shows."""
 
     def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry, monitor: Monitor) -> None:
         self._parts, self._samples, self._monitor = parts, samples, monitor
         self._progress, self._telemetry = progress, telemetry
 
     def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate on the validation data, if any, at the end of an epoch, and record the epoch for each learner.
-
-        ``stop``, called between batches, aborts the validation. Returns False if so; then nothing is recorded.
-        """
+        """Evaluate on the validation data, if any, and record the epoch; False, and no record, if ``stop`` aborts."""
         progress, telemetry = self._progress, self._telemetry
         telemetry.step_log.flush()
         telemetry.report_faulty_samples()

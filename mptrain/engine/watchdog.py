@@ -25,10 +25,7 @@ LOOKS = 10
 
 
 class Watchdog:
-    """Context manager with a thread that detects a run without progress, and then writes all thread stacks to a file.
-
-    A run counts as stalled after ``seconds`` without a `heartbeat`; None disables the watchdog.
-    """
+    """Context manager with a thread that writes all thread stacks to a file after ``seconds`` without a heartbeat."""
 
     def __init__(self, path: Path, seconds: float | None) -> None:
         self.stalls = 0

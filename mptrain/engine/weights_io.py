@@ -117,10 +117,7 @@ def weights_file(weights: Mapping[str, Tensor], path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Report on loading a state dict into a model: names of loaded tensors and of unused weights.
-
-    ``fresh`` names the model's tensors that keep their initial values, each with the reason.
-    """
+    """Report on loading a state dict: tensors loaded, tensors with initial values and reasons, unused weights."""
 
     taken: tuple[str, ...]
     fresh: tuple[tuple[str, str], ...]

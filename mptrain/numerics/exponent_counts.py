@@ -24,8 +24,7 @@ def count_exponents(tensor: Tensor) -> Tensor:
     """Count the values of a tensor of any float dtype (FP64 is rounded to FP32) by exponent, without synchronising.
 
     The result is int64 of shape (`PLACES`,) on the tensor's device: the numbers of values with each of the 256 biased
-    FP32 exponents, the number of zeros, the number of NaN, and the bits of the largest finite magnitude as an FP32
-    number.
+    FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32.
     """
     bits = tensor.detach().float().view(torch.int32).bitwise_and(0x7FFFFFFF)
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
@@ -49,10 +48,7 @@ def add_counts(one: Tensor, other: Tensor) -> Tensor:
 
 
 def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
-    """Return the exponent histogram of a tensor of a dtype from ``count_exponents(tensor).tolist()``.
-
-    FP32 subnormals, below 2^-126, count as 2^-127.
-    """
+    """Return the exponent histogram of ``count_exponents(tensor).tolist()``; FP32 subnormals count as 2^-127."""
     zeros, nans = places[_ZEROS], places[_NANS]
     bins = places[: _BINS - 1]
     bins[0] -= zeros

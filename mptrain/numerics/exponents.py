@@ -37,10 +37,7 @@ def total(counts: ExponentCounts) -> int:
 
 
 def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
-    """Add up the exponent histograms of several tensors or steps; without any, the result is empty.
-
-    The result's ``dtype`` is ``mixed`` if the dtypes differ, and its ``largest`` is the largest of all.
-    """
+    """Add up exponent histograms; ``dtype`` is ``mixed`` if they differ, and the sum of none is empty."""
     parts = list(several)
     filled = [part for part in parts if part.counts]
     lowest = min((part.lowest for part in filled), default=0)
@@ -78,8 +75,7 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
 
     At a smaller scale a value of exactly 2^-25 is half-way between zero and the smallest FP16 number and is rounded to
     zero, but only values below 2^-25 count as lost here. Each exponent has one power of two: the only FP16 number with
-    exponent -24, one of two with -23, and one of 1024 in the normal range. All FP16 numbers of an exponent are assumed
-    equally likely.
+    exponent -24, one of two with -23, and one of 1024 in the normal range. All its numbers are assumed equally likely.
     """
     if not counts.counts:
         return counts
@@ -111,10 +107,7 @@ def zero_share(counts: ExponentCounts, exponent: float = 0) -> float:
 
 
 def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values below 2^-24, the smallest FP16 number, after multiplication by 2^exponent.
-
-    About half of them round up to 2^-24, the others to zero.
-    """
+    """Return the share of nonzero values below 2^-24 after multiplication by 2^exponent; half of them round up."""
     return _share(counts, None, TINIEST - exponent)
 
 
@@ -138,8 +131,7 @@ def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
 class ExponentTails:
     """Cumulative shares of a tensor's values below any power of two, from its exponent histogram, as look-ups.
 
-    A histogram does not record the mantissa: mantissas are assumed uniform, so values with exponent e average 1.5 *
-    2^e.
+    A histogram does not record mantissas: they are assumed uniform, so values of exponent e average 1.5 * 2^e.
     """
 
     def __init__(self, counts: ExponentCounts) -> None:
@@ -169,10 +161,8 @@ class ExponentTails:
 class Fp16Gradients:
     """Exponent histograms of a step's scaled gradients that were FP16 numbers at some point, or of all if none were.
 
-    Attributes:
-        modules: Histograms of gradients at module outputs, by module name.
-        parameters: Histograms of parameter gradients, by parameter name.
-        half: True if the step computed in FP16. If not, all statements about FP16 are predictions.
+    ``modules`` has gradients at module outputs, ``parameters`` those of parameters, by name. Unless ``half``, the step
+    did not compute in FP16, and all statements about FP16 are predictions.
     """
 
     modules: dict[str, ExponentCounts]
@@ -189,11 +179,9 @@ class Fp16Gradients:
 class LargestGradient:
     """The largest gradient element of a step that did not overflow, divided by the loss scale.
 
-    Attributes:
-        value: The largest magnitude over all FP16 gradients (`Fp16Gradients`); 0 if there is no gradient.
-        where: Name of the module or parameter with that element.
-        certain: The largest magnitude among gradients stored in FP16. A larger ``value`` belongs to an FP32 tensor that
-            appears to have passed through FP16.
+    ``value`` is its magnitude over all FP16 gradients (`Fp16Gradients`), 0 without gradients, in the module or
+    parameter ``where``. ``certain`` is the largest among gradients stored in FP16: a larger ``value`` belongs to an
+    FP32 tensor that appears to have passed through FP16.
     """
 
     value: float
@@ -246,10 +234,7 @@ def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
 
 
 def sample_at(step: int, largest: float, norm: float) -> HistogramSample | None:
-    """Return the largest magnitude and the L2 norm of a step's unscaled gradients as a sample for `interpolate`.
-
-    The result is None if one of them is zero or not finite.
-    """
+    """Return a step's largest magnitude and L2 norm as a sample, or None if one of them is zero or not finite."""
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
@@ -270,10 +255,7 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
 
 def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
-    """Estimate the largest unscaled gradient of any step from the nearest of the samples: at least one, sorted.
-
-    Before the first and after the last sample, that sample is used alone. ``norm`` is used as in `interpolate`.
-    """
+    """Estimate the largest gradient of any step from sorted samples; beyond their ends, from the nearest alone."""
     at = bisect_left(samples, step, key=lambda one: one.step)
     before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
     return interpolate(before, after, step, norm)

@@ -1,8 +1,7 @@
 """Forecast of static loss scales from the histograms of one run: the usable range and the cost of every other scale.
 
 Nothing here imports torch, and nothing is tuned to a workload. The rule follows from FP16 arithmetic (Micikevicius et
-al. 2018, section 3.2: scales from 8 to 32 K worked, and any scale does if no value overflows and no relevant value is
-lost):
+al. 2018, section 3.2: scales from 8 to 32 K worked, and any does if no value overflows and no relevant one is lost):
 
 - *Upper edge.* A scale overflows a step if the largest gradient times the scale is 65520 or more. The largest gradient
   is known at sampled steps, and interpolated at others from the samples and the gradient norm, which every step
@@ -25,8 +24,7 @@ lost):
   recommendation is high in the range, and never below it. One sample is not enough, because it does not show how much
   gradients vary. Several are not enough if no proven scale is above the lower edge while more samples could still move
   the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either: the gradients of
-  `plain16` grow 16 times between steps 40 and 80. The result is valid for runs like the recorded one and of the same
-  length.
+  `plain16` grow 16 times between steps 40 and 80. The result is valid for runs like this one and as long.
 
 Assumptions: FP16 would compute the sampled tensors, except those that the run itself keeps in a wider dtype beside FP16
 tensors and that never were FP16 numbers; no value inside a module is larger than at its output; training proceeds as
@@ -123,8 +121,7 @@ class Forecast:
         scales: One forecast for each of `EXPONENTS`; empty if no sampled step has a gradient.
         largest: The sampled step with the largest gradient, among those without overflow.
         lowest: Exponent of the smallest scale without excessive underflow; None if there is none.
-        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None if none from 1
-            on.
+        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; or None.
         too_few: True if more sampled or recorded steps are needed before a scale can be recommended.
         recommended: Exponent of the recommended scale; None if there is none.
         smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are not

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with subnormals, infinities and NaN (IEEE 754), named like its torch dtype.
-
-    ``mantissa_bits`` are the stored bits of the significand; the leading one is implied.
-    """
+    """A binary floating-point format (IEEE 754), named like its torch dtype, with the stored bits of its fields."""
 
     name: str
     exponent_bits: int

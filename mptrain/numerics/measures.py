@@ -19,10 +19,7 @@ from mptrain.torch_private import foreach_norm
 
 
 class Measure(Protocol):
-    """Interface of a measurement of a step's gradients: one number that a loss-scaling rule adjusts the scale by.
-
-    Call it with the gradients of a process. With sharded parameters, `of_parts` then combines the shards' numbers.
-    """
+    """Interface of a measurement of a process's gradients: one number that a loss-scaling rule adjusts the scale by."""
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """Measure the gradients of a step, without synchronising with the host.

@@ -30,9 +30,8 @@ class Verdict(NamedTuple):
     Tensors are on the training device; float32 replaces float64 on a device without FP64.
 
     Attributes:
-        overflow: bool, shape (1,): a gradient has inf or NaN, or the scale is 0; true exactly if ``grad_norm`` is not
-            finite.
-        applied: bool, shape (1,).
+        overflow: bool, shape (1,): ``grad_norm`` is not finite: a gradient has inf or NaN, or the scale is 0.
+        applied: bool, shape (1,): the update is applied.
         skip: float32, shape (1,): 1 if the update is skipped, else 0. Exactly 0 or 1, because torch's fused optimizers
             compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
@@ -230,13 +229,9 @@ def judge(
 ) -> Verdict:
     """Compute the overflow verdict of a step from its gradient norms, without synchronising with the host.
 
-    Args:
-        norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; -1 for a parameter without a gradient.
-            float32 on a device without FP64.
-        scale: float32, shape (1,): the loss scale of the gradients.
-        refuses: Skip the update on overflow; otherwise it is always applied.
-        complete: Every parameter has a gradient.
-        measured: The measurement that the scaler requests, shape (1,), or None.
+    ``norms`` are the L2 norms of P scaled gradients, float64, or float32 on a device without FP64; -1 for a parameter
+    without a gradient, of which there is none if ``complete``. ``scale``, float32, and the measurement that the scaler
+    requests, if any, have shape (1,). ``refuses`` skips the update on overflow; otherwise it is always applied.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (

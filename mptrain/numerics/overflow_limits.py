@@ -37,12 +37,9 @@ _NEVER: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WorstTensor:
-    """The tensor that loses the largest share to FP16 underflow among several tensors.
+    """The tensor that loses the largest share (0 to 1, of its values or magnitude) to FP16 underflow among several.
 
-    Attributes:
-        share: The share that it loses, 0 to 1: of its values or of its magnitude.
-        name: Name of the module or parameter; empty if there is no tensor.
-        step: The step at which it loses that share; 0 for a share over all steps.
+    ``name`` is empty if there is no tensor; ``step`` is 0 for a share over all steps.
     """
 
     share: float = 0.0
@@ -54,11 +51,9 @@ class WorstTensor:
 class SampledStep:
     """Summary of a step with exponent histograms: its largest gradient, and its underflow at every loss scale.
 
-    Attributes:
-        largest: The largest magnitude of its unscaled gradients; inf if the step overflowed.
-        where: Name of the module or parameter with the largest gradient.
-        taken: For each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|)
-            at that scale; empty if the step overflowed.
+    ``largest`` is the largest unscaled magnitude, in the module or parameter ``where``; inf on overflow. ``taken`` has,
+    for each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|) at that
+    scale; empty on overflow.
     """
 
     step: int
@@ -86,8 +81,7 @@ class OverflowEvidence:
     Attributes:
         by_samples: Exponent of the largest scale that the sampled steps prove; None if they prove no scale from 1 on.
         by_record: Exponent of the largest scale that FP16 steps without overflow prove; None if there is none.
-        with_more: Limit of ``by_samples`` for many more samples with the same spread, possibly negative; None if
-            unknown.
+        with_more: Limit of ``by_samples`` for many samples of the same spread, possibly negative; None if unknown.
         spread: Standard deviation of log2 of the largest gradient over the samples, in doublings; 0 for one sample.
         recorded: Number of recorded steps.
         held: Number of recorded steps known not to overflow at the scale of ``by_record``.
@@ -120,10 +114,7 @@ class RecordedSteps:
         self._held: Counter[int] = Counter()
 
     def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Yield step records unchanged and count them on the way.
-
-        A step with a non-finite loss is not counted, because no scale could avoid its overflow.
-        """
+        """Yield step records and count those with a finite loss, as no scale could avoid other overflows."""
         for step in steps:
             self.epochs = max(self.epochs, step.epoch + 1)
             if math.isfinite(step.loss):

@@ -30,10 +30,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Wrap this rank's plain shard in a DTensor with the shape, ranks and placement of ``like``.
-
-    The tensor is returned unchanged if it is sharded already or ``like`` is plain.
-    """
+    """Wrap this rank's plain shard in a DTensor like ``like``; return it unchanged if sharded or ``like`` is plain."""
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor

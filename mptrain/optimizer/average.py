@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """Exponential moving average of the weights that one learner trains, starting at their current values.
-
-    ``decay`` is the largest share of the average that an update keeps, between 0 and 1.
-    """
+    """Exponential moving average of one learner's weights; ``decay`` is the largest share that an update keeps."""
 
     def __init__(self, weights: Weights, decay: float) -> None:
         self._weights = weights
@@ -37,7 +34,7 @@ class WeightAverage:
         self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
-        """Move the average towards the weights after a step that was not skipped, without synchronising with the host.
+        """Move the average towards the weights after a step that was not skipped, without synchronising.
 
         ``updates`` is the number of updates applied so far, this one included: int64, shape (1,).
         """
@@ -68,8 +65,7 @@ class WeightAverage:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Load averaged weights from a checkpoint, by parameter name and with the shape of the whole parameters.
 
-        Call it after loading the weights: parameters without an average, which were frozen when it was saved, start
-        from them.
+        Call it after loading the weights: parameters without an average, frozen when it was saved, start from them.
         """
         like = self._weights.masters.full_precision()
         for name, value in self._values.items():

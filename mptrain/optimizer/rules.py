@@ -41,10 +41,7 @@ Beta = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that one kernel call updates together, because they have equal dtype, device and weight decay.
-
-    ``state`` has one tensor per weight for each name, such as ``exp_avg``.
-    """
+    """Weights that one kernel call updates, as they have equal dtype, device and weight decay, with their state."""
 
     weights: list[Tensor]
     state: dict[str, list[Tensor]]
@@ -61,8 +58,7 @@ class UpdateInputs(NamedTuple):
 
     Attributes:
         step: Number of this update, from 1; unchanged if the update is skipped.
-        grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in. None means no
-            division.
+        grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in, or None.
         skip: 1 skips the update, 0 applies it.
     """
 
@@ -193,10 +189,7 @@ class _AdamConstants:
 
 @dataclass(frozen=True)
 class Adam(_AdamConstants):
-    """Update rule of Adam (Kingma and Ba 2015; `torch.optim.Adam`).
-
-    Weight decay times the weight is added to the gradient (an L2 penalty).
-    """
+    """Update rule of Adam (Kingma and Ba 2015; `torch.optim.Adam`), whose weight decay is an L2 penalty."""
 
     _kernel: ClassVar[FusedKernel] = staticmethod(fused_adam_)
 

@@ -145,10 +145,7 @@ def public_name(kind: Callable[..., Any]) -> str:
 
 
 def torch_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
-    """Return an optimizer of torch.optim by its name, such as ``RAdam``, and the arguments that the name implies: none.
-
-    For an unknown name, ConfigError names the nearest.
-    """
+    """Return an optimizer of torch.optim by its name, such as ``RAdam``, without arguments, or raise ConfigError."""
     found = getattr(torch.optim, name, None)
     if inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
         return found, {}

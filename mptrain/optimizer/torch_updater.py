@@ -77,10 +77,7 @@ class TorchUpdater:
         return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
 
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Apply one update, as `Updater.__call__`; ConfigError if the optimizer fails.
-
-        The gradients are not changed, except by fused kernels.
-        """
+        """Apply one update as `Updater` does, or raise ConfigError. Only fused kernels change the gradients."""
         live = tuple([grad is not None for grad in grads])
         on_device = self._fused and not self._on_host and live in self._begun
         rate: float | Tensor = lr[0]
@@ -111,17 +108,12 @@ class TorchUpdater:
         self._begun.add(live)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the optimizer state for a checkpoint.
+        """Return the optimizer state for a checkpoint, or raise ConfigError if a checkpoint cannot hold it.
 
-        Returns:
-            ``step``, float32 of shape (1,), the number of applied updates; ``state``, for each parameter name its state
-            by name, in its own dtype; ``kind``, the name of the optimizer; ``groups``, values that it keeps for groups
-            of parameters, with the names of these; ``others``, further entries of its own state dict; ``on_host``,
-            names of state in host memory on another device; ``in_half``, names of the parameters that are updated in
-            half precision.
-
-        Raises:
-            ConfigError: The optimizer keeps something that a checkpoint cannot hold.
+        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
+        state by name, in its own dtype; ``kind`` is the name of the optimizer; ``groups`` has values that it keeps for
+        groups of parameters, with the names of these; ``others`` further entries of its own state dict; ``on_host``
+        names of state in host memory on another device; ``in_half`` names of parameters updated in half precision.
         """
         state, on_host = {}, set()
         for leaf, entries in itertools.chain.from_iterable(one.state.items() for one in self._optimizers):
@@ -269,10 +261,7 @@ class TorchUpdater:
         return places
 
     def _take_over(self, places: Sequence[int]) -> None:
-        """Copy weights to which an update gave other memory back to the working tensors.
-
-        Raises ConfigError if the update replaced a parameter, or changed one in the model instead of the FP32 copy.
-        """
+        """Copy weights to which an update gave other memory back to the working tensors, or raise ConfigError."""
         own = [self._index.get(id(leaf)) for group in self._groups() for leaf in group["params"]]
         if len(own) != len(places) or None in own:
             raise self._refused("replaces parameters in its groups, and the model keeps the old ones")
@@ -303,10 +292,7 @@ class TorchUpdater:
     def _require_sound(
         self, before: tuple[list[Tensor], list[Tensor], dict[str, list[Any]]], rate: float | Tensor, norm: Tensor
     ) -> None:
-        """Refuse, in the first updates, an optimizer that moves no weight or keeps state where it is not saved.
-
-        ``before`` is the result of `_values` before the update, ``norm`` the norm of its gradients.
-        """
+        """Refuse, in the first updates, an optimizer that moves no weight or keeps state where it is not saved."""
         weights, halves, own = self._values()
         for index, pair in enumerate(zip(halves, before[1], strict=True)):
             if not torch.equal(*pair):

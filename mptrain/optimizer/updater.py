@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class Updater:
-    """Update rule with its optimizer state for P parameters; the counterpart of a `torch.optim` optimizer.
-
-    The rule updates the working tensors of ``masters``. ``step``, float32 of shape (1,), is the number of updates
-    applied.
-    """
+    """Update rule with its optimizer state for P parameters; ``step`` (float32, shape (1,)) counts applied updates."""
 
     def __init__(
         self,
@@ -47,13 +43,8 @@ class Updater:
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
         """Apply one update: change the weights in place and round them to half-precision parameters.
 
-        A skipped update changes neither weights nor optimizer state.
-
-        Args:
-            grads: P scaled gradients; None for a parameter without one, which is not updated.
-            verdict: Result of the overflow check on these gradients.
-            lr: float32, shape (1,).
-            grad_scale: float32, shape (1,): divisor of the gradients; None for no division.
+        A skipped update changes neither weights nor optimizer state. The P gradients are scaled; a parameter with None
+        is not updated. ``lr`` and ``grad_scale``, their divisor, are float32 of shape (1,); None does not divide.
         """
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)

@@ -44,21 +44,14 @@ LOOK_EVERY = 32
 class Weights:
     """Trained parameters of one learner, with their gradients, FP32 master copies and optimizer.
 
-    Frozen parameters are left out; without any other, ConfigError is raised.
+    Frozen ones among ``named`` are left out; without any other, ConfigError is raised. ``names`` are those of the P
+    trained parameters, in the order of ``params``, ``options`` and `Verdict.norms`. If ``sharded``, this rank holds
+    only shards of them.
 
-    Args:
-        named: Parameters by name, as from `nn.Module.named_parameters`.
-        rule: Update rule, such as SGD, or an optimizer with torch's interface.
-        master_weights: Keep FP32 master copies of half-precision parameters.
-        state_in_half: Update half-precision parameters in place, with optimizer state of their own dtype.
-        clip_norm: Largest global L2 norm of the unscaled gradients; None for no clipping.
-        initial: FP32 values that the parameters were cast from, by name. Master copies start from them, so the
-            initialisation is not rounded.
-        options: Learning rate factor and weight decay of each parameter, by name; None for those of the rule.
-
-    Attributes:
-        names: Names of the P trained parameters, in the order of ``params``, ``options`` and `Verdict.norms`.
-        sharded: This rank holds only shards of the parameters.
+    Half-precision parameters have FP32 copies with ``master_weights``, which start from ``initial``, FP32 values by
+    name, so that the initialisation is not rounded. With ``state_in_half`` they are updated in place, with optimizer
+    state of their own dtype. ``clip_norm`` limits the global L2 norm of the unscaled gradients; None disables clipping.
+    ``options`` are learning rate factors and weight decays by name; None for those of the rule.
     """
 
     def __init__(
@@ -112,13 +105,10 @@ class Weights:
     ) -> Verdict:
         """Check a step's accumulated gradients for overflow and compute their norms, as device tensors.
 
-        Args:
-            scale: float32, shape (1,): the loss scale of the gradients.
-            refuses: Skip the update on overflow.
-            measure: Measurement of the gradients that the loss scaler requests; None for none.
-            across: Functions that combine norms and a measure of this rank's gradients across ranks; None on one rank.
-            offenders_only: Norms of single gradients are needed only on overflow. On a CPU, where the host reads memory
-                without synchronising, the total norm is then computed first.
+        ``scale`` is the loss scale, float32 of shape (1,), and ``refuses`` skips the update on overflow. ``measure`` is
+        what the loss scaler requests. ``across`` combines norms and a measure of this rank's gradients across ranks.
+        With ``offenders_only``, norms of single gradients are needed only on overflow: on a CPU, where the host reads
+        memory without synchronising, the total norm is then computed first.
         """
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]
@@ -155,10 +145,7 @@ class Weights:
 
 
 class GradientState(NamedTuple):
-    """References to all gradient tensors of a training step, from which `Gradients.restore` puts them back.
-
-    ``grads`` are those of the P parameters, ``sums`` the FP32 sums that replace half-precision ones, by index.
-    """
+    """References to the gradients of P parameters and to FP32 sums by index, for `Gradients.restore`."""
 
     grads: list[Tensor | None]
     sums: dict[int, Tensor]
@@ -187,10 +174,7 @@ class Gradients:
         self._sums = {}
 
     def accumulate(self) -> None:
-        """Add the half-precision gradients of a micro-batch to their FP32 sums, after its backward pass.
-
-        FP32 gradients are left to autograd, which accumulates them itself.
-        """
+        """Add a micro-batch's half-precision gradients to FP32 sums; autograd accumulates FP32 gradients itself."""
         grads = {
             i: part(grad) if self._sharded else grad for i in self._summed if (grad := self._params[i].grad) is not None
         }
@@ -205,10 +189,7 @@ class Gradients:
             self._params[index].grad = None
 
     def tensors(self) -> list[Tensor | None]:
-        """Return the P accumulated gradients, still multiplied by the loss scale, as shards; None for a missing one.
-
-        FP32 sums replace ``grad`` where there are any.
-        """
+        """Return P accumulated scaled gradients or their FP32 sums, as this rank's shards; None for a missing one."""
         grads = [self._sums.get(index, parameter.grad) for index, parameter in enumerate(self._params)]
         return [None if grad is None else part(grad) for grad in grads] if self._sharded else grads
 
@@ -217,10 +198,7 @@ class Gradients:
         return {name: grad for name, grad in zip(self._names, self.tensors(), strict=True) if grad is not None}
 
     def by_name(self) -> dict[str, Tensor]:
-        """Return the step's scaled gradients by parameter name, for reading, without missing ones.
-
-        They are detached and in the dtype of the tensors that the rule updates.
-        """
+        """Return the scaled gradients by parameter name, detached and in the dtype that the rule updates."""
         found = zip(self._names, self.tensors(), self._work, strict=True)
         return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
@@ -238,10 +216,7 @@ class Gradients:
                 self._params[index].grad = torch.zeros_like(self._params[index])
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Replace gradients of half-precision parameters by float32 sums from elsewhere, such as over all ranks.
-
-        Sums of parameters without a gradient, or without FP32 sums, are ignored.
-        """
+        """Replace half-precision parameters' gradients, if any, by float32 sums from elsewhere, as over all ranks."""
         places = {id(self._params[index]): index for index in self._summed}
         for parameter, total in sums:
             index = places.get(id(parameter), -1)
@@ -254,10 +229,7 @@ class Gradients:
         return GradientState([parameter.grad for parameter in self._params], dict(self._sums))
 
     def restore(self, state: GradientState) -> None:
-        """Make the tensors from an earlier call of `state` the current gradients again.
-
-        A CUDA graph writes its gradients into fixed tensors; this makes them readable after a replay.
-        """
+        """Make the tensors of an earlier `state` current again, such as those into which a CUDA graph writes."""
         for parameter, grad in zip(self._params, state.grads, strict=True):
             parameter.grad = grad
         self._sums = dict(state.sums)
@@ -366,10 +338,9 @@ class MasterWeights:
                 self.require_seen()
 
     def require_seen(self) -> None:
-        """Refuse parameters that `take_changes` found to differ from their master weights; reads the device.
+        """Raise ConfigError if `take_changes` found changes that no version counter shows; reads the device.
 
-        Raises ConfigError if passes changed a parameter through ``.data`` in some steps, but not in the rehearsal,
-        which leaves no trace in its version counter.
+        Passes made them through ``.data`` in some steps, but not in the rehearsal.
         """
         unseen, self._unseen = self._unseen, []
         for index, found in unseen:
@@ -414,7 +385,7 @@ class MasterWeights:
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters and master copies from whole or sharded tensors of any dtype by name, as from a checkpoint.
+        """Set parameters and master copies from tensors of any dtype, whole or sharded.
 
         Raises CheckpointError if a parameter is missing or has another shape.
         """

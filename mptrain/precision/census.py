@@ -40,10 +40,7 @@ _COPIES = frozenset({aten._to_copy.default, aten.copy_.default})
 
 
 class Operator(NamedTuple):
-    """Kind of operator call in a training step: pass, ATen name without overload, and dtypes.
-
-    ``inputs`` and ``outputs`` are the names of the distinct floating-point dtypes, joined by commas.
-    """
+    """Kind of operator call in a step: ATen name without overload, distinct dtypes joined by commas."""
 
     phase: Pass
     name: str
@@ -204,10 +201,7 @@ def current_pass() -> Pass:
 
 
 def computes(func: Any) -> bool:
-    """Return whether an ATen operator computes values, unlike views, allocations, fills and plain casts.
-
-    Foreach operators count as not computing, because only the training engine uses them, not a model.
-    """
+    """Return whether an operator of a model computes values, unlike views, allocations, fills, casts and foreach."""
     name = func.overloadpacket.__name__
     return not (func.is_view or name in _NOTHING_COMPUTED or name.startswith("_foreach_"))
 

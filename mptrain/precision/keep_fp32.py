@@ -59,7 +59,7 @@ def _called(name: str, module: nn.Module) -> dict[str, nn.Module]:
 
 
 def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:
-    """Raise ConfigError if a parameter kept in FP32 is shared with a module that reads it in half precision.
+    """Raise ConfigError if a kept parameter is shared with a module that reads it in half precision.
 
     ``inside`` has the Python ids (`id`) of the kept modules and all their submodules.
     """
@@ -80,8 +80,7 @@ def float32_subclass(cls: type[nn.Module]) -> type[nn.Module]:
     Forward casts floating-point arguments to float32, runs without autocast, and casts outputs to the dtype of the
     first floating-point argument. With integer input only, such as the tokens of an embedding, the output has the dtype
     of the module's attribute ``answers_in``, which the caller sets: the dtype that the module would have if it were not
-    kept in FP32. Casting the whole model casts ``answers_in`` too. A subclass, unlike a wrapped method, lets modules be
-    copied.
+    kept in FP32. Casting the whole model casts ``answers_in`` too. Unlike a wrapped method it can be copied.
     """
     if getattr(cls, "computes_in_float32", False):
         return cls

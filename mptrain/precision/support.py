@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 class Support:
     """Result of the check whether a device supports a precision mode, with phrases for the user.
 
-    Attributes:
-        ok: Training in the mode runs without the option ``precision.force``.
-        reason: Feature that the device has or lacks.
-        advice: Alternative or warning; may be empty.
-        forcible: ``precision.force=true`` makes an unsupported mode run.
+    If not ``ok``, training needs ``precision.force``, which helps if ``forcible``. ``reason`` is a feature that the
+    device has or lacks, ``advice`` an alternative or warning, possibly empty.
     """
 
     ok: bool
@@ -124,10 +121,7 @@ def supports(policy: Policy, device: torch.device) -> Support:
 
 
 def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
-    """Return whether an NVIDIA device of a compute capability (major, minor) supports a precision policy.
-
-    ``built`` lists the architectures that this torch has kernels for; empty means not checked.
-    """
+    """Return an NVIDIA device's support of a policy; an empty ``built`` leaves the kernels of torch unchecked."""
     sm = f"compute capability {capability[0]}.{capability[1]}"
     if built and not has_kernels(capability, built):
         return Support(

@@ -154,8 +154,7 @@ class Upcast(EagerMode):
     """Dispatch mode that runs half-precision products and sums of a step with FP32 kernels, forward and backward.
 
     Half-precision operands are cast to float32, and results are rounded to the dtype of the operands, except statistics
-    that torch's own kernels return in FP32. A product of operands of different dtypes is left to torch, which rejects
-    it.
+    that torch's own kernels return in FP32. A product of operands of different dtypes is left for torch to reject.
     """
 
     def __init__(self, operators: frozenset[Any] = PRODUCTS | SUMS) -> None:

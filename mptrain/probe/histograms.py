@@ -30,10 +30,7 @@ _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 @dataclass(frozen=True)
 class Histograms:
-    """Probe that records exponent histograms of step 1 and of every ``every``-th step.
-
-    The tensors are activations, their gradients, weight gradients, weights and updates.
-    """
+    """Probe that records exponent histograms of all kinds of tensors in step 1 and every ``every``-th step."""
 
     every: PositiveInt = 100
 
@@ -95,10 +92,7 @@ class HistogramWatch:
         self._before, self._still = {}, {}
 
     def records(self) -> Sequence[HistogramRecord]:
-        """Return the step's histograms as one record, or none if the step ended before its overflow check.
-
-        It waits for the device. If the update was skipped, the record has no updates.
-        """
+        """Return the step's histograms as one record, or none before its overflow check; waits for the device."""
         if self._verdict is None or self._scale is None:
             return ()
         overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)

@@ -37,10 +37,7 @@ def is_inside(name: str, outer: str) -> bool:
 
 @contextlib.contextmanager
 def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
-    """Hook all modules of a model except those of TorchScript, and remove the hooks on exit.
-
-    ``register`` hooks a module, given its qualified name and the module, and returns the handles of its hooks.
-    """
+    """Hook all modules except TorchScript's, and remove the hooks, which ``register`` returns, on exit."""
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -51,10 +48,7 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """Finished call of a module in an observed step, by qualified name (empty for the model itself).
-
-    ``finite_inputs`` and ``finite_output`` refer to all floating-point tensors among the arguments or in the result.
-    """
+    """Finished call of a module by qualified name, and whether its floating-point inputs and output were finite."""
 
     module: str
     finite_inputs: bool
@@ -64,13 +58,10 @@ class ModuleCall:
 class ModuleTrail:
     """Tracker of the module that runs at any moment of a forward or backward pass, by its qualified name.
 
-    The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`. With
-    ``check_finite``, finished calls are recorded in ``ended``, for which the device is waited for.
-
-    Attributes:
-        calls: Number of calls in the forward pass by module name, in the order of the first calls.
-        ended: Calls in the order in which they ended.
-        raised_in: Name of the innermost module that raised an exception, and the exception; None if none did.
+    The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`.
+    ``calls`` counts calls in the forward pass, in the order of the first ones. With ``check_finite``, finished calls
+    are recorded in ``ended``, for which the device is waited for. ``raised_in`` is the innermost module that raised an
+    exception, and that exception.
     """
 
     def __init__(self, *, check_finite: bool = True) -> None:
@@ -94,10 +85,7 @@ class ModuleTrail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Return the qualified name of the module of the operator that is being dispatched, for a dispatch mode.
-
-        In the backward pass it is the module whose forward call created the autograd node.
-        """
+        """Return the module of the operator being dispatched; backward, the module whose call created the node."""
         node: Any = current_autograd_node()
         if self._stack:  # also when the backward pass recomputes part of the forward pass
             return self._stack[-1][0]

@@ -77,12 +77,9 @@ class Operation:
 class CustomFunction:
     """Custom autograd function (`torch.autograd.Function`) that was called in an observed step, with its dtypes.
 
-    Attributes:
-        name: Name of its graph node: the name of the class followed by ``Backward``.
-        takes: Dtype names of the inputs that get a gradient.
-        gives: Dtype names of the outputs.
-        corrected: Source and target dtype of each gradient that autograd cast because its dtype was not that of the
-            input.
+    ``name`` is that of its graph node: the class followed by ``Backward``. ``takes`` has the dtypes of the inputs that
+    get a gradient, ``gives`` those of the outputs, ``corrected`` source and target dtype of each gradient that autograd
+    cast because its dtype was not that of the input.
     """
 
     name: str
@@ -110,12 +107,10 @@ class OperatorError:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTensor:
-    """Tensor of a batch or a model (parameter or buffer) that contains inf or NaN.
+    """Tensor of a batch or a model (parameter or buffer) that contains ``inf`` or ``nan``.
 
-    Attributes:
-        kind: ``inf`` or ``nan``.
-        samples: Indices of the affected samples of a batch; empty for weights.
-        widely_finite: The values were finite in FP32, before the cast to the input dtype of the model.
+    ``samples`` are the affected ones of a batch. ``widely_finite`` values were finite in FP32, before the cast to the
+    input dtype of the model.
     """
 
     name: str
@@ -130,15 +125,12 @@ class Observation:
 
     Attributes:
         loss: Unscaled loss; NaN if an operator raised an exception before the loss was computed.
-        samples: Number of samples in the batch.
         operations: Operator calls of both passes, in order.
         calls: Number of calls of each module in the forward pass, in the order of the first calls.
         ended: Module calls in the order in which they ended.
         types: Class name of each module.
-        functions: Custom autograd functions that were called.
         refusal: Exception that an operator raised; None if both passes completed.
-        inputs: Tensors of the batch that are not finite.
-        weights: Parameters and buffers that are not finite.
+        inputs: Tensors of the batch that are not finite; ``weights`` are such parameters and buffers.
         largest_weight: Largest finite magnitude of the parameters, and the name of that parameter.
         gradients: Name and kind (``inf`` or ``nan``) of each parameter whose gradient is not finite.
         untrained: Names of the parameters that are not trained, by reason.
@@ -174,10 +166,7 @@ class Observation:
 
 
 class ModuleObserver(EagerMode):
-    """Base class of dispatch modes that see every operator of a step together with the module that called it.
-
-    The caller enters `ModuleTrail.followed` on the observed model.
-    """
+    """Base class of modes that see every operator with its module; the caller enters `ModuleTrail.followed`."""
 
     def __init__(self, trail: ModuleTrail) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,10 +178,7 @@ class ModuleObserver(EagerMode):
 
 
 class Observer(ModuleObserver):
-    """Dispatch mode that records all operators of one forward and backward pass, and an exception that one raises.
-
-    ``functions`` are the custom autograd functions by name and module; ``refusal`` is None if no operator raised.
-    """
+    """Dispatch mode that records all operators of one forward and backward pass, and an exception that one raises."""
 
     def __init__(self, trail: ModuleTrail) -> None:
         super().__init__(trail)

@@ -38,12 +38,10 @@ class OverflowHistory:
 
     Attributes:
         floor: Lowest loss scale that the scaler can reach.
-        consecutive: Current number of overflows in a row.
-        clean: Current number of clean steps in a row.
+        consecutive: Current number of overflows in a row; ``clean`` is that of clean steps.
         settled: A scale has lasted `SETTLED` clean steps.
         descended: The descent from the first scale is over: a scale has lasted `DESCENDED` clean steps, or has grown.
         grown: The current scale was reached by growth.
-        counts: Number of overflows so far by phase.
     """
 
     floor: float = 0.0
@@ -87,9 +85,9 @@ class OverflowHistory:
 
 
 def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Return the number of parameters whose gradient norms are not finite, and the first `MAX_TENSORS` of them.
+    """Return the number of parameters with non-finite gradients, and name and kind of the first `MAX_TENSORS`.
 
-    Each is given by name and kind: ``inf`` for inf elements, ``nan`` for NaN elements or infinities of both signs.
+    ``nan`` means NaN elements or infinities of both signs.
     """
     found = [
         (name, "nan" if math.isnan(norm) else "inf")

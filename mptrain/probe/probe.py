@@ -26,10 +26,7 @@ class Watch(Protocol):
         """Return a context for the passes of all micro-batches of a model in training mode; it removes its hooks."""
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Observe the step's accumulated gradients, after the overflow check and before they are unscaled.
-
-        ``scale`` is the loss scale, float32 of shape (1,).
-        """
+        """Observe the accumulated gradients after the overflow check, still multiplied by ``scale`` of shape (1,)."""
 
     def updated(self, weights: Weights) -> None:
         """Observe the weights after the step's update, or after the overflow check has skipped it."""

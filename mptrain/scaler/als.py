@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 class ALSScaler:
     """Loss scaling rule that halves the scale if too many gradients are large, else doubles it (Graphcore's PopART).
 
-    Attributes:
-        bin_edge: Magnitude above which a scaled gradient counts as large, as a fraction of the largest FP16 number.
-        threshold: Share of large elements among all gradients, 0 to 1, above which the scale is halved.
-        update_period: Number of steps between two changes of the scale without an overflow.
-        min_scale: Lowest loss scale; with None it may fall to 0.
-        max_scale: Highest loss scale; with None it is the largest FP32 number.
+    Without ``min_scale`` the scale may fall to 0, without ``max_scale`` grow to the largest FP32 number.
     """
 
     init_scale: PositiveFloat = 1.0

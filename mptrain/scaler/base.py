@@ -40,10 +40,7 @@ class Scaler(Protocol):
         """Return the state before the first training step: ``scale`` (float32) and other tensors of the rule."""
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state with which a resumed run continues, and sentences for the user on values that did not fit.
-
-        The saved state is possibly one of another rule or of other constants.
-        """
+        """Return the state of a resumed run from any rule's saved one, and sentences for the user on differences."""
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """Return the state for the next training step from an overflow check; ``state`` is not modified."""

@@ -6,8 +6,7 @@ decided, and then decides the next one. The next loss is multiplied by ``scale``
     scale <- decided
     decided <- the dynamic rule's next scale after ``decided`` (`mptrain.scaler.dynamic`)
 
-After an overflow, one more step therefore runs at the scale that overflowed; k overflows in a row still halve the scale
-k times.
+After an overflow, one more step therefore runs at the scale that overflowed; k in a row still halve it k times.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class DelayedScaler:
         return self._rule.floor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the dynamic rule's state and ``decided``, the scale after the next, float32 of shape (1,)."""
+        """Return the dynamic rule's state and ``decided``, the scale of the step after next, float32 of shape (1,)."""
         first = self._rule.initial(device)
         return {**first, "decided": first["scale"].clone()}
 

@@ -51,13 +51,7 @@ HysteresisReset = Literal["growth", "clean", "backoff"]
 class DynamicScaler:
     """Dynamic loss scaling rule: the scale falls when gradients overflow and grows after a number of clean steps.
 
-    Attributes:
-        growth_interval: Number of clean steps in a row before the scale grows.
-        hysteresis: Number of overflows until the scale backs off; with 1, every overflow lowers it.
-        growth_delay: Number of clean steps, after the start and after an overflow, that do not count towards
-            ``growth_interval``.
-        min_scale: Lowest loss scale; with None it may fall to 0.
-        max_scale: Highest loss scale; with None it is the largest FP32 number.
+    ``growth_delay`` clean steps, after the start and after an overflow, do not count towards ``growth_interval``.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -107,11 +101,7 @@ class DynamicScaler:
         return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,).
-
-        They are the loss scale, the clean steps in a row from ``-growth_delay``, and the overflows left until a
-        back-off.
-        """
+        """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),

@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FairseqScaler:
-    """Dynamic loss scaling rule that lowers the scale only if a given share of the steps overflows (fairseq).
-
-    Attributes:
-        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row, and its divisor when it backs
-            off.
-        tolerance: Share of overflows, 0 to 1, among the steps since the scale last changed, from which on an overflow
-            lowers the scale.
-        min_loss_scale: Bound above which the scale stays when it backs off.
-    """
+    """Dynamic loss scaling rule that backs off only if a share ``tolerance`` of the steps overflows (fairseq)."""
 
     init_scale: PositiveFloat = 128.0
     growth_factor: AboveOne = 2.0

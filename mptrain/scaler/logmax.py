@@ -18,8 +18,7 @@ takes the scale to its floor and keeps it there for thousands of steps. The defa
 ``overflow_counts_as: 16`` for the probable intention.
 
 Differences from the source: moments are FP64, not FP32. A step whose gradients are all zero is ignored and leaves the
-state unchanged; the source takes the logarithm of 0 there and never recovers. One constant replaces the two occurrences
-of 16.
+state unchanged; the source takes the logarithm of 0 there and never recovers. One constant replaces two of 16.
 """
 
 from __future__ import annotations
@@ -43,15 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogMaxScaler:
-    """Loss scaling rule that predicts the largest gradient from its running mean and standard deviation (OpenSeq2Seq).
-
-    Attributes:
-        beta1: Decay rate of the running mean.
-        beta2: Decay rate of the moments from which the standard deviation is computed.
-        deviations: Number of standard deviations above the mean that must still fit into FP16.
-        log2_max: log2 of the largest value that must fit.
-        overflow_counts_as: Value of log2 max |g| for a step that overflowed.
-    """
+    """Loss scaling rule that predicts the largest gradient from its running mean and deviation (OpenSeq2Seq)."""
 
     init_scale: PositiveFloat = 1.0
     beta1: BelowOneOrZero = 0.99
@@ -82,10 +73,7 @@ class LogMaxScaler:
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32), ``count`` (int64), the steps so far, and the moments, each of shape (1,).
-
-        The moments are float64, or float32 on a device without it.
-        """
+        """Return ``scale`` (float32), ``count`` of steps (int64) and moments (widest float dtype), of shape (1,)."""
         moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),

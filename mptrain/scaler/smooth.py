@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 class SmoothScaler:
     """Dynamic loss scaling rule that raises the scale by a small factor at every clean step (Chainer).
 
-    ``interval`` is the number of clean steps in which the scale doubles after the first overflow. Chainer's
-    ``max_scale`` is the largest FP16 number.
+    Chainer's ``max_scale`` is the largest FP16 number.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -57,10 +56,7 @@ class SmoothScaler:
         return self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32), ``exact`` and ``overflowed`` (bool: any step has overflowed), each of shape (1,).
-
-        ``exact`` is the scale in float64, or float32 on a device without it.
-        """
+        """Return ``scale`` (float32), ``exact`` (the same in the widest dtype) and ``overflowed``, of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "exact": torch.tensor([self.init_scale], dtype=widest(device), device=device),

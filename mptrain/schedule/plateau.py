@@ -31,12 +31,9 @@ def improves(value: float, best: float | None, threshold: float, mode: Literal["
 class PlateauState:
     """State of a plateau schedule between validations.
 
-    Attributes:
-        metric: Name of the metric; empty before the first validation.
-        best: Best metric so far; None before the first finite one.
-        bad: Number of consecutive validations without improvement.
-        cooldown: Number of validations in which ``bad`` still stays 0.
-        factor: Learning rate as a fraction of the base rate, apart from the warm-up.
+    ``metric`` is empty before the first validation, ``best`` None before the first finite one. ``bad`` counts
+    consecutive validations without improvement, and stays 0 in the next ``cooldown`` ones. ``factor`` is the learning
+    rate as a fraction of the base rate, apart from the warm-up.
     """
 
     metric: str = ""
@@ -54,8 +51,7 @@ class Plateau:
 
     Attributes:
         patience: Number of consecutive validations without improvement that do not reduce the rate.
-        threshold: Change of the metric that is not yet an improvement, as a fraction of the best (``rel``) or in its
-            units.
+        threshold: Change of the metric that is not yet an improvement, as a fraction of the best if ``rel``.
         cooldown: Number of validations after a reduction that are not counted.
         min_factor: Smallest learning rate, as a fraction of the base rate.
         metric: Name of the validation metric. None means the metric of the task, or else the validation loss.
@@ -91,8 +87,7 @@ class Plateau:
 class RateReduction:
     """Plateau schedule of one learner, with its state and its learning rates by number of applied updates.
 
-    ``rates`` is float32, shape (planned + 1,). A reduction changes it in place, because captured CUDA graphs read it at
-    its address.
+    ``rates`` is float32, shape (planned + 1,). A reduction changes it in place: CUDA graphs read it at its address.
     """
 
     def __init__(self, rule: Plateau, lr: float, rates: Tensor) -> None:
@@ -101,10 +96,7 @@ class RateReduction:
         self._rates = rates
 
     def after_validation(self, metric: str, value: float, *, higher: bool) -> bool:
-        """Update the state after a validation, and return whether the learning rates were reduced.
-
-        If the metric is another than before, its best value is forgotten.
-        """
+        """Update the state, new for another metric, and return whether the learning rates were reduced."""
         before = self.state
         if before.metric != metric:
             before = PlateauState(metric, factor=before.factor)
@@ -124,7 +116,7 @@ class RateReduction:
         return asdict(self.state)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore state and learning rates from an untrusted checkpoint; without a saved state, start afresh.
+        """Restore state and rates from an untrusted saved state; an empty one, of another schedule, starts afresh.
 
         Raises CheckpointError if a value is missing or has another type.
         """

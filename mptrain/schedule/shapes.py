@@ -1,8 +1,7 @@
 """Learning rate schedules: pure functions from the number of an update to a factor of the base learning rate.
 
 A training step whose update is skipped (for an overflow) does not count as an update. ``warmup`` is the number of
-updates with linear warm-up of the rate, ``final`` the rate after the last planned update as a fraction of the base
-rate.
+updates with linear warm-up of the rate, ``final`` that after the last planned update, as a fraction of the base rate.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class TabulatedSchedule(Protocol):
     """Interface of a learning rate schedule that returns all rates of a run at once, not factors of the base rate."""
 
     def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
-        """Return ``planned + 1`` learning rates: entry u is that of the update after u applied ones.
-
-        ``lr`` is the base learning rate, and ``steps_per_epoch`` counts updates.
-        """
+        """Return ``planned + 1`` learning rates: entry u is that of the update after u applied ones."""
 
 
 def warmup_factor(update: int, warmup: int) -> float:
@@ -102,8 +98,7 @@ class Linear:
 class InverseSqrt:
     """Schedule with decay of the learning rate by the inverse square root of the update's number (Vaswani et al. 2017).
 
-    The rule is their equation 3, but the rate at the end of the warm-up is the base rate; in the paper it is width^-0.5
-    * warmup^-0.5.
+    This is their equation 3, with the base rate at the end of the warm-up in place of width^-0.5 * warmup^-0.5.
     """
 
     warmup: PositiveInt = 4000
@@ -115,10 +110,7 @@ class InverseSqrt:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Schedule with polynomial decay of the learning rate (``torch.optim.lr_scheduler.PolynomialLR``).
-
-    Chen et al. 2017 (DeepLab) use the power 0.9.
-    """
+    """Schedule with polynomial decay of the rate (``PolynomialLR`` of torch; DeepLab, Chen et al. 2017, has 0.9)."""
 
     power: PositiveFloat = 0.9
     final: Fraction = 0.0
@@ -132,9 +124,9 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Schedule that multiplies the learning rate by the same factor after every update (``ExponentialLR`` of torch).
+    """Schedule that multiplies the rate by ``gamma`` after every update, as ``ExponentialLR`` of torch.
 
-    The factor is ``gamma``, or computed from ``final`` if that is None.
+    Without ``gamma`` the rate reaches ``final`` after the last planned update.
     """
 
     final: PositiveFraction = 0.01
@@ -173,13 +165,8 @@ class WarmupStableDecay:
 class OneCycle:
     """Schedule of the one-cycle policy (Smith and Topin 2018), with the rates of ``OneCycleLR`` of torch in two phases.
 
-    The base learning rate is the peak, ``max_lr`` of torch. The momentum stays constant.
-
-    Attributes:
-        pct_start: Length of the rise, as a fraction of the planned updates.
-        div_factor: Peak divided by the first rate.
-        final_div_factor: First rate divided by the last one.
-        anneal_strategy: Shape of rise and fall: ``cos`` (half a wave) or ``linear``.
+    The base learning rate is the peak, ``max_lr`` of torch. The momentum stays constant. ``pct_start`` is the length of
+    the rise as a fraction of the planned updates. The shape of rise and fall is ``cos`` (half a wave) or ``linear``.
     """
 
     pct_start: Fraction = 0.3
@@ -188,10 +175,7 @@ class OneCycle:
     anneal_strategy: Literal["cos", "linear"] = "cos"
 
     def factor(self, update: int, planned: int) -> float:
-        """Return a rise from ``1 / div_factor`` to 1, then a fall to ``1 / (div_factor * final_div_factor)``.
-
-        The last planned update has that last rate.
-        """
+        """Return a rise from ``1 / div_factor`` to 1, then a fall to ``1 / (div_factor * final_div_factor)``."""
         peak, last, first = self.pct_start * planned - 1, planned - 1, 1 / self.div_factor
         if update < peak:
             start, end, done = first, 1.0, update / peak

@@ -46,10 +46,7 @@ def torch_scheduler(name: str) -> type[Any]:
 
 
 def timm_scheduler(name: str) -> type[Any]:
-    """Return a scheduler class of timm.scheduler by name; without one, ConfigError names the nearest.
-
-    Raises EnvironmentRefused if timm is not installed.
-    """
+    """Return a scheduler class of timm.scheduler by name, or raise ConfigError; EnvironmentRefused without timm."""
     return _named(load_extra("timm.scheduler", "timm", "schedule=timm"), name)
 
 
@@ -74,13 +71,9 @@ def refuse_scheduler(scheduler: Any) -> None:
 class SteppedSchedule:
     """Schedule with the learning rates that a scheduler of torch or timm, or one like them, gives to an optimizer.
 
-    Attributes:
-        name: Name of the scheduler, for messages.
-        make: Function that returns the scheduler object. Its keyword arguments are ``optimizer``, ``max_lr`` (the base
-            learning rate), ``length`` (steps of the scheduler in the run) and ``steps_per_epoch`` (steps of it in one
-            epoch).
-        interval: Time between two steps of the scheduler: ``update`` or ``epoch``.
-        notes: Arguments that mptrain sets, for the user, one sentence each.
+    ``make`` returns the scheduler object. Its keyword arguments are ``optimizer``, ``max_lr`` (the base learning rate),
+    ``length`` (steps of the scheduler in the run) and ``steps_per_epoch`` (steps of it in one epoch). ``interval`` is
+    the time between two of its steps. ``notes`` tell the user of arguments that mptrain sets.
     """
 
     name: str
