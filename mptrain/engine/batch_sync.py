@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from mptrain.engine.interrupt import SignalListener
     from mptrain.parallel.communicator import Communicator
@@ -18,13 +20,7 @@ if TYPE_CHECKING:
 
 
 class SyncedBatch(NamedTuple):
-    """Batch of the next training step, with its size over all ranks.
-
-    Attributes:
-        batch: This rank's part of the batch, on the host.
-        samples: Number of samples over all ranks.
-        terms: Number of loss terms (samples or tokens, over which the loss is averaged) over all ranks.
-    """
+    """This rank's part of the next batch, on the host, and its numbers of samples and loss terms over all ranks."""
 
     batch: Batch
     samples: int
@@ -32,12 +28,7 @@ class SyncedBatch(NamedTuple):
 
 
 class BatchSync:
-    """Source of training batches and of requests to stop, for a run on one rank.
-
-    Args:
-        interrupts: Listener for signals.
-        late: Function that returns whether the run's time limit is reached.
-    """
+    """Source of training batches and of requests to stop by signal or time limit, for a run on one rank."""
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool]) -> None:
         self._interrupts = interrupts
@@ -50,7 +41,7 @@ class BatchSync:
 
     @property
     def late(self) -> bool:
-        """True if the run's time limit (``train.max_minutes``) is reached, once all ranks know of it."""
+        """True if the time limit (``train.max_minutes``) is reached, once all ranks know of it."""
         return self._late()
 
     def should_stop(self) -> bool:
@@ -58,14 +49,7 @@ class BatchSync:
         return self.asked is not None
 
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """Return the batch of the next training step, or None if there is none. All ranks must call this together.
-
-        Args:
-            batches: This rank's batches of the epoch.
-
-        Raises:
-            DataError: A sample cannot be used.
-        """
+        """Return the next batch of an epoch or None; raises DataError. All ranks must call this together."""
         batch = next(batches, None)
         return None if batch is None else SyncedBatch(batch, batch.samples, batch.terms)
 
@@ -73,10 +57,8 @@ class BatchSync:
 class DistributedBatchSync(BatchSync):
     """Source of training batches and of requests to stop, agreed between several ranks.
 
-    Args:
-        interrupts: Listener for this rank's signals.
-        late: Function that returns whether the run's time limit is reached; only the clock of rank 0 counts.
-        comm: Communicator of all ranks.
+    Only the clock of rank 0 counts for the time limit. An epoch ends for all as soon as one rank has no more batches,
+    and an error of one rank is raised on all.
     """
 
     def __init__(self, interrupts: SignalListener, late: Callable[[], bool], comm: Communicator) -> None:
@@ -86,25 +68,22 @@ class DistributedBatchSync(BatchSync):
         self._over = False
 
     @property
+    @override
     def asked(self) -> str | None:
-        """Name of the signal that asked any rank to stop, such as ``SIGTERM``, once all ranks know of it; else None."""
         return self._asked
 
     @property
+    @override
     def late(self) -> bool:
-        """True if the run's time limit is reached on rank 0, once all ranks know of it."""
         return self._over
 
+    @override
     def should_stop(self) -> bool:
-        """Exchange the stop requests of all ranks; return whether a signal has asked one of them to stop."""
         self._hear(*self._comm.all_reduce_ints(self._wishes()))
         return self._asked is not None
 
+    @override
     def next(self, batches: Iterator[Batch]) -> SyncedBatch | None:
-        """Return this rank's part of the next training batch, or None as soon as one rank has no more.
-
-        An error of one rank is raised on all ranks. See `BatchSync.next`.
-        """
         batch, error = None, None
         try:
             batch = next(batches, None)

@@ -55,11 +55,7 @@ class BufferGuard:
     shared, or that becomes another shape or dtype, is then no longer guarded, and a warning names it. A trained
     parameter cannot be replaced: the gradients would reach the new tensor, and the optimizer updates the old one.
 
-    Args:
-        model: The model.
-
     Attributes:
-        count: Number of guarded buffers.
         lasting: Memory of all persistent buffers, such as BatchNorm's running statistics, one flat tensor per dtype;
             and of the guarded parameters.
         masters: Master weights of the learners, into which changes of their parameters are written.
@@ -113,11 +109,7 @@ class BufferGuard:
         ]
 
     def follow(self, names: Iterable[str]) -> None:
-        """Guard parameters like buffers from now on, because passes change them.
-
-        Args:
-            names: Names of the parameters; with several ranks the same on all, which get the values of rank 0.
-        """
+        """Guard parameters, the same on all ranks, like buffers from now on; all ranks get the values of rank 0."""
         for name in names:
             for tensor in [place.tensor for place in self._places if place.path == name and place.memory is None]:
                 assert tensor is not None
@@ -141,8 +133,7 @@ class BufferGuard:
     def settle(self) -> None:
         """Bring guarded tensors that were moved or replaced back to their own memory, with the new values.
 
-        Raises:
-            ConfigError: A trained parameter was replaced, or a parameter has another shape or dtype.
+        Raises ConfigError if a trained parameter was replaced, or a parameter has another shape or dtype.
         """
         for place, tensors, name, tensor, address in self._checks:
             if tensors.get(name) is not tensor or (address and tensor.data_ptr() != address):  # type: ignore[union-attr]
@@ -174,29 +165,17 @@ class BufferGuard:
         increment_version([tensor])
 
     def write_through(self, applied: Tensor) -> None:
-        """Write changes that passes made to parameters into their master weights, before an update.
-
-        Args:
-            applied: bool, shape (1,): whether the step's update is applied; otherwise nothing is written.
-        """
+        """Write changes that passes made to parameters into their master weights, if the update will be applied."""
         for masters in self.masters:
             masters.take_changes(applied)
 
     def require_seen(self) -> None:
-        """Refuse changes of parameters that could not be written through; reads the device.
-
-        Raises:
-            ConfigError: See `mptrain.optimizer.weights.MasterWeights.require_seen`.
-        """
+        """Refuse, with ConfigError, changes of parameters that could not be written through; reads the device."""
         for masters in self.masters:
             masters.require_seen()
 
     def restore(self, skip: Tensor) -> None:
-        """Restore all guarded tensors if the training step was skipped, without synchronising with the host.
-
-        Args:
-            skip: float32, shape (1,): 1 if the step was skipped, else 0.
-        """
+        """Restore all guarded tensors if ``skip`` (float32, shape (1,)) is 1, without synchronising with the host."""
         self.settle()
         if not self._memory:
             return
@@ -207,7 +186,7 @@ class BufferGuard:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context manager that undoes all changes of guarded tensors when it exits, unless the block raises."""
+        """Undo all changes of guarded tensors on exit, unless the block raises."""
         self.settle()
         before = [memory.clone() for memory, _ in self._memory]
         yield
@@ -218,17 +197,11 @@ class BufferGuard:
 
     @contextlib.contextmanager
     def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Context manager that undoes all changes of buffers and parameters when it exits, and says what they were.
+        """Undo all changes of buffers, parameters and plain attributes of modules on exit, and say what they were.
 
-        Plain attributes of the modules are restored too: tensors, numbers, texts, None, and what lists, sets,
-        dictionaries and deques hold.
-
-        Yields:
-            Two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that
-            were changed; and names of the buffers that became tensors which a skipped step cannot restore.
-
-        Raises:
-            ConfigError: As in `settle`.
+        Plain attributes are tensors, numbers, texts, None, and what lists, sets, dictionaries and deques hold. Yields
+        two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that were
+        changed; and names of the buffers that became tensors which a skipped step cannot restore. Raises as `settle`.
         """
         self.snapshot()
         places, changed, unguarded = self._places, list[str](), list[str]()
@@ -309,5 +282,4 @@ def _exchanged(path: str, now: Tensor | None) -> ConfigError:
 
 
 def _kind(tensor: Tensor) -> tuple[str, torch.device]:
-    """Return dtype and shape of a tensor in words, and its device."""
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}", tensor.device

@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 class Checkpointing:
     """Connection between a run and its checkpoints: decides when to save, saves the state and restores it.
 
-    Args:
-        parts: The built run: model, data, learners and settings.
-        options: User's options of the run.
-        storage: Storage for the checkpoints.
-        progress: Progress of the run (steps, epochs, totals); updated in place.
-        telemetry: Receiver of records.
-
     Attributes:
         saver: Writer of checkpoints, optionally in a background thread. A context manager, entered around the run.
-        carried: Buffers that belong to the run and not to its weights, such as the hidden state of an LSTM between
-            batches.
+        carried: Buffers that belong to the run and not to its weights, such as an LSTM's state between batches.
     """
 
     def __init__(
@@ -41,15 +33,9 @@ class Checkpointing:
         self.carried = CarriedBuffers(parts)
 
     def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
-        """Restore the run to the state in a checkpoint.
+        """Restore the run from a checkpoint, and return a sentence for the user about each item that is lost.
 
-        Args:
-            state: State in the checkpoint, as from `mptrain.engine.snapshot.take_snapshot`.
-            forgive: Whether to reset the count of consecutive overflows, for a run that they stopped and that is tried
-                again.
-
-        Returns:
-            One sentence for the user about each item that could not be restored.
+        ``forgive`` resets the count of consecutive overflows, for a run that they stopped and that is tried again.
         """
         restored, notes = restore_snapshot(self._parts, self._telemetry.step_log, state)
         self._progress.become(restored)
@@ -72,13 +58,8 @@ class Checkpointing:
     def save(self, *, wait: bool = False) -> None:
         """Save the run as a checkpoint, with the validation metric if exactly these weights were validated.
 
-        It is called outside of training steps.
-
-        Args:
-            wait: Whether to block until the checkpoint is on disk.
-
-        Raises:
-            StorageError: The checkpoint cannot be written.
+        It is called outside of training steps. ``wait`` blocks until the checkpoint is on disk. Raises StorageError if
+        it cannot be written.
         """
         progress, telemetry = self._progress, self._telemetry
         telemetry.show("saving")
@@ -102,13 +83,10 @@ class Checkpointing:
 class CarriedBuffers:
     """Non-persistent buffers of a model, whose rows each rank changes for its own samples, merged over all ranks.
 
-    They belong to the run and not to its weights. Each rank trains on its rows of every batch, so it changes only its
-    own rows of such a buffer. The merged buffer combines the rows that each rank has changed since all ranks last held
-    the same values. If the last batch of an epoch is smaller, a row may belong to another rank. Buffers are therefore
-    merged at the end of every epoch, where the row of the highest rank wins.
-
-    Args:
-        parts: The built run; all ranks start with the same buffers.
+    Each rank trains on its rows of every batch, so it changes only its own rows of such a buffer. The merged buffer
+    combines the rows that each rank has changed since all ranks last held the same values. If the last batch of an
+    epoch is smaller, a row may belong to another rank. Buffers are therefore merged at the end of every epoch, where
+    the row of the highest rank wins. All ranks start with the same buffers.
     """
 
     def __init__(self, parts: Parts) -> None:

@@ -21,18 +21,10 @@ WARM_UP = 10
 
 
 class Clock:
-    """Clock of a run's training steps, which adds up their time, loss terms and energy and reports recent throughput.
+    """Clock of a run's steps, which adds up time, loss terms and energy in its progress and reports recent throughput.
 
-    Loss terms are what the loss is averaged over: samples or tokens.
-
-    Args:
-        progress: Totals of the run; updated in place.
-        device: Training device, whose energy counter is read.
-
-    Attributes:
-        progress: As given.
-        rate: Throughput as of the last `read`, in loss terms per second, without evaluation and saving.
-        wait_share: Fraction of time spent waiting for data as of the last `read`, 0 to 1.
+    As of the last `read`, ``rate`` is in loss terms per second, without evaluation and saving, and ``wait_share`` is
+    the fraction of time spent waiting for data, 0 to 1.
     """
 
     def __init__(self, progress: Progress, device: torch.device) -> None:
@@ -47,15 +39,9 @@ class Clock:
         self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
     def lap(self, terms: int, waited: float, seconds: float) -> bool:
-        """Count one training step.
+        """Count one training step, ``waited`` of its seconds for data.
 
-        Args:
-            terms: Number of its loss terms (samples or tokens).
-            waited: Seconds spent waiting for its data.
-            seconds: Seconds that it took, the wait included.
-
-        Returns:
-            Whether this step ends the warm-up, so that the caller should wait for the device before the next one.
+        Returns whether it ends the warm-up, so that the caller should wait for the device before the next one.
         """
         progress, steady = self.progress, self._steps >= WARM_UP
         self._steps += 1
@@ -70,11 +56,9 @@ class Clock:
         return self._steps == WARM_UP
 
     def add(self, seconds: float, *, steady: bool | None = None) -> None:
-        """Count training time that belongs to no step, such as waiting for the device to finish its queue.
+        """Count training time of no step, such as waiting for the device.
 
-        Args:
-            seconds: The time.
-            steady: Whether it counts as time after the warm-up; None decides by the number of steps so far.
+        ``steady`` counts it as time after the warm-up; None decides by the number of steps so far.
         """
         progress = self.progress
         progress.seconds += seconds
@@ -94,10 +78,7 @@ class Clock:
         self._training = False
 
     def save(self) -> None:
-        """Add the energy that the device used since the last reading to the run's total.
-
-        The total becomes NaN once the device fails to report a part of the run.
-        """
+        """Add the energy since the last reading to the run's total, NaN once the device fails to report a part."""
         if not self._training:
             return
         before, self._energy = self._energy, self._meter.read()
@@ -126,23 +107,21 @@ class EnergyMeter(Protocol):
     """Interface of a meter of the energy that a device uses."""
 
     def read(self) -> float | None:
-        """Return the device's energy in joules since a fixed moment, never decreasing; None if it reports no energy."""
+        """Return the energy in joules since a fixed moment, never decreasing; None if the device reports none."""
 
 
 class NoMeter:
     """Energy meter of a device that reports no energy."""
 
     def read(self) -> None:
-        """Return None, because the energy is unknown."""
+        """Return None."""
 
 
 class RaplMeter:
-    """Energy meter of all packages of a CPU, read from Linux's powercap files.
+    """Energy meter of all packages of a CPU, read from Linux's powercap files, a folder per package.
 
-    Args:
-        packages: Folders, one per package, with a file ``energy_uj``, which counts microjoules and wraps at
-            ``max_energy_range_uj``. One wrap between two reads is corrected; a second one (after about an hour) cannot
-            be detected.
+    ``energy_uj`` counts microjoules and wraps at ``max_energy_range_uj``. One wrap between two reads is corrected; a
+    second one (after about an hour) cannot be detected.
     """
 
     def __init__(self, packages: list[Path]) -> None:
@@ -151,7 +130,7 @@ class RaplMeter:
         self._microjoules = 0
 
     def read(self) -> float | None:
-        """Return the energy of all packages since this meter was created, in joules; None if it cannot be read."""
+        """Return the joules of all packages since this meter was created; None if they cannot be read."""
         try:
             now = [_number(counter) for counter, _ in self._packages]
         except (OSError, ValueError):
@@ -163,17 +142,13 @@ class RaplMeter:
 
 
 class NvmlMeter:
-    """Energy meter of a CUDA device, read through NVML.
-
-    Args:
-        millijoules: Function that returns the device's counter, in millijoules since the driver was loaded.
-    """
+    """Energy meter of a CUDA device, read through NVML as millijoules since the driver was loaded."""
 
     def __init__(self, millijoules: Callable[[], int]) -> None:
         self._millijoules = millijoules
 
     def read(self) -> float | None:
-        """Return the device's energy in joules since the driver was loaded; None if NVML does not report it."""
+        """Return the joules since the driver was loaded; None if NVML does not report them."""
         try:
             return self._millijoules() / 1000
         except Exception:  # NVML has its own error classes; a missing reading must not stop the run
@@ -181,12 +156,7 @@ class NvmlMeter:
 
 
 def energy_meter(device: torch.device, rapl: Path = _RAPL) -> EnergyMeter:
-    """Return the energy meter of a device; a `NoMeter` if the device reports no energy.
-
-    Args:
-        device: The training device.
-        rapl: Folder of the CPU's energy counters in Linux's powercap format.
-    """
+    """Return the energy meter of a device; a `NoMeter` if it reports no energy."""
     if device.type == "cuda":
         return _nvml_meter(device)
     if device.type != "cpu":

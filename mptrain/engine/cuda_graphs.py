@@ -30,9 +30,6 @@ class CudaGraphs:
     All graphs share one memory pool. That is safe because only one graph runs at a time and each graph writes
     everything that it reads from the pool. References to tensors that are read after a replay are kept, so no other
     graph gets their memory.
-
-    Args:
-        device: A CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,10 +38,7 @@ class CudaGraphs:
         self._captured = False
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Capture the kernels that a function launches; return the function that replays them.
-
-        Args:
-            body: Function to capture. It runs once on the host; its kernels run only in a replay.
+        """Run a function once on the host, capturing its kernels; return a function that replays them.
 
         Raises:
             RuntimeError: The capture failed; this is the first error, not a follow-up of it.
@@ -74,7 +68,6 @@ class CudaGraphs:
         return graph.replay
 
     def _release(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End the capture's allocations to the pool if torch has not."""
         try:
             graph.pool()  # raises unless the capture itself ended, as it does if the error came from elsewhere
             ended = True
@@ -110,14 +103,7 @@ _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization de
 
 @contextlib.contextmanager
 def host_waits(device: torch.device) -> Iterator[list[str]]:
-    """Context manager that detects where the host waits for the device, which a CUDA graph does not allow.
-
-    Args:
-        device: The training device.
-
-    Yields:
-        List of places, each ``FILE:LINE`` with the file's name only. It is filled on exit, and only for a CUDA device.
-    """
+    """Yield a list that is filled on exit with the places (``FILE:LINE``) where the host waited for a CUDA device."""
     found: list[str] = []
     if device.type != "cuda":
         yield found

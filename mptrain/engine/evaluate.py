@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Result of an evaluation of a model on a split.
-
-    Attributes:
-        record: Metrics of the split, as they are written to the run's files.
-        exhibits: Pictures, texts or sounds that the task shows, by name, on the host; empty unless requested.
-    """
+    """Metrics of a model on a split, and pictures, texts or sounds that the task shows, by name, if requested."""
 
     record: EvalRecord
     exhibits: dict[str, Exhibit] = field(default_factory=dict)
@@ -50,24 +45,13 @@ def evaluate(
     exhibit: bool = False,
     intervals: bool = False,
 ) -> EvalResult | None:
-    """Evaluate a run's current weights on all samples of a split. All ranks must call this together.
+    """Evaluate a run's current weights on all samples of a split; None if aborted. All ranks must call this together.
 
     Sums are accumulated on the device and read at the end. With several ranks, each measures its part of every batch;
-    the metrics cover all samples, each counted once.
-
-    Args:
-        parts: The built run: model, data, task and settings.
-        loader: Loader of the split, without shuffling.
-        split: Name of the split: ``val`` or ``test``.
-        step: Number of attempted training steps, for the record.
-        epoch: Number of completed epochs, for the record.
-        stop: Function called between batches; evaluation is aborted if it returns True.
-        average: Whether to evaluate the running average of the weights if there is one.
-        exhibit: Whether to collect the pictures, texts or sounds that the task shows of the first batch, on rank 0.
-        intervals: Whether to compute 95 % confidence intervals of the metrics over the choice of samples.
-
-    Returns:
-        The result, or None if evaluation was aborted.
+    the metrics cover all samples, each counted once. The split is not shuffled; ``step`` and ``epoch`` are for the
+    record. ``stop``, called between batches, aborts the evaluation. ``average`` evaluates the running average of the
+    weights if there is one, ``exhibit`` collects what the task shows of the first batch, on rank 0, and ``intervals``
+    computes 95 % confidence intervals of the metrics over the choice of samples.
     """
     wide = parts.policy.eval == "fp32" and parts.policy.half
     prepare = parts.prepare_float32 if wide else parts.prepare
@@ -98,7 +82,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
-    """Context manager for evaluation mode without gradients. Buffers and random states are restored on exit."""
+    """Enter evaluation mode without gradients; restore buffers and random states on exit."""
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()
@@ -122,13 +106,7 @@ def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
 
 
 def gather_model(parts: Parts) -> nn.Module:
-    """Return a run's model with all of its weights: the model itself, or a gathered copy if its weights are sharded.
-
-    All ranks must call this. The copy has the dtypes of the forward pass.
-
-    Args:
-        parts: The built run.
-    """
+    """Return a run's model in training dtypes, or a gathered copy if sharded. All ranks must call this."""
     if parts.blank is None:
         return parts.model
     model = copy.deepcopy(parts.blank)
@@ -142,13 +120,7 @@ def gather_model(parts: Parts) -> nn.Module:
 
 
 def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
-    """Return an FP32 copy of a model, with the values of its FP32 master weights where there are any.
-
-    Args:
-        model: The model in training dtypes.
-        full_precision: Full-precision values by parameter name (see `MasterWeights.full_precision`); other parameters
-            are converted from their own dtype.
-    """
+    """Return an FP32 copy of a model, with the values of its FP32 master weights, by name, where there are any."""
     return with_weights(copy.deepcopy(model).float(), full_precision)
 
 
@@ -159,13 +131,9 @@ def without_storage(model: nn.Module) -> nn.Module:
 
 
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Replace a model's parameters in place by other tensors, without copying them, and return the model.
+    """Replace all parameters of a model by other tensors, without copying them, and return the model.
 
-    Tied parameters stay tied.
-
-    Args:
-        model: The model.
-        values: New tensors by parameter name, one for every parameter; of tied parameters the first name's is used.
+    Tied parameters stay tied; the tensor of the first name is used.
     """
     made: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -183,14 +151,7 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """Copy values into the parameters of a copy of a model in place, by name, and return it.
-
-    FP16 parameters saturate at the largest finite number instead of becoming inf.
-
-    Args:
-        model: The model.
-        values: Values by parameter name, of any dtype; parameters without one keep their values.
-    """
+    """Copy values of any dtype into parameters of a copy by name, in place, and return it; FP16 saturates."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

@@ -34,18 +34,8 @@ def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> l
 
     Pictures become one grid, ``NAME-STEP.png``. Texts become ``NAME-STEP.tsv``, whose first line has the column names.
     Each sound becomes ``NAME-N-STEP.wav``, 16 bits per sample. Captions are written to ``captions.json`` by ``NAME`` or
-    ``NAME-N``.
-
-    Args:
-        folder: Target folder; created if there is something to write.
-        step: Number of attempted training steps, for the file names.
-        exhibits: Pictures, texts and sounds by name, on the host.
-
-    Returns:
-        Names of the written files, without ``captions.json``.
-
-    Raises:
-        StorageError: A file cannot be written.
+    ``NAME-N``. Returns the names of the other files. The folder is created if there is something to write. Raises
+    StorageError if a file cannot be written.
     """
     files: dict[str, bytes] = {}
     captions: dict[str, str] = {}

@@ -1,7 +1,4 @@
-"""Diagnosis of a run whose gradients overflow in every step, and the files from which its last step can be replayed.
-
-It is called once, at the end of a run, so it may wait for the device.
-"""
+"""Diagnosis, at the end of a run, of overflows in every step, and the files that replay its last step."""
 
 from __future__ import annotations
 
@@ -36,17 +33,12 @@ class Diagnosis:
     """Cause of the last overflow of a run that stopped because its gradients overflowed in too many consecutive steps.
 
     Attributes:
-        learner: Name of the learner (a model with its optimizer; a GAN has two) that overflowed.
         step: Number of attempted steps, skipped ones included.
-        loss_scale: Loss scale of the last step.
         refused: Number of consecutive overflows.
         cause: Earliest part of the step that is not finite: ``input`` (the batch holds inf or NaN), ``weights`` (a
             parameter or buffer holds inf or NaN that did not at the start), ``forward`` (all of these are finite, but
             the loss is not) or ``backward`` (the loss is finite, but gradients are not).
-        tensors: Names of the first non-finite tensors, each with its kind (``inf`` or ``nan``): inputs, weights, or
-            gradients by parameter name.
-        count: Number of non-finite tensors.
-        advice: Suggested fix for the user.
+        tensors: Names of the first of ``count`` non-finite inputs, weights or gradients, each with ``inf`` or ``nan``.
     """
 
     learner: str
@@ -90,15 +82,7 @@ _PRECISION = {
 
 
 def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, batch: Batch) -> Diagnosis:
-    """Diagnose the last step from its tensors; its gradients must still be there.
-
-    Args:
-        parts: The built run.
-        learner: The learner that overflows.
-        last: Its newest step record.
-        refused: Number of consecutive overflows.
-        batch: The prepared batch of that step.
-    """
+    """Diagnose the last step from its tensors; its gradients must still be there."""
     buffers = {name for name, _ in parts.model.named_buffers()}
     gradients = learner.judge().norms.tolist()
     found = {
@@ -140,22 +124,10 @@ def diagnose_overflows(
 ) -> Diagnosis:
     """Diagnose why a learner's gradients overflow in every step. All ranks must call this together.
 
-    Rank 0 saves the files ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed.
-
-    Args:
-        parts: The built run; the gradients of the last step must still be there.
-        log: Log of the learner that overflows.
-        progress: Progress of the run right after that step.
-        batch: Prepared batch of that step; this rank's part.
-        given: The batch that was trained on; differs from ``batch`` if a fault was injected into it.
-        random: Random state of rank 0 before that step.
-        folder: Target folder; created if missing.
-
-    Returns:
-        The diagnosis of the rank with the earliest cause.
-
-    Raises:
-        StorageError: A file cannot be written.
+    Rank 0 saves ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed, in ``folder``. The
+    gradients of that step must still be there. ``batch`` is this rank's part as prepared; ``given`` differs from it if
+    a fault was injected. ``random`` is the random state of rank 0 before the step. Returns the diagnosis of the rank
+    with the earliest cause. Raises StorageError if a file cannot be written.
     """
     learner = next(learner for learner in parts.learners if learner.name == log.name)
     assert log.last is not None
@@ -175,39 +147,23 @@ def diagnose_overflows(
 
 
 def _scale_keys(scaler: Scaler) -> str:
-    """Return the keys that lower a scaler's scale, in parentheses, or an empty string if it has none."""
     keys = [f"scaler.{key}" for key in ("scale", "init_scale", "min_scale") if hasattr(scaler, key)]
     return f" ({' or '.join(keys)})" if keys else ""
 
 
 def is_finite(parts: Parts) -> bool:
-    """Return whether all weights and buffers of a run are finite, so that its state is worth saving.
-
-    Buffers that held inf from the start, such as attention masks, do not count.
-
-    Args:
-        parts: The built run.
-    """
+    """Return whether all weights and buffers are finite, except buffers that held inf from the start, such as masks."""
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
 def require_success(
     progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, *, half: bool
 ) -> list[str]:
-    """Raise an error if a finished run trained nothing because of its numerics.
+    """Raise an error if a finished run trained nothing because of its numerics; return warnings for the user.
 
-    Args:
-        progress: Progress of the run, with the metrics of its last evaluations.
-        learner_logs: Log of each learner.
-        metric: Name of the task's main metric, or None.
-        half: Whether the run computes in half precision.
-
-    Returns:
-        Warnings for the user, one sentence each: a short run ended while its initial loss scale was still decreasing.
-
-    Raises:
-        NumericsError: A learner applied no update, and not only because its initial loss scale was still decreasing; or
-            a loss or the task's metric is not finite in the last evaluation.
+    Raises NumericsError if a learner applied no update, and not only because its initial loss scale was still
+    decreasing, for which there is a warning; or if a loss or the task's ``metric`` is not finite in the last
+    evaluation. ``half`` says that the run computes in half precision.
     """
     warnings = []
     for log in learner_logs:
@@ -238,16 +194,9 @@ def require_success(
 
 
 def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], world_size: int) -> None:
-    """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be replayed.
+    """Write ``diagnosis.json`` and ``step.pt``, loadable with ``weights_only=True``.
 
-    ``step.pt`` is loadable with ``weights_only=True``.
-
-    Args:
-        folder: Target folder; created if missing.
-        diagnosis: The diagnosis.
-        batch: The prepared batch of the last step, over all ranks.
-        random: Random state of rank 0 before that step.
-        world_size: Number of ranks that ran the step, or 1 if ``batch`` is only one rank's part.
+    ``world_size`` is the number of ranks that ran the step, or 1 if ``batch`` is only one rank's part.
     """
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)

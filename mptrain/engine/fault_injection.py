@@ -1,7 +1,7 @@
 """Injection of a wrong value into a training run on purpose, to test how the run detects and handles it.
 
 The first element of a tensor is overwritten in one or more consecutive steps. Everything that follows is the run's
-normal behaviour: the verdict, the skipped step, the loss scale, the end of the run and the names on record.
+normal behaviour.
 """
 
 from __future__ import annotations
@@ -43,18 +43,9 @@ _MOST_NAMES = 24
 
 
 class Injection:
-    """Fault that a run injects into one of its tensors on purpose, such as inf into a gradient.
+    """Fault that a run injects into one of its tensors on purpose, such as inf into a gradient; none by default.
 
-    Without ``inject.step`` there is none.
-
-    Args:
-        options: Value, tensor and steps of the fault.
-        model: Model whose modules and parameters ``inject.tensor`` may name.
-        learners: Learners whose weights ``inject.tensor`` may name.
-        comm: Communicator whose ranks ``inject.rank`` may name.
-
-    Raises:
-        ConfigError: The tensor does not exist, or ``inject.step`` or ``inject.tensor`` is given without the other.
+    Raises ConfigError if the tensor does not exist, or if only one of ``inject.step`` and ``inject.tensor`` is given.
     """
 
     def __init__(
@@ -94,18 +85,7 @@ class Injection:
         return (f"a fault is injected on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:
-        """Check the fault against the run's first batch.
-
-        Args:
-            batch: A prepared batch.
-            planned: Number of steps that will be attempted.
-
-        Returns:
-            One warning for the user if no step will have the fault; else an empty list.
-
-        Raises:
-            ConfigError: The inputs are integers, such as tokens, which cannot hold inf.
-        """
+        """Return a warning if no planned step will have the fault; ConfigError if the inputs are integers."""
         if self._options.step is None:
             return []
         if self._kind == "input" and not batch.inputs.is_floating_point():
@@ -117,11 +97,7 @@ class Injection:
         return [f"inject.step={self._options.step} is never reached: training ends at step {planned}"] if late else []
 
     def records(self, step: int) -> tuple[EventRecord, ...]:
-        """Return the event record of the fault in a training step, or an empty tuple if the step has none.
-
-        Args:
-            step: Number of the attempted step, from 1.
-        """
+        """Return the event record of the fault in an attempted step (from 1), or an empty tuple if it has none."""
         if not self.is_at(step):
             return ()
         return (EventRecord("injected", step, {"tensor": self._options.tensor, "value": str(self._options.value)}),)
@@ -129,14 +105,8 @@ class Injection:
     def at(self, step: int, batch: Batch) -> AbstractContextManager[Batch]:
         """Return a context manager that injects the fault into one training step of all learners.
 
-        Without a fault in this step or on this rank, it changes nothing.
-
-        Args:
-            step: Number of attempted steps, including this one.
-            batch: The prepared batch.
-
-        Returns:
-            Context manager that yields the batch to train on; a changed copy if the fault is in the input.
+        It yields the batch to train on: a changed copy if the fault is in the input. Without a fault in this step or on
+        this rank, it changes nothing.
         """
         return self._around(batch) if self._is_mine and self.is_at(step) else contextlib.nullcontext(batch)
 
@@ -150,11 +120,7 @@ class Injection:
             yield batch
 
     def is_at(self, step: int) -> bool:
-        """Return whether a training step has the fault.
-
-        Args:
-            step: Number of the attempted step, from 1.
-        """
+        """Return whether an attempted step (from 1) has the fault."""
         first, count = self._options.step, self._options.count
         return first is not None and first <= step and (count is None or step < first + count)
 

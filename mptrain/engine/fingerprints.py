@@ -1,4 +1,4 @@
-"""Digests of initial weights and data, which show that the runs of a comparison had the same start and the same data.
+"""Digests (SHA-256) of initial weights and data, which show that the runs of a comparison had the same start and data.
 
 They are computed on the host, from values that exist anyway. Nothing here may change the run.
 """
@@ -26,9 +26,8 @@ VALUES = 256
 class StartFingerprints:
     """Digest of the initial weights and memory use of a run, taken before its first step.
 
-    Attributes:
-        initial_weights: SHA-256, in hexadecimal, of the initial FP32 weights, drawn or loaded; empty for a resumed run.
-        memory: Bytes in use before the model was built (see `mptrain.engine.memory.memory_in_use`).
+    ``initial_weights`` is that of the FP32 weights, drawn or loaded, in hexadecimal; empty for a resumed run.
+    ``memory`` is in bytes, before the model was built.
     """
 
     initial_weights: str = ""
@@ -36,16 +35,10 @@ class StartFingerprints:
 
 
 def sample_digests(batch: Batch) -> list[bytes]:
-    """Return the SHA-256 of every sample of a host batch, by which evaluations on the same data are recognised.
+    """Return the digest (32 bytes) of every sample of a host batch, to recognise evaluations on the same data.
 
     It covers name, dtype and up to `VALUES` values of each tensor. Trailing zeros of a sample are left out: they pad
     the shorter samples of a batch, and would make the digest of a sample depend on the other samples in its batch.
-
-    Args:
-        batch: Batch in CPU memory, as fetched.
-
-    Returns:
-        A digest of 32 bytes per sample, in order.
     """
     digests = [hashlib.sha256() for _ in range(batch.samples)]
     for name, tensor in batch.tensors().items():
@@ -60,26 +53,12 @@ def sample_digests(batch: Batch) -> list[bytes]:
 
 
 def digest_of_samples(digests: Iterable[bytes]) -> str:
-    """Return the SHA-256, in hexadecimal, of an evaluated split: of its samples and targets, in order.
-
-    Args:
-        digests: Results of `sample_digests` for all its batches, in order.
-    """
+    """Return the hexadecimal digest of an evaluated split from `sample_digests` of all its batches, in order."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
-    """Return digests of the order and first batch of a training epoch, for the run's records.
-
-    Args:
-        loader: Loader of the training split.
-        epoch: Number of the epoch, from 0.
-        batch: First batch of the epoch, as fetched.
-
-    Returns:
-        JSON values: ``epoch``; ``order`` and ``first_batch``, SHA-256 in hexadecimal; and ``samples``, the size of the
-        batch.
-    """
+    """Return JSON values: ``epoch`` (from 0), digests of ``order`` and ``first_batch``, and ``samples`` in that."""
     return {
         "epoch": epoch,
         "order": digest_of_order(loader.order(epoch)),
@@ -89,25 +68,18 @@ def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Return the SHA-256, in hexadecimal, of a model's parameters and persistent buffers.
-
-    It covers names, dtypes, shapes and values.
-    """
+    """Return the hexadecimal digest of a model's parameters and persistent buffers: names, dtypes, shapes, values."""
     named = (item for item in model.state_dict(keep_vars=True).items() if isinstance(item[1], torch.Tensor))
     return _digest(named)
 
 
 def digest_of_batch(batch: Batch) -> str:
-    """Return the SHA-256, in hexadecimal, of all tensors of a host batch as fetched, including augmentation."""
+    """Return the hexadecimal digest of all tensors of a host batch as fetched, including augmentation."""
     return _digest(batch.tensors().items())
 
 
 def digest_of_order(order: Tensor) -> str:
-    """Return the SHA-256, in hexadecimal, of the order in which an epoch visits its samples.
-
-    Args:
-        order: int64 ``[N]``: indices of the samples.
-    """
+    """Return the hexadecimal digest of the order in which an epoch visits its samples (int64 [N], their indices)."""
     return _digest([("order", order)])
 
 

@@ -22,16 +22,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class EndRequested(KeyboardInterrupt):
-    """Exception for a signal other than Ctrl-C that ends the process immediately, outside of training.
-
-    As a subclass of KeyboardInterrupt it is not caught by ``except Exception``.
-
-    Args:
-        name: Name of the signal, such as ``SIGTERM``.
-
-    Attributes:
-        name: As given.
-    """
+    """Signal other than Ctrl-C, by name, that ends the process; ``except Exception`` does not catch it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -40,12 +31,10 @@ class EndRequested(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Context manager for code outside of training, in which SIGTERM, SIGUSR1 and SIGHUP end the process like Ctrl-C.
+    """Let SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, for code outside of training.
 
-    The signals raise `EndRequested` in the main thread. `SignalListener` replaces these handlers while a run trains.
-
-    Raises:
-        Preempted: A signal arrived and the code inside did not handle it.
+    `SignalListener` replaces these handlers while a run trains. Raises Preempted if a signal arrived and the code
+    inside did not handle it.
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -69,7 +58,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def exiting_at_once() -> Iterator[None]:
-    """Context manager for imports of large libraries, in which a signal ends the process without an exception.
+    """Let a signal end the process without an exception, for imports of large libraries.
 
     An exception that a signal raises inside an import leaves C extensions half initialised. torch then aborts, or the
     interruption is reported as an error of a module.
@@ -96,11 +85,8 @@ def exiting_at_once() -> Iterator[None]:
 class SignalListener:
     """Context manager that records signals during training, so that the run can be saved before it stops.
 
-    The first SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP is recorded; a further SIGINT raises KeyboardInterrupt. It
-    does nothing outside the main thread.
-
-    Attributes:
-        received: Name of the first signal that asked the run to stop, or None.
+    ``received`` is the name of the first SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP, or None; a further SIGINT raises
+    KeyboardInterrupt. It does nothing outside the main thread.
     """
 
     def __init__(self) -> None:

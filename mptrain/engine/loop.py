@@ -1,8 +1,4 @@
-"""The training loop: epochs, evaluations, checkpoints, and an orderly end in every case.
-
-See `mptrain.engine.step` for one step, `mptrain.engine.telemetry` for records and display,
-`mptrain.engine.checkpointing` for saving, and `mptrain.engine.termination` for early ends.
-"""
+"""The training loop: epochs, evaluations, checkpoints, and an orderly end in every case."""
 
 from __future__ import annotations
 
@@ -35,23 +31,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Training loop of one run, new or resumed: trains, evaluates and saves until the planned end.
-
-    Args:
-        parts: The built run: model, data, learners and settings.
-        options: User's options of the run.
-        storage: Storage for records and checkpoints.
-        displays: Additional receivers of records, for display only.
-
-    Attributes:
-        parts: As given.
-        options: As given.
-        storage: As given.
-        progress: Progress of the run: steps, epochs and totals.
-        interrupts: Listener for signals.
-        telemetry: Records, warnings and display of the run.
-        checkpointing: Saves the run and restores it from a checkpoint.
-    """
+    """Training loop of one run, new or resumed: trains, evaluates and saves until the planned end."""
 
     def __init__(
         self, parts: Parts, options: Options, storage: Storage | NoStorage, displays: Sequence[Sink] = ()
@@ -97,10 +77,7 @@ class Loop:
         return minutes is not None and self.progress.seconds >= 60 * minutes
 
     def run(self) -> dict[str, Any]:
-        """Train, evaluate and save until the run is finished.
-
-        Returns:
-            Contents of the run's ``summary.json``; see `mptrain.engine.summary.summarise`.
+        """Train, evaluate and save until the run is finished; return the contents of its ``summary.json``.
 
         Raises:
             NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
@@ -122,18 +99,13 @@ class Loop:
         return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
 
     def require_success(self) -> None:
-        """Raise an error if the finished run trained nothing because of its numerics; warn if it was too short to.
-
-        Raises:
-            NumericsError: A learner applied no update, or the last evaluation is not finite.
-        """
+        """Raise NumericsError if the run trained nothing because of its numerics; warn if it was too short to."""
         for warning in require_success(
             self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
         ):
             self.telemetry.warn(warning)
 
     def _train(self) -> None:
-        """Train, evaluate and save until the run is finished."""
         parts, progress, checkpointing = self.parts, self.progress, self.checkpointing
         if parts.loaders.keys() == {"train"}:
             self.telemetry.warn(f"{parts.dataset.name} has neither validation nor test data: nothing is evaluated")
@@ -201,14 +173,7 @@ class Loop:
             self._rehearsed = True
 
     def attempt(self, batch: Batch) -> None:
-        """Attempt one training step of every learner on one batch, and record it.
-
-        Args:
-            batch: This rank's part of the batch, prepared on the device.
-
-        Raises:
-            NumericsError: The last ``train.max_consecutive_overflows`` steps of a learner all overflowed.
-        """
+        """Attempt and record one training step of every learner; NumericsError after too many overflows in a row."""
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
         parts.comm.begin_step(parts.loaders["train"].seed, step)
@@ -243,7 +208,6 @@ class Loop:
         return self._batch_sync.should_stop()
 
     def _obey_signals(self) -> None:
-        """Save and stop if a signal asked for it."""
         if self._batch_sync.asked is not None:
             self._termination.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
 

@@ -50,8 +50,5 @@ def forget_peak(device: torch.device) -> None:
 
 
 def memory_peak(device: torch.device) -> int:
-    """Return the most bytes that this process has used on a device since `forget_peak`.
-
-    They are those allocated on an accelerator, or the resident set on a CPU.
-    """
+    """Return the most bytes, allocated on an accelerator or resident on a CPU, that were in use since `forget_peak`."""
     return machine.resident_peak() if device.type == "cpu" else devices.memory_peak(device)

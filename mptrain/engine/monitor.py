@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 
 
 def monitored(task: Task, options: EarlyStopping | Plateau) -> tuple[str, bool | None]:
-    """Return the name of a monitored validation metric, and whether higher is better.
-
-    Args:
-        task: Task of the run.
-        options: Options with ``metric`` (None means the metric of the task, or else the validation loss) and ``mode``
-            (None means the direction of the task's metric, and lower for a loss).
-
-    Returns:
-        The name and the direction, which is None if it is not known.
-    """
+    """Return the name of a monitored metric, and whether higher is better, None if that is not known."""
     name = options.metric or task.metric or "loss"
     if options.mode is not None:
         return name, options.mode == "max"
@@ -40,16 +31,9 @@ def monitored(task: Task, options: EarlyStopping | Plateau) -> tuple[str, bool |
 
 
 def require_monitored(parts: Parts, train: TrainOptions) -> None:
-    """Check that the metrics that early stopping and plateau schedules monitor exist and have a direction.
+    """Raise ConfigError if there is no validation data, no monitored metric of the name, or no direction for it.
 
     A metric that only an evaluation can name is looked for in the evaluation of one batch. All ranks must call this.
-
-    Args:
-        parts: The built run.
-        train: Options of training.
-
-    Raises:
-        ConfigError: There is no validation data, no such metric, or its direction is not known.
     """
     asked: list[tuple[str, EarlyStopping | Plateau]] = [
         (f"{'' if learner.name == 'main' else f'learners.{learner.name}.'}schedule", learner.reduction.rule)
@@ -88,15 +72,9 @@ def _metrics_of_one_batch(parts: Parts) -> dict[str, float]:
 
 
 def early_stop(task: Task, options: EarlyStopping | None, state: EarlyStoppingState) -> str:
-    """Return why a run ends early, such as ``top1 did not improve for 5 validations; best 0.99 at epoch 3``.
+    """Return why a run ends early, such as ``top1 did not improve for 5 validations; best 0.99 at epoch 3``, or "".
 
-    Args:
-        task: Task of the run.
-        options: Options of early stopping; None disables it.
-        state: State after the last validation. That of another metric counts for nothing.
-
-    Returns:
-        The reason; empty if training continues.
+    Options of None disable it. The state of another metric counts for nothing.
     """
     if options is None or state.bad < options.patience or state.metric != monitored(task, options)[0]:
         return ""
@@ -107,14 +85,7 @@ def early_stop(task: Task, options: EarlyStopping | None, state: EarlyStoppingSt
 
 
 class Monitor:
-    """Observer of validation metrics that ends training early and reduces learning rates, as configured.
-
-    Args:
-        parts: The built run.
-        train: Options of training.
-        progress: Progress of the run; its state of early stopping is replaced after each validation.
-        telemetry: Receiver of events.
-    """
+    """Observer of validation metrics that ends training early and reduces learning rates, as configured."""
 
     def __init__(self, parts: Parts, train: TrainOptions, progress: Progress, telemetry: Telemetry) -> None:
         self._parts, self._options = parts, train.early_stopping
@@ -126,11 +97,7 @@ class Monitor:
         return bool(early_stop(self._parts.task, self._options, self._progress.early_stopping))
 
     def after_validation(self, epoch: int) -> None:
-        """Update all states with the metrics of the last validation. All ranks must call this and use those of rank 0.
-
-        Args:
-            epoch: Number of completed epochs.
-        """
+        """Update all states after an epoch's validation. All ranks must call this and use the metrics of rank 0."""
         learners = [learner for learner in self._parts.learners if learner.reduction]
         if self._options is None and not learners:
             return

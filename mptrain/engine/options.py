@@ -17,8 +17,7 @@ class EarlyStopping:
         patience: Number of consecutive validations without improvement that end training.
         min_delta: Change of the metric that is not yet an improvement.
         metric: Name of the validation metric. None means the metric of the task, or else the validation loss.
-        mode: ``max`` if a higher metric is better, ``min`` if a lower one is. None means the direction of the task's
-            metric, and lower for a loss.
+        mode: ``max`` if a higher metric is better. None means the direction of the task's metric, and lower for a loss.
     """
 
     patience: PositiveInt = 5
@@ -31,29 +30,22 @@ class EarlyStopping:
 class TrainOptions:
     """Options of the length of training and of one update (configuration section ``train``).
 
+    ``deterministic`` and ``cudnn_benchmark`` together raise ConfigError; None leaves torch's setting.
+
     Attributes:
-        epochs: Number of passes over the training data.
         max_steps: Maximum number of attempted steps, skipped ones included. With None, only ``epochs`` limits training.
         batch_size: Number of samples per update, over all micro-batches and ranks.
         accumulate: Number of micro-batches per update, over all ranks; each of N ranks runs 1/N of them, rounded up.
         clip_norm: Maximum global L2 norm of the unscaled gradients. None disables clipping.
-        channels_last: Whether to use the channels-last memory format for images and convolution kernels.
+        channels_last: Use the channels-last memory format for images and convolution kernels.
         max_consecutive_overflows: Number of consecutive steps with non-finite gradients that ends a run.
         max_minutes: Maximum minutes of training steps, over all attempts of the run. None means no limit.
-        early_stopping: End of training when a validation metric no longer improves. None disables it.
-        ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place (see
-            `mptrain.optimizer.average`). None keeps no average.
-        one_batch: Whether to train on the first batch only; it makes up each epoch.
-        compile: Whether to compile the model with torch.compile.
-        engine: Launch of a step's kernels: ``eager`` launches each operator; ``graph`` captures the step in a CUDA
-            graph.
-        deterministic: Whether torch refuses operators that may give other bits each time
-            (`torch.use_deterministic_algorithms`). None leaves torch's setting.
-        cudnn_benchmark: Whether cuDNN times its convolutions and takes the fastest
-            (`torch.backends.cudnn.benchmark`). None leaves torch's setting.
-
-    Raises:
-        ConfigError: ``deterministic`` and ``cudnn_benchmark`` are both set.
+        ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place.
+        one_batch: Train on the first batch only; it makes up each epoch.
+        engine: ``eager`` launches each operator; ``graph`` captures the step in a CUDA graph.
+        deterministic: torch refuses operators that may give other bits each time
+            (`torch.use_deterministic_algorithms`).
+        cudnn_benchmark: cuDNN times its convolutions and takes the fastest.
     """
 
     epochs: PositiveInt = 10
@@ -78,11 +70,7 @@ class TrainOptions:
             raise ConfigError(what, "remove one of them")
 
     def planned(self, steps_per_epoch: int) -> int:
-        """Return the number of training steps to attempt, if the time limit allows.
-
-        Args:
-            steps_per_epoch: Number of batches in one epoch.
-        """
+        """Return the number of training steps to attempt, if the time limit allows."""
         steps = self.epochs * steps_per_epoch
         return min(steps, self.max_steps or steps)
 
@@ -95,7 +83,7 @@ class CheckpointOptions:
         every_epochs: Number of epochs between checkpoints. With None, only at the end and on a signal.
         every_steps: Number of attempted steps between checkpoints, in addition to ``every_epochs``. None adds none.
         keep: Number of newest checkpoints to keep, in addition to the best one.
-        async_save: Whether to continue training while a copy of the state is written. With False, each save blocks.
+        async_save: Continue training while a copy of the state is written. With False, each save blocks.
     """
 
     every_epochs: PositiveInt | None = 1
@@ -112,8 +100,7 @@ class LogOptions:
         ring: Number of steps whose loss, scale and norms are kept on the device before the host reads them.
         seconds: Maximum seconds between two reads of these values and between refreshes of the display.
         lines: Seconds between two lines of output if there is no terminal.
-        stall_report_after: Seconds without progress after which all thread stacks are written to a file. None disables
-            this.
+        stall_report_after: Seconds without progress after which all thread stacks are written to a file, or None.
     """
 
     ring: PositiveInt = 32
@@ -126,14 +113,11 @@ class LogOptions:
 class InjectOptions:
     """Options of a fault to inject on purpose, to test overflow handling (configuration section ``inject``).
 
-    See `mptrain.engine.fault_injection`.
-
     Attributes:
         step: Number of the first attempted step with the fault, from 1. None injects no fault.
         count: Number of consecutive steps with the fault. None means all from ``step`` on.
-        tensor: Tensor to change: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``,
-            ``gradient:PARAMETER``, ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or
-            ``weight:PARAMETER``.
+        tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER``,
+            ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or ``weight:PARAMETER``.
         value: New value of the tensor's first element: ``inf``, ``-inf``, ``nan`` or a number.
         rank: Rank that has the fault. None means all ranks.
     """

@@ -35,22 +35,13 @@ class Parts:
     """Parts of a run that is built from its configuration and ready to train.
 
     Attributes:
-        model: Model on its device and in its dtypes.
         kept: Modules that stay in FP32, by name.
-        task: Losses and metrics.
-        dataset: Source of the samples.
-        policy: Dtypes of the precision mode.
-        device: Training device.
         learners: Learners, one per loss of the task; a GAN has two. Each has weights, an optimizer and a loss scaler.
         plan: Settings that hold for every step, such as the number of micro-batches.
-        memory_format: Memory format of images.
         loaders: Loaders of the batches by split: ``train``, and ``val`` and ``test`` if the data set has them.
         origin: Memory use before the model was built, and digest of the initial weights.
-        probe: Observer of steps.
-        fault: Fault to inject on purpose, or none.
         notes: Remarks for the user about how the run was built, one sentence each.
         warnings: Deviations from what the user asked for, one sentence each.
-        comm: Communicator of all ranks.
         blank: Whole model on the meta device if its weights are sharded, else None.
         frozen: FP32 values, in host memory, of the half-precision parameters that no learner trains, by name. They are
             saved and exported in place of the rounded ones. Empty if weights are sharded.
@@ -82,7 +73,7 @@ class Parts:
         return self._transfer(lambda: self._prepared(batch).cast(input_dtype(self.policy)))
 
     def prepare_float32(self, batch: Batch) -> Batch:
-        """Copy a batch from the host to the device and prepare it in FP32, whatever the input dtype of the model is."""
+        """Copy a batch from the host to the device and prepare it in FP32."""
         return self._transfer(lambda: self._prepared(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -96,18 +87,12 @@ class Parts:
         return Transfer(self.device, self.comm)
 
     def must_be_finite(self) -> dict[str, Tensor]:
-        """Return the tensors of a sound model by name: full-precision parameters and floating-point buffers.
-
-        Buffers in ``infinite`` are left out, because they held inf from the start.
-        """
+        """Return the full-precision parameters and floating-point buffers by name, without those in ``infinite``."""
         state = {**self._trained(), **dict(self.model.named_buffers())}
         return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
-        """Return parameters by name in full precision: FP32 master weights, and FP32 values of frozen parameters.
-
-        A frozen parameter that a module has changed is left out: its FP32 value is no longer its own.
-        """
+        """Return FP32 master weights, and FP32 values of frozen parameters that no module has changed, by name."""
         current = dict(self.model.named_parameters()) if self.frozen else {}
         frozen = {
             name: value
@@ -144,12 +129,7 @@ class Parts:
                 modules[name].compile(dynamic=False)
 
     def data_card(self) -> dict[str, Any]:
-        """Return a description of the training data as JSON values, for people and programs that use the weights.
-
-        Returns:
-            ``name`` of the data set, its facts (such as the number of classes), and the fields of its own card, such as
-            ``labels``.
-        """
+        """Return the data set's name and facts, and the fields of its own card, such as ``labels``, as JSON values."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
         # Callables are for the task, not for a file; names of classes and speakers are in the card's labels.
         names = ("class_names", "speaker_names")
@@ -158,10 +138,7 @@ class Parts:
 
     @functools.cached_property
     def labels_digest(self) -> str:
-        """SHA-256, in hexadecimal, of the data set's labels (classes or tokens).
-
-        A resumed run must have the same. A data set without labels counts as an empty list.
-        """
+        """SHA-256, in hexadecimal, of the data set's labels, or of an empty list; a resumed run must have the same."""
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:
@@ -172,13 +149,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Options:
-    """User's options for a run itself, apart from the parts that it is built from.
-
-    Attributes:
-        train: Length of the training, samples per update, limits.
-        checkpoint: Times at which to save.
-        log: Times at which to read and show records.
-    """
+    """User's options for a run itself, apart from the parts that it is built from."""
 
     train: TrainOptions
     checkpoint: CheckpointOptions
@@ -187,13 +158,10 @@ class Options:
 
 @dataclass
 class LearnerTotals:
-    """Totals over the training steps of one learner (a model with its optimizer; a GAN has two).
+    """Totals over the training steps of one learner, those of the current epoch among them.
 
-    Attributes:
-        epoch_loss: Sum of the finite losses of the current epoch.
-        epoch_losses: Number of finite losses of the current epoch.
-        epoch_skipped: Number of skipped updates of the current epoch.
-        scale_path: First, smallest, largest and latest loss scale; empty before the first step.
+    ``epoch_losses`` counts the finite losses in ``epoch_loss``. ``scale_path`` has the first, smallest, largest and
+    latest loss scale; empty before the first step.
     """
 
     epoch_loss: float = 0.0
@@ -206,11 +174,8 @@ class LearnerTotals:
 class EarlyStoppingState:
     """State of early stopping after a validation.
 
-    Attributes:
-        metric: Name of the monitored metric; empty before the first validation.
-        best: Best metric so far; None before the first finite one.
-        epoch: Number of completed epochs at the best metric.
-        bad: Number of consecutive validations without improvement.
+    ``metric`` is empty before the first validation. ``best`` is the best metric so far, at ``epoch`` completed epochs;
+    None before the first finite one. ``bad`` counts consecutive validations without improvement.
     """
 
     metric: str = ""
@@ -231,28 +196,18 @@ class Progress:
     """Progress of a run: its position, last metrics and totals. It is saved with every checkpoint.
 
     An attempt is the part of a run between its start, or a resume, and the next end. Loss terms are what the loss is
-    averaged over: samples or tokens (`mptrain.workloads.base.task.Task.term`).
+    averaged over: samples or tokens. Totals are over all attempts; seconds are wall time in training steps.
 
     Attributes:
         step: Number of attempted steps, skipped ones included.
         epoch: Number of completed epochs, including their evaluation.
         batch: Number of consumed batches of the current epoch; equal to the epoch's length during its evaluation.
         best: Best validation metric so far; None before the first evaluation or if the task has no metric.
-        last: Metrics of the last evaluation, by split.
-        intervals: 95 % confidence intervals of the last evaluation, by split and metric, if requested.
+        last: Metrics of the last evaluation, by split; ``intervals`` are their 95 % confidence intervals, if requested.
         evaluated_at: Number of attempted steps at the last validation; -1 before the first.
-        early_stopping: State of early stopping; unchanged if it is disabled.
-        epoch_seconds: Wall time in training steps of the current epoch, over all attempts.
-        epoch_terms: Number of loss terms of the current epoch.
-        seconds: Wall time in training steps, over all attempts.
         waited: Part of ``seconds`` spent waiting for data.
         steady_seconds: Part of ``seconds`` after the warm-up of each attempt (`mptrain.engine.clock.WARM_UP`).
-        steady_terms: Number of loss terms consumed in ``steady_seconds``.
-        steady_steps: Number of steps in ``steady_seconds``.
-        joules: Energy of the device in training steps, over all attempts; None before the first, NaN if not reported.
-        samples: Number of training samples consumed, over all attempts.
-        terms: Number of loss terms consumed, over all attempts.
-        learners: Totals of each learner, by name.
+        joules: Energy of the device in training steps; None before the first, NaN if not reported.
     """
 
     step: int = 0
@@ -276,11 +231,7 @@ class Progress:
     learners: dict[str, LearnerTotals] = field(default_factory=dict)
 
     def begin_epoch(self, completed: int) -> None:
-        """Set the number of completed epochs and reset the totals of the current epoch.
-
-        Args:
-            completed: Number of completed epochs.
-        """
+        """Set the number of completed epochs and reset the totals of the current epoch."""
         self.epoch, self.batch = completed, 0
         self.epoch_seconds, self.epoch_terms = 0.0, 0
         for totals in self.learners.values():
@@ -296,11 +247,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any]) -> Progress:
-        """Return the progress that a checkpoint has saved.
-
-        Args:
-            saved: Result of `state_dict`.
-        """
+        """Return the progress that a checkpoint has saved."""
         learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
         early_stopping = EarlyStoppingState.from_state(saved)
         return cls(**{**saved, "learners": learners, "early_stopping": early_stopping})

@@ -39,8 +39,7 @@ class Rehearsal:
     Attributes:
         untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
-        operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
-        in_half: Operators that ran with half-precision tensors.
+        operators: Result of `OperatorCensus.table`; those in ``in_half`` ran with half-precision tensors.
         changed: Names of parameters that passes change, and of changed buffers in half precision, on any rank.
     """
 
@@ -53,18 +52,7 @@ class Rehearsal:
 def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
     """Rehearse a run's first step without an update: record its operators, and warn of deviations from the options.
 
-    Afterwards the model is compiled, if that was requested.
-
-    Args:
-        parts: The built run, not compiled yet.
-        options: User's options of the run.
-        telemetry: Receiver of records and warnings.
-        batch: A prepared batch.
-        planned: Number of steps that will be attempted.
-
-    Raises:
-        EnvironmentRefused: See `rehearse`.
-        ConfigError: See `rehearse`.
+    Afterwards the model is compiled, if that was requested. Raises as `rehearse`.
     """
     found = rehearse(parts, batch)
     parts.plan.products.leave_out_idle(parts.model, found.in_half)
@@ -88,18 +76,12 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
-    """Run every learner's forward and backward pass on a batch, without an update, and check the operators' dtypes.
+    """Run every learner's forward and backward pass on a prepared batch, without an update, and check the dtypes.
 
-    Gradients, buffers and random states are restored.
-
-    Args:
-        parts: The built run; the model in training mode and not compiled yet.
-        batch: A prepared batch; it is not changed.
-
-    Raises:
-        EnvironmentRefused: A parameter or a product does not have the dtype that the precision mode promises, or torch
-            has no kernel in that dtype for an operator of the model.
-        ConfigError: A loss is not a float32 scalar, or the first batch fails for another reason.
+    The model is in training mode and not compiled yet. Gradients, buffers and random states are restored. Raises
+    EnvironmentRefused if a parameter or a product does not have the dtype that the precision mode promises, or torch
+    has no kernel in that dtype for an operator; ConfigError if a loss is not a float32 scalar, or the first batch fails
+    for another reason.
     """
     trail, guard = ModuleTrail(check_finite=False), parts.plan.guard
     census = OperatorCensus(trail.module)
@@ -135,7 +117,6 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
 
 
 def _require_dense(learner: Learner) -> None:
-    """Refuse sparse gradients after a pass, by the name of their parameter."""
     for name, parameter in zip(learner.weights.names, learner.weights.params, strict=True):
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise ConfigError(
@@ -146,11 +127,7 @@ def _require_dense(learner: Learner) -> None:
 
 @contextlib.contextmanager
 def _gathered_unchanged(parts: Parts) -> Iterator[None]:
-    """Context manager of passes that refuses modules which change gathered weights: they are freed with the change.
-
-    Raises:
-        ConfigError: A module changed weights of which this rank has a shard; names them.
-    """
+    """Refuse, in passes, modules that change gathered weights, which are freed with the change."""
     if parts.blank is None:
         yield
         return
@@ -188,11 +165,6 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     A tensor accumulates if most of a shift of all its values is still there after a step, as in a counter or a running
     mean. Rounding does not harm others, such as the vectors of a spectral norm. With several ranks, or if a pass fails
     with shifted values, all changed ones are returned.
-
-    Args:
-        parts: The built run; the model in training mode.
-        batch: A prepared batch; it is not changed.
-        rehearsal: Result of `rehearse`.
     """
     trained = {id(one) for learner in parts.learners for one in learner.weights.params}
     tensors: dict[str, torch.Tensor] = {
@@ -226,13 +198,7 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
-    """Require, if weights are sharded, that each parameter gets a gradient on all ranks or on none.
-
-    A reduce-scatter needs the gradient of every rank.
-
-    Raises:
-        ConfigError: A parameter gets a gradient on some ranks only; names the first one.
-    """
+    """Require of sharded weights that each gets a gradient on all ranks or on none, for the reduce-scatter."""
     if parts.blank is None:
         return
     everyones = parts.comm.all_gather_object(missing)
@@ -244,14 +210,7 @@ def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
 
 
 def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
-    """Return the names of a run's parameters that no optimizer updates, by reason.
-
-    Args:
-        parts: The built run.
-
-    Returns:
-        ``frozen``, the parameters that require no gradient; and ``no_learner``, those that no loss of the task trains.
-    """
+    """Return the names of parameters that no optimizer updates, by reason: ``frozen`` or ``no_learner``."""
     parameters = dict(parts.model.named_parameters())
     owned = {name for learner in parts.learners for name in learner.weights.names}
     return {
@@ -271,7 +230,7 @@ _NO_KERNEL = (
 
 @contextlib.contextmanager
 def _explained(parts: Parts, trail: ModuleTrail) -> Iterator[None]:
-    """Context manager that converts exceptions of the passes into errors with a hint for the user."""
+    """Convert exceptions of the passes into errors with a hint for the user."""
     try:
         yield
     except torch.AcceleratorError:  # a device error, not a mismatch of parts
@@ -316,13 +275,7 @@ _WARNED = (
 
 
 def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
-    """Return warnings for the user about parameters that are not trained, one sentence each.
-
-    Frozen parameters cause none, because the user froze them.
-
-    Args:
-        found: Names of parameters and buffers by reason: `Rehearsal.untrained`.
-    """
+    """Return warnings for the user about parameters that are not trained, by reason, except frozen ones."""
     sentences = []
     for kind, why in _WARNED:
         if names := found[kind]:

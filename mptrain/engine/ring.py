@@ -26,12 +26,8 @@ class Row(NamedTuple):
     """Values of one attempted training step of one learner, on the host.
 
     Attributes:
-        loss: Unscaled loss.
-        loss_scale: Loss scale of the step.
-        overflow: Whether a gradient was not finite.
+        overflow: A gradient was not finite.
         grad_norm: L2 norm of all unscaled gradients before clipping.
-        lr: Learning rate.
-        next_scale: Loss scale of the next step.
         norms: L2 norm of each parameter's scaled gradient after an overflow, -1 for none; empty without an overflow.
     """
 
@@ -47,11 +43,8 @@ class Row(NamedTuple):
 class Ring:
     """Buffer for the values of one learner's recent training steps, which reaches the host without stopping the device.
 
-    Args:
-        capacity: Number of steps that are copied to the host together, as one block.
-        parameters: Number P of trained parameters, the length of `Verdict.norms`.
-        device: The training device.
-        comm: Communicator whose collectives may block the device.
+    ``capacity`` steps are copied together, as one block. ``parameters`` is the length of `Verdict.norms`. Collectives
+    of ``comm`` may block the device.
     """
 
     def __init__(
@@ -81,11 +74,7 @@ class Ring:
         return len(self._kept) == self._capacity
 
     def record(self, values: StepValues) -> None:
-        """Record a training step without launching a kernel or waiting. A full block is sent to the host first.
-
-        Args:
-            values: Device values of the step, which must not be changed in place afterwards.
-        """
+        """Record a step's values, not to be changed in place, without launching a kernel; sends a full block first."""
         if len(self._kept) == self._capacity:
             self.send()
         self._kept.append(values)
@@ -109,9 +98,8 @@ class Ring:
     def take(self, *, wait: bool) -> list[Row]:
         """Return the steps that have reached the host since the last call, in recording order.
 
-        Args:
-            wait: Whether to send and wait for all recorded steps; otherwise return those that have arrived. This is the
-                only place where the host waits for the device because of records.
+        ``wait`` sends and waits for all recorded steps. This is the only place where the host waits for the device
+        because of records.
         """
         if wait:
             self.send()
@@ -136,10 +124,7 @@ class Ring:
 
 
 def _packed(kept: list[StepValues]) -> Tensor:
-    """Pack N steps into one device tensor: N losses, scales, rates, next scales and total norms, then N x P norms.
-
-    The tensor has the dtype of the norms.
-    """
+    """Pack N losses, scales, rates, next scales, total norms and N x P norms into one tensor of the norms' dtype."""
     losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
     singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
     return torch.cat([singles.to(totals[0].dtype), *totals, *norms])

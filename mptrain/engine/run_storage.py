@@ -13,14 +13,7 @@ from mptrain.runlog.sink import NoRecords
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of a run on rank 0, which writes its records and checkpoints.
-
-    Attributes:
-        paths: Paths of the run directory.
-        writer: Writer of the run's records.
-        store: Store of the checkpoints.
-        config_digest: Digest of the run's configuration, saved with each checkpoint.
-    """
+    """Storage of a run on rank 0, which writes its records and checkpoints, with the configuration's digest."""
 
     paths: RunPaths
     writer: RecordWriter
@@ -28,23 +21,13 @@ class Storage:
     config_digest: str
 
     def saver(self, *, async_save: bool) -> Saver:
-        """Return the saver of checkpoints, which also flushes the records that they refer to.
-
-        Args:
-            async_save: Whether to write checkpoints in a background thread while training continues.
-        """
+        """Return the saver of checkpoints, which also flushes the records that they refer to."""
         return Saver(self.store, self.writer, async_save=async_save)
 
 
 @dataclass(frozen=True)
 class NoStorage:
-    """Storage of a run on ranks other than 0, which writes no records.
-
-    Attributes:
-        paths: Paths of the run directory, for files of this rank.
-        writer: Receiver that discards records.
-        config_digest: Empty, because this rank writes no checkpoint of its own.
-    """
+    """Storage of a run on ranks other than 0, which writes no records and no checkpoint of its own."""
 
     paths: RunPaths
     writer: NoRecords = field(default_factory=NoRecords)

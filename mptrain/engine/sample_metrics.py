@@ -1,7 +1,7 @@
 """Metrics of an evaluated split from each sample's sums and outputs, with 95 % confidence intervals.
 
 The intervals are about the choice of samples: a test set is a sample of all the texts or pictures that it represents.
-Variation between seeds is the subject of comparisons.
+They do not cover the variation between seeds.
 """
 
 from __future__ import annotations
@@ -40,12 +40,9 @@ _SEED = 1979  # seed of the bootstrap, so that the same evaluation always has th
 class BatchMetrics(NamedTuple):
     """Measurements of one evaluated batch, or of a rank's part of it.
 
-    Attributes:
-        sums: Quantities to sum over the split, by name: each sample's value, or a scalar for the batch
-            (`Task.measure`).
-        counts: Number of loss terms (samples or tokens) of each sample.
-        answers: Outputs of the model for metrics that are not sums, one per sample or none (`Task.answers`).
-        digests: Digests of the samples as fetched.
+    ``sums`` are quantities to sum over the split: each sample's value, or a scalar for the batch (`Task.measure`).
+    ``counts`` are the loss terms of each sample, ``answers`` the model's outputs for other metrics, one per sample or
+    none (`Task.answers`).
     """
 
     sums: Mapping[str, Tensor]
@@ -67,14 +64,7 @@ class SampleMetrics:
     def add(
         self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
     ) -> None:
-        """Add the measurements of an evaluated batch.
-
-        Args:
-            batch: The batch.
-            sums: Quantities to sum over the split, by name, from `Task.measure`.
-            answers: Outputs of the model for metrics that are not sums, from `Task.answers`.
-            digests: Digest of each sample.
-        """
+        """Add the measurements of an evaluated batch, as in `BatchMetrics`."""
         self._take(BatchMetrics(sums, batch.counts or [1] * batch.samples, answers, digests))
 
     def skip(self) -> None:
@@ -90,13 +80,7 @@ class SampleMetrics:
         self._digests += one.digests
 
     def over(self, comm: Communicator) -> SampleMetrics:
-        """Return the measurements of all ranks, each sample once and in the order of a single rank.
-
-        All ranks must call this. Waits for the device.
-
-        Args:
-            comm: Communicator of all ranks.
-        """
+        """Return the measurements of all ranks in the order of one. All ranks must call this; waits for the device."""
         if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
@@ -117,34 +101,23 @@ class SampleMetrics:
         return len(self._counts)
 
     def metrics(self, task: Task) -> dict[str, float]:
-        """Return the metrics of the split by name. Waits for the device.
-
-        Args:
-            task: Task that computes metrics from sums and outputs.
-        """
+        """Return the metrics of the split by name. Waits for the device."""
         totals = {name: values.sum().item() for name, values in self._on_host().items()}
         return self._judged(task, totals, sum(self._counts), self._answers)
 
     def intervals(self, task: Task, metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """Return 95 % confidence intervals of the split's metrics over the choice of samples.
+        """Return 95 % confidence intervals of metrics over the choice of samples, where they can be computed.
 
         Proportions of samples, such as accuracy, get Wilson's score interval, which also holds near 0 and 1. All other
         metrics get 1.96 bootstrap standard errors to either side (Efron 1979). The number of resamples is `RESAMPLES`
         for metrics from sums and `MOST_SCORES` for metrics from the model's outputs; it falls to `FEWEST_SCORES` for
         many outputs, which gives a standard error to 14 %. No interval extends beyond the values of the resamples, so
-        that none leaves the range of the metric.
+        that none leaves the range of the metric. Fewer than `FEWEST` samples have none.
 
         Resamples repeat samples, and this alone biases some scores: the Fréchet distance of 400 pictures by 128
         features had a bias of five times its standard error, and a bootstrap error three times too large. If the mean
         of the resamples differs from the metric by more than their standard deviation, the standard error comes from a
         grouped jackknife instead, which repeats no sample; it was 1.2 to 1.6 times too large in that example.
-
-        Args:
-            task: Task that computes the metrics.
-            metrics: Metrics of the split by name, from `metrics`.
-
-        Returns:
-            Lower and upper bound by metric, where an interval can be computed; empty for fewer than `FEWEST` samples.
         """
         if self.samples < FEWEST:
             return {}
@@ -203,7 +176,6 @@ class SampleMetrics:
 
     @property
     def _scores(self) -> int:
-        """Number of times that answers are scored for an interval."""
         return max(FEWEST_SCORES, min(MOST_SCORES, SCORED // len(self._answers)))
 
     def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
@@ -223,10 +195,7 @@ def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
 
 
 def _wilson(share: float, samples: int) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of a proportion of independent samples.
-
-    `scipy.stats.binomtest` has it too, but importing it would cost every run 0.6 seconds.
-    """
+    """Return Wilson's score interval (1927) of a proportion; importing that of scipy would take 0.6 seconds."""
     found, z = round(share * samples) / samples, _Z
     middle = found + z * z / (2 * samples)
     reach = z * math.sqrt(found * (1 - found) / samples + (z / (2 * samples)) ** 2)

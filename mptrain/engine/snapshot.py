@@ -31,15 +31,9 @@ def take_snapshot(
 ) -> dict[str, Any]:
     """Return the complete state of a run, from which it can be resumed exactly. Call it after `StepLog.flush`.
 
-    Args:
-        parts: The built run.
-        step_log: Log of its steps.
-        progress: Progress of the run.
-        carried: Non-persistent buffers merged over all ranks, by name; None if this rank has all rows.
-
-    Returns:
-        Mapping of plain values and tensors. ``model`` has the full-precision weights by name, ``learners`` the states
-        of optimizers, scalers and averages, and ``progress`` the counts and metrics.
+    ``carried`` are non-persistent buffers merged over all ranks, by name; None if this rank has all rows. In the result
+    ``model`` has the full-precision weights by name, ``learners`` the states of optimizers, scalers and averages, and
+    ``progress`` the counts and metrics.
     """
     weights, tied = parts.full_precision(), tied_names(parts.model)
     model = {
@@ -71,14 +65,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def require_same_schema(saved: Mapping[str, Any]) -> None:
-    """Check that the state in a checkpoint has the schema of this version of mptrain.
-
-    Args:
-        saved: State as read from a checkpoint, untrusted.
-
-    Raises:
-        CheckpointError: Another version of mptrain wrote the state, or it is damaged.
-    """
+    """Raise CheckpointError if another version of mptrain wrote an untrusted state, or it is damaged."""
     if saved.get("schema") != SCHEMA:
         raise CheckpointError(
             f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}",
@@ -115,11 +102,7 @@ def _damaged(place: str) -> CheckpointError:
 
 
 def _require_alike(own: Any, saved: Any, place: str) -> None:
-    """Check that saved values have the types and shapes of ours. Missing keys are left to the code that reads them.
-
-    Raises:
-        CheckpointError: A value has another type or shape; names the first one.
-    """
+    """Check that saved values have the types and shapes of ours. Missing keys are left to the code that reads them."""
     fine = True
     if isinstance(own, dict):
         fine = isinstance(saved, dict)
@@ -141,11 +124,7 @@ def _require_alike(own: Any, saved: Any, place: str) -> None:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Context manager that converts exceptions from reading a malformed state, which is untrusted, into user errors.
-
-    Raises:
-        CheckpointError: The state is malformed; names the exception.
-    """
+    """Convert exceptions from reading a malformed, untrusted state into `CheckpointError`."""
     try:
         yield
     except (
@@ -168,15 +147,7 @@ def _reading() -> Iterator[None]:
 
 
 def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Check that the state in a checkpoint fits a run's model, task and batch size, before anything is changed.
-
-    Args:
-        parts: The built run.
-        saved: State as read from a checkpoint, untrusted.
-
-    Raises:
-        CheckpointError: The state does not fit, or has another schema.
-    """
+    """Raise CheckpointError unless an untrusted saved state fits a run's model, task and batch size."""
     require_same_schema(saved)
     names = {learner.name for learner in parts.learners}
     if saved["learners"].keys() != names:
@@ -223,17 +194,7 @@ def _require_same_tensors(
 
 
 def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Check that a checkpoint's weights were trained on the same labels (classes or tokens) as the run's data set has.
-
-    Otherwise the model's outputs would mean other labels.
-
-    Args:
-        parts: The built run.
-        saved: State in a checkpoint.
-
-    Raises:
-        CheckpointError: Classes or tokens differ from those in training.
-    """
+    """Raise CheckpointError if the weights were trained on other labels, so that outputs would mean others."""
     if saved["labels"] != parts.labels_digest:
         raise CheckpointError(
             f"{parts.dataset.name} has other labels (classes, tokens) than the run was trained on",
@@ -244,14 +205,7 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     """Restore weights, persistent buffers, master weights and averages from a checkpoint, without other state.
 
-    If the checkpoint has no averages, they start from the weights.
-
-    Args:
-        parts: The built run; changed in place.
-        saved: State in a checkpoint.
-
-    Raises:
-        CheckpointError: The weights do not fit the model.
+    If the checkpoint has no averages, they start from the weights. Raises CheckpointError if the weights do not fit.
     """
     with _reading():
         _require_same_tensors(parts.model.state_dict(), saved["model"])
@@ -280,7 +234,6 @@ def _held(saved: Any, own: Any) -> Any:
 
 
 def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
-    """Return one sentence about saved values beyond the range of the model's compute dtype, if there are any."""
     dtype = input_dtype(parts.policy)
     own = {name for name, value in parts.model.state_dict().items() if getattr(value, "dtype", None) == dtype}
     tensors = {name: saved["model"][name] for name in own if saved["model"][name].is_floating_point()}
@@ -289,18 +242,10 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
-    """Restore a run to the state in a checkpoint: weights, buffers, optimizers, scalers, logs and random states.
+    """Restore a run from an untrusted saved state: weights, buffers, optimizers, scalers, logs and random states.
 
-    Args:
-        parts: The built run; changed in place.
-        step_log: Log of its steps; changed in place.
-        saved: State as read from a checkpoint, untrusted.
-
-    Returns:
-        Progress of the run, and one sentence for the user about each item that could not be restored or has changed.
-
-    Raises:
-        CheckpointError: The state does not fit the model or the task.
+    Returns the progress of the run, and one sentence for the user about each item that could not be restored or has
+    changed. Raises CheckpointError if the state does not fit the model or the task.
     """
     with _reading():
         require_fit(parts, saved)

@@ -40,13 +40,8 @@ if TYPE_CHECKING:
 class StepValues(NamedTuple):
     """Values of one attempted training step for the record, as device tensors; none is changed in place afterwards.
 
-    Attributes:
-        loss: Unscaled loss, a float32 scalar.
-        scale: Loss scale of this step, float32, shape (1,).
-        grad_norm: L2 norm of all unscaled gradients, shape (1,), in the dtype of the verdict.
-        norms: L2 norm of each parameter's scaled gradient (`Verdict.norms`), shape (P,), in the dtype of the verdict.
-        lr: Learning rate, float32, shape (1,).
-        next_scale: Loss scale of the next step, float32, shape (1,).
+    ``loss`` is the unscaled loss, a float32 scalar; ``norms`` are `Verdict.norms`, shape (P,). All others have shape
+    (1,), in float32 or, as the total ``grad_norm`` of the unscaled gradients, in the dtype of the verdict.
     """
 
     loss: Tensor
@@ -62,12 +57,10 @@ class Plan:
     """Settings that hold for every training step of a run.
 
     Attributes:
-        accumulate: Number of micro-batches per update on each rank.
+        accumulate: Number of micro-batches per update on each rank; ``asked`` is that over all ranks.
         products: Choice of kernels for half-precision products; provides the context of forward and backward.
-        autocast: Context of a forward pass and its loss, which can be entered repeatedly; autocast if the precision
-            mode uses it.
+        autocast: Context of a forward pass and its loss, which can be entered repeatedly.
         guard: Guard that restores module buffers after a skipped step.
-        asked: Number of micro-batches per update over all ranks, from ``train.accumulate``.
     """
 
     accumulate: int
@@ -80,30 +73,14 @@ class Plan:
 class Learner:
     """Part of a run that trains for one loss: the loss with its weights, optimizer, loss scaler and learning rates.
 
-    Most runs have one learner; a GAN has two.
-
-    Args:
-        objective: Loss to minimise, with the names of the modules that it trains.
-        weights: Weights to train, with their optimizer.
-        scaler: Loss scaling rule.
-        rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
-        device: Training device.
-        average: Exponential moving average of the weights, or None.
-        others: Parameters that the learner does not train but its loss may depend on.
-        strategy: Parallel strategy that computes its gradients; None on one rank.
-        reduction: Reduction of the learning rates after validations, which changes ``rates`` in place; None for none.
+    Most runs have one learner; a GAN has two. ``others`` are parameters that the learner does not train but its loss
+    may depend on. A ``strategy`` of None is that of one rank. ``reduction`` changes ``rates`` in place.
 
     Attributes:
-        objective: As given.
-        weights: As given.
-        scaler: As given.
+        rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
         scale_state: State of the scaler, device tensors of shape (1,) by name, one of them ``scale``.
-        rates: As given.
         updates: Number of applied updates, int64, shape (1,).
-        average: As given.
-        strategy: Parallel strategy that computes its gradients.
-        reduction: As given.
-        scales: Whether the loss may be multiplied by a scale other than 1.
+        scales: The loss may be multiplied by a scale other than 1.
     """
 
     def __init__(
@@ -159,14 +136,9 @@ class Learner:
                 parameter.requires_grad_(True)
 
     def loss(self, model: nn.Module, micro: Batch) -> Tensor:
-        """Return the unscaled loss of a micro-batch: the mean over its terms (samples or tokens), a float32 scalar.
+        """Return the unscaled loss of a micro-batch on the device: the mean over its terms, a float32 scalar.
 
-        Args:
-            model: Module that the objective calls.
-            micro: Micro-batch on the device.
-
-        Raises:
-            ConfigError: The task returned something else. An FP16 loss times a scale of 2^16, for example, is inf.
+        Raises ConfigError if the task returned something else. An FP16 loss times a scale of 2^16, for example, is inf.
         """
         loss = self.objective.loss(model, micro)
         if loss.dtype != torch.float32 or loss.ndim:
@@ -185,66 +157,42 @@ class Learner:
         return self.rates.index_select(0, self.updates)
 
     def judge(self, loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
-        """Check the accumulated gradients of a step for overflow, over all ranks.
+        """Check the accumulated gradients of a step for overflow. All ranks must call this, and get the same verdict.
 
-        All ranks must call this, and all get the same verdict.
-
-        Args:
-            loss: This rank's share of the loss, a float32 scalar; becomes the total in place.
-            offenders_only: Whether norms of single gradients are needed only on overflow; see `Weights.judge`.
-
-        Returns:
-            The verdict: overflow, whether to skip the update, and gradient norms, as device tensors.
+        ``loss`` is this rank's share of the loss, a float32 scalar; it becomes the total in place. With
+        ``offenders_only``, norms of single gradients are needed only on overflow.
         """
         across, offenders_only = self.strategy.reductions(loss), offenders_only and not self._reads_norms
         return self._judge(self.scale, across=across, offenders_only=offenders_only)
 
     def advance(self, verdict: Verdict) -> None:
-        """Finish a training step after `Weights.update`: count the update, move the average, set the next loss scale.
-
-        Args:
-            verdict: Result of the overflow check; the update counts only if it was applied.
-        """
+        """Count the update of a step if applied, move the average and set the next scale, after `Weights.update`."""
         self.updates = self.updates + verdict.applied
         for follower in self._followers:
             follower.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def moving(self) -> dict[str, Tensor]:
-        """Return the tensors that each training step replaces by new ones, by name.
-
-        They are the number of applied updates, ``updates``, and the scaler's state as ``scaler.NAME``.
-        """
+        """Return the tensors that each step replaces by new ones: ``updates`` and the scaler's as ``scaler.NAME``."""
         return {"updates": self.updates, **{f"scaler.{name}": value for name, value in self.scale_state.items()}}
 
     def move_into(self, fixed: Mapping[str, Tensor]) -> None:
-        """Copy update count and scaler state into fixed tensors, and use those from now on.
-
-        A CUDA graph needs them at the same addresses in every step.
-
-        Args:
-            fixed: Tensors with the names and shapes of `moving`.
-        """
+        """Copy the tensors of `moving` into fixed ones, at the addresses that a CUDA graph needs, and use those."""
         for name, value in self.moving().items():
             if fixed[name] is not value:
                 fixed[name].copy_(value)
         self.go_on_with(fixed)
 
     def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
-        """Use given tensors, with their values, as update count and scaler state from now on.
-
-        Args:
-            fixed: Tensors with the names and shapes of `moving`.
-        """
+        """Use the tensors of `moving`, with their values, as update count and scaler state from now on."""
         self.updates = fixed["updates"]
         self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learner's state for a checkpoint, without the weights themselves.
 
-        Returns:
-            ``optimizer``, ``scaler`` (device tensors by name), ``updates`` (int64, shape (1,)), ``average`` (averaged
-            weights by name; empty without an average) and ``reduction`` (plain values by name; empty without one).
+        ``scaler`` has device tensors by name, ``updates`` is int64 of shape (1,), ``average`` has averaged weights by
+        name and ``reduction`` plain values by name; the last two are empty without one.
         """
         return {
             "optimizer": self.weights.updater.state_dict(),
@@ -255,15 +203,7 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore optimizer, scaler, update count and rates from a checkpoint; averages are loaded with the weights.
-
-        Args:
-            saved: Result of `state_dict`.
-
-        Returns:
-            One sentence for the user about each item that could not be restored: state of another optimizer or scaler,
-            or no average.
-        """
+        """Restore all but weights and average from a checkpoint; return a sentence on each item that does not fit."""
         notes = self.weights.updater.load_state_dict(saved["optimizer"])
         device = self.updates.device
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
@@ -279,17 +219,8 @@ class Learner:
 def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, watch: Watch | None = None) -> StepValues:
     """Attempt one update of one learner: forward, backward, overflow check, update and next loss scale.
 
-    Weights, buffers and the update count change only if the step is not skipped.
-
-    Args:
-        learner: Learner to train; its weights, scale and update count change in place.
-        model: Module that the objective calls, in training mode.
-        batch: All samples of the update on this rank, on the device.
-        plan: Settings that hold for every step.
-        watch: Observer of the step, which changes nothing; None for none.
-
-    Returns:
-        Device values for the record, not synchronised with the host.
+    Weights, buffers and the update count change only if the step is not skipped. The batch has all samples of the
+    update on this rank, on the device; the model is in training mode. The result is not synchronised with the host.
     """
     weights, strategy, guard = learner.weights, learner.strategy, plan.guard
     weights.gradients.zero_grad()  # here, not after the step, so that gradients of a skipped step can be inspected
@@ -316,10 +247,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
 def backward(loss: Tensor, factor: Tensor) -> None:
     """Compute the gradients of ``loss * factor``, bitwise equal to ``(loss * factor).backward()``, without the product.
 
-    Args:
-        loss: float32 scalar, the unscaled loss.
-        factor: Initial gradient of the backward pass, float32 scalar: the loss scale times the weight of the
-            micro-batch.
+    Both are float32 scalars; the factor is the loss scale times the weight of the micro-batch.
     """
     # Not torch.autograd.backward: given an initial gradient, it imports torch's compiler to compare shapes. This is the
     # call that it makes afterwards, with retain_graph=False and create_graph=False.
@@ -329,14 +257,8 @@ def backward(loss: Tensor, factor: Tensor) -> None:
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:
     """Run forward and backward passes over the micro-batches of an update, so that scaled gradients accumulate.
 
-    Args:
-        learner: Learner whose loss is minimised and whose gradients accumulate.
-        model: Module that the objective calls.
-        batch: All samples of the update on this rank, on the device.
-        plan: Settings that hold for every step.
-
-    Returns:
-        The unscaled loss of the batch, a float32 scalar; with several ranks, this rank's share of it.
+    The batch has all samples of the update on this rank, on the device. Returns its unscaled loss, a float32 scalar;
+    with several ranks, this rank's share of it.
     """
     total: Tensor | None = None
     scale, strategy = learner.scale.squeeze(0), learner.strategy

@@ -22,20 +22,10 @@ if TYPE_CHECKING:
 
 
 class LearnerLog:
-    """Log of the training steps of one learner (a model with its optimizer; a GAN has two).
+    """Log of the training steps of one learner, whose values reach the host through a ring.
 
-    Args:
-        learner: The learner.
-        ring: Buffer through which the values of its steps reach the host.
-        buffers: Number of module buffers that a skipped step restores, for the records.
-
-    Attributes:
-        name: Name of the learner.
-        ring: As given.
-        updates: Number of updates applied in the steps read so far.
-        history: Overflow history, which assigns phases to overflows.
-        refused: Number of skipped updates in the steps read so far.
-        last: Newest step record; None before the first.
+    ``updates`` and ``refused`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
+    to overflows. ``last`` is the newest step record; None before the first.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
@@ -51,17 +41,7 @@ class LearnerLog:
         self._buffers = buffers
 
     def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
-        """Write the records of one training step.
-
-        They are a step record, an overflow record if gradients overflowed, and a scale record if the loss scale
-        changed.
-
-        Args:
-            step: Number of the attempted step, from 1.
-            epoch: Number of completed epochs before the step.
-            row: Values of the step.
-            sink: Receiver of the records.
-        """
+        """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
         skipped = row.overflow and self._refuses
         self.updates += not skipped
         self.refused += skipped
@@ -105,11 +85,7 @@ class LearnerLog:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state that a checkpoint has saved; the floor of the loss scale stays that of the present scaler.
-
-        Args:
-            saved: Result of `state_dict`.
-        """
+        """Restore the saved state; the floor of the loss scale stays that of the present scaler."""
         self.updates = saved["updates"]
         self.refused = saved["refused"]
         self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
@@ -117,16 +93,7 @@ class LearnerLog:
 
 
 class StepLog:
-    """Log of all training steps of a run, which reads the values of all learners from the device periodically.
-
-    Args:
-        learner_logs: One log per learner, in the order of their steps.
-        sink: Receiver of the records.
-        options: Times at which to read.
-
-    Attributes:
-        learner_logs: As given.
-    """
+    """Log of all training steps of a run, which reads the values of all learners from the device periodically."""
 
     def __init__(self, learner_logs: list[LearnerLog], sink: Sink, options: LogOptions) -> None:
         self.learner_logs = learner_logs
@@ -136,12 +103,7 @@ class StepLog:
         self._looked = time.monotonic()
 
     def note(self, step: int, epoch: int) -> None:
-        """Assign the values just recorded to a training step, and read values from the device if it is time.
-
-        Args:
-            step: Number of the attempted step, from 1.
-            epoch: Number of completed epochs before the step.
-        """
+        """Assign the values just recorded to a step (from 1), and read values from the device if it is time."""
         self._pending.append((step, epoch))
         now = time.monotonic()
         # Not by the number of pending steps: it includes rows under way, and sending again would wait for them.
@@ -166,10 +128,7 @@ class StepLog:
         self._digest(wait=True)
 
     def may_reach_limit(self, limit: int) -> bool:
-        """Return whether the next step may be the last of ``limit`` consecutive overflows.
-
-        Steps whose values are still on the device count as overflows.
-        """
+        """Return whether the next step may complete ``limit`` consecutive overflows, if all unread ones are."""
         return self._possibly_in_a_row() + 1 >= limit
 
     def over_overflow_limit(self, limit: int) -> LearnerLog | None:
@@ -184,7 +143,6 @@ class StepLog:
         return next((log for log in self.learner_logs if log.history.consecutive >= limit), None)
 
     def _possibly_in_a_row(self) -> int:
-        """Return the maximum number of consecutive overflows of a learner, if all unread rows have overflowed."""
         return max([log.history.consecutive + log.ring.unread for log in self.learner_logs])
 
     def _digest(self, *, wait: bool) -> None:

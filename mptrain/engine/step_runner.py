@@ -46,14 +46,7 @@ LOOKED_AT = 64
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return a function that captures training steps as CUDA graphs, or None if the device has no graphs.
-
-    Args:
-        device: The training device.
-
-    Returns:
-        Function that takes the body of a step and returns a function that replays its kernels.
-    """
+    """Return a function that captures the body of a step as a CUDA graph, or None if the device has no graphs."""
     return CudaGraphs(device) if capabilities(device).graphs else None
 
 
@@ -61,15 +54,7 @@ class StepRunner:
     """Runner of training steps: runs every learner's step on one batch after another, and records its values.
 
     Each batch shape is captured as a CUDA graph after a few eager steps, if ``capture`` is given and the step allows
-    it.
-
-    Args:
-        parts: The built run.
-        rings: Buffer for the step values of each learner, in the order of the learners.
-        capture: Function that captures a step (see `capture_on`); None runs every step eagerly.
-
-    Attributes:
-        notes: Warnings for the user, one sentence each; the caller removes them once shown.
+    it. ``notes`` are warnings for the user; the caller removes them once shown.
     """
 
     def __init__(self, parts: Parts, rings: Sequence[Ring], capture: Capture | None = None) -> None:
@@ -86,12 +71,9 @@ class StepRunner:
             self._give_up(why)
 
     def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:
-        """Run one training step of every learner on a batch, and record its values.
+        """Run one training step of every learner on this rank's prepared part of a batch, and record its values.
 
-        Args:
-            batch: This rank's part of the batch, prepared on the device.
-            watches: Observer of each learner's step, or None.
-            as_usual: Whether the step has no injected fault, so that it may be captured or replayed.
+        ``as_usual`` says that the step has no injected fault, so that it may be captured or replayed.
         """
         if self._capture is None:
             self._record(self._eagerly(batch, watches))
@@ -161,11 +143,7 @@ class StepRunner:
             self._give_up(why)
 
     def _captured(self, batch: Batch) -> _Graph:
-        """Capture the step on batches like this one.
-
-        Raises:
-            RuntimeError: The step cannot be captured; says why. The state of the learners is unchanged.
-        """
+        """Capture the step on batches like this one, or raise RuntimeError with the state of the learners unchanged."""
         graph = _Graph(self._parts, batch)
         assert self._capture is not None
         with self._undone_on_error(), _refusing_random_numbers():
@@ -175,7 +153,6 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Context manager that restores the learners' state if the capture fails."""
         before = [learner.moving() for learner in self._parts.learners]
         try:
             yield
@@ -201,7 +178,6 @@ class _Graph:
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
-        """Run the step to capture."""
         parts, self._packed = self._parts, []
         for learner, moving in zip(parts.learners, fixed, strict=True):
             self._packed.append(_packed(train_step(learner, parts.model, self._batch, parts.plan)))
@@ -228,7 +204,6 @@ def _packed(values: StepValues) -> tuple[Tensor, Tensor]:
 
 
 def _unpacked(singles: Tensor, norms: Tensor) -> StepValues:
-    """Return the values that `_packed` has packed, as views."""
     return StepValues(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
 
 
@@ -252,11 +227,7 @@ def _outside_of_graphs(model: nn.Module) -> str:
 
 @contextlib.contextmanager
 def _refusing_random_numbers() -> Iterator[None]:
-    """Context manager that rejects random draws on the host and restores the random states on exit.
-
-    Raises:
-        RuntimeError: The code inside drew random numbers on the host.
-    """
+    """Raise RuntimeError after random draws on the host; restore the random states on exit."""
     numpy = sys.modules.get("numpy")  # if it is not imported, nothing draws from it
     python, own, theirs = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state(legacy=False)
     try:

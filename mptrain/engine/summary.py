@@ -21,19 +21,11 @@ if TYPE_CHECKING:
 
 
 def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: Sequence[LearnerLog]) -> dict[str, Any]:
-    """Return the contents of a finished run's ``summary.json``.
+    """Return the contents of a finished run's ``summary.json`` as plain values.
 
-    Args:
-        parts: The built run.
-        options: User's options of the run.
-        progress: Progress of the run.
-        learner_logs: Log of each learner.
-
-    Returns:
-        Plain values. ``metric`` is from the last evaluation on test data, or on validation data if there are no test
-        data; ``intervals`` has the 95 % confidence intervals of all metrics of that evaluation. Ratios are fractions,
-        not per cent. Units are bytes, seconds, joules and loss terms (samples or tokens) per second; ``steady`` figures
-        leave out the warm-up of each attempt (the part of a run between its start, or a resume, and the next end).
+    ``metric`` is from the last evaluation on test data, or on validation data if there are no test data; ``intervals``
+    has the 95 % confidence intervals of all metrics of that evaluation. Ratios are fractions, not per cent. Units are
+    bytes, seconds, joules and loss terms per second; ``steady`` figures leave out the warm-up of each attempt.
     """
     record = "test" if "test" in progress.last else "val"
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
@@ -92,10 +84,8 @@ ALIGNMENT = 8
 def facts(parts: Parts) -> dict[str, Any]:
     """Return facts about a run's model and device that explain its speed, for ``summary.json``.
 
-    Returns:
-        ``parameters`` (their number), ``unaligned`` (see `unaligned_share`), ``convolutions`` (whether there are any),
-        ``upcast`` (whether half-precision products are computed in FP32 and rounded once, on a CPU without half
-        arithmetic) and ``support`` (how the device supports the precision mode, in words).
+    ``upcast`` says that half-precision products are computed in FP32 and rounded once, on a CPU without half
+    arithmetic; ``support`` says how the device supports the precision mode.
     """
     return {
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
@@ -107,7 +97,7 @@ def facts(parts: Parts) -> dict[str, Any]:
 
 
 def unaligned_share(model: nn.Module) -> float:
-    """Return the fraction, 0 to 1, of a model's matrix and kernel elements in tensors misaligned for tensor cores.
+    """Return the share of a model's matrix and kernel elements in tensors misaligned for tensor cores.
 
     A tensor is misaligned if its first or second dimension (outputs, inputs) is not a multiple of `ALIGNMENT`.
     """

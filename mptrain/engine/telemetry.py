@@ -1,7 +1,4 @@
-"""Telemetry of a training run: records, warnings, progress display and progress reports to the watchdog.
-
-It must not influence training. `mptrain.engine.step_log` converts values from the device to records.
-"""
+"""Telemetry of a training run, which it must not influence: records, warnings, progress display and heartbeats."""
 
 from __future__ import annotations
 
@@ -25,23 +22,7 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Sender of a training run's records and warnings to files and displays, with its clock and watchdog.
-
-    Args:
-        parts: The built run.
-        options: User's options of the run.
-        storage: Storage for the records.
-        progress: Progress of the run; step totals and times are added in place.
-        planned: Number of steps that will be attempted.
-        displays: Additional receivers of records, for display only.
-
-    Attributes:
-        sink: Receiver of records, which passes them to files and displays.
-        rings: Buffer of each learner's step values on the device.
-        step_log: Log that converts these values to records.
-        clock: Clock of the training steps.
-        watchdog: Detector of stalls. A context manager, entered around the run.
-    """
+    """Sender of a run's records and warnings to files and displays, with its clock and its watchdog context."""
 
     def __init__(
         self,
@@ -77,27 +58,15 @@ class Telemetry:
         return self._progress.step
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record an event of the run after the current step.
-
-        Args:
-            kind: Kind of the event, such as ``checkpoint``; see `EventRecord`.
-            **fields: Details as JSON values.
-        """
+        """Record an event of the run after the current step, with details as JSON values."""
         self.sink.take(EventRecord(kind, self._progress.step, fields))
 
     def warn(self, message: str) -> None:
-        """Record a warning for the user, which displays show.
-
-        Args:
-            message: One sentence.
-        """
+        """Record a warning for the user, one sentence, which displays show."""
         self.event("warning", message=message)
 
     def expect(self, *records: Record) -> None:
-        """Hold back records of the next step until it has run.
-
-        A step that is interrupted and repeated after a resume is thus recorded once.
-        """
+        """Hold back records of the next step until it has run, so that one repeated after a resume is recorded once."""
         self._coming += records
 
     def record_expected(self) -> None:
@@ -126,11 +95,7 @@ class Telemetry:
             self.show("training")
 
     def show(self, doing: str) -> None:
-        """Show the progress of the run: steps, throughput, memory, estimated time and current activity.
-
-        Args:
-            doing: Current activity: ``training``, ``evaluating`` or ``saving``.
-        """
+        """Show the progress of the run and its activity: ``training``, ``evaluating`` or ``saving``."""
         self._storage.writer.flush()  # files then have all that is shown, even if the run is killed
         self.clock.read()
         progress, minutes = self._progress, self._options.train.max_minutes
@@ -179,14 +144,7 @@ class Telemetry:
 
 
 class EpochTotals:
-    """Receiver of records that adds each step record to the totals of the current epoch in a `Progress`.
-
-    Args:
-        progress: Progress of the run; updated in place.
-
-    Attributes:
-        progress: As given.
-    """
+    """Receiver of records that adds each step record to the totals of the current epoch in a `Progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

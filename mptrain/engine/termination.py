@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 
 
 class Termination:
-    """Early end of a run: saves what can be saved and raises an error that says how to continue.
-
-    Args:
-        parts: The built run.
-        paths: Paths of the run directory.
-        progress: Progress of the run.
-        planned: Number of planned steps.
-        telemetry: Receiver of records.
-        checkpointing: Saving of the run.
-    """
+    """Early end of a run: saves what can be saved and raises an error that says how to continue."""
 
     def __init__(
         self,
@@ -48,15 +39,7 @@ class Termination:
         self._telemetry, self._checkpointing = telemetry, checkpointing
 
     def by_signal(self, name: str, exit_code: int) -> NoReturn:
-        """Save the run after a signal, then raise an error that says how to resume.
-
-        Args:
-            name: Name of the signal, such as ``SIGTERM``.
-            exit_code: Exit code of the process.
-
-        Raises:
-            Preempted: Always.
-        """
+        """Save the run after a signal, then raise Preempted, which says how to resume."""
         self._telemetry.step_log.flush()
         self._telemetry.event("signal", signal=name)
         self._checkpointing.save(wait=True)
@@ -69,15 +52,8 @@ class Termination:
     def by_lost_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
         """Save the run after another rank was lost, if this rank has the whole state; then raise an error.
 
-        Within a step, every exchange between ranks precedes all changes, so only buffers may have changed.
-
-        Args:
-            error: Exception caused by the loss of the rank.
-            within_step: Whether the loss was detected inside a step.
-
-        Raises:
-            MptrainError: The error that the lost rank reported.
-            Preempted: The lost rank reported no error; says how to resume.
+        Within a step, every exchange between ranks precedes all changes, so only buffers may have changed. Raises the
+        error that the lost rank reported, or else Preempted, which says how to resume.
         """
         comm, saver = self._parts.comm, self._checkpointing.saver
         why = comm.why()
@@ -102,14 +78,8 @@ class Termination:
     def by_overflows(self, log: LearnerLog, batch: Batch, given: Batch, random: Mapping[str, Any]) -> NoReturn:
         """Diagnose a run whose gradients overflow in every step, save its last batch, and its weights if finite.
 
-        Args:
-            log: Log of the learner that overflowed.
-            batch: Batch of the last step.
-            given: The same batch with an injected fault, if there is one.
-            random: Random state before that step.
-
-        Raises:
-            NumericsError: Always; says the cause and suggests a fix.
+        ``given`` is the batch with an injected fault, if there is one; ``random`` is the random state before that step.
+        Raises NumericsError with the cause and a suggested fix.
         """
         failure: Path = self._paths.failure
         diagnosis = diagnose_overflows(self._parts, log, self._progress, batch, given, random, failure)

@@ -22,11 +22,7 @@ class Transfer:
     """Transfer of training batches to the device on a separate stream, so that neither host nor training waits for it.
 
     The host prepares the next batch while the device is still busy with the current step. On a separate stream, the
-    copy does not queue behind that step.
-
-    Args:
-        device: Target device. Without streams, batches are copied in order with the steps.
-        comm: Communicator whose collectives may block the device.
+    copy does not queue behind that step. A device without streams copies in order with the steps.
     """
 
     def __init__(self, device: torch.device, comm: Communicator = SINGLE_PROCESS) -> None:
@@ -36,13 +32,7 @@ class Transfer:
         self._before: deque[torch.Event] = deque()
 
     def __call__(self, make: Callable[[], Batch]) -> Batch:
-        """Make a batch on the transfer stream and return it, safe to use on the current stream.
-
-        If too many batches are ahead of training, it first waits until the device has used one.
-
-        Args:
-            make: Function that copies the batch to the device and prepares it.
-        """
+        """Make a batch on the transfer stream, safe to use on the current one; waits if too many batches are ahead."""
         if self._stream is None:
             return make()
         current = current_stream(self._device)

@@ -19,32 +19,14 @@ if TYPE_CHECKING:
 
 
 class Validation:
-    """Evaluation of a training run on validation and test data, which records metrics and best result.
-
-    Args:
-        parts: The built run.
-        samples: Folder for the pictures, texts and sounds that the task shows.
-        progress: Progress of the run; metrics are stored in place.
-        telemetry: Receiver of records.
-        monitor: Observer of the metrics on validation data.
-    """
+    """Evaluation of a run on validation and test data; ``samples`` is the folder for what the task shows."""
 
     def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry, monitor: Monitor) -> None:
         self._parts, self._samples, self._monitor = parts, samples, monitor
         self._progress, self._telemetry = progress, telemetry
 
     def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate on the validation data at the end of an epoch, and record the epoch.
-
-        The record is a row of ``epochs.csv`` for each learner. Without validation data, only the record is written.
-
-        Args:
-            completed: Number of completed epochs.
-            stop: Function called between batches; validation is aborted if it returns True.
-
-        Returns:
-            Whether validation completed; if not, nothing is recorded.
-        """
+        """Evaluate on the validation data, if any, and record the epoch; False, and no record, if ``stop`` aborts."""
         progress, telemetry = self._progress, self._telemetry
         telemetry.step_log.flush()
         telemetry.report_faulty_samples()
@@ -73,18 +55,10 @@ class Validation:
         return True
 
     def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:
-        """Evaluate the run on a split and record the metrics.
+        """Evaluate the run on ``val`` or ``test`` and record the metrics; False if ``stop`` aborts it.
 
         On validation data it also writes what the task shows, and keeps the best metric. On test data it also computes
         confidence intervals.
-
-        Args:
-            split: Name of the split: ``val`` or ``test``.
-            epoch: Number of completed epochs, for the record.
-            stop: Function called between batches; evaluation is aborted if it returns True.
-
-        Returns:
-            Whether evaluation completed; if not, nothing is recorded.
         """
         parts, progress, telemetry = self._parts, self._progress, self._telemetry
         telemetry.show("evaluating")

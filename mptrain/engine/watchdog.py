@@ -25,15 +25,7 @@ LOOKS = 10
 
 
 class Watchdog:
-    """Context manager with a thread that detects a run without progress, and then writes all thread stacks to a file.
-
-    Args:
-        path: File for the stacks; created at the first stall.
-        seconds: Seconds without a `heartbeat` after which the run counts as stalled; None disables the watchdog.
-
-    Attributes:
-        stalls: Number of stalls so far.
-    """
+    """Context manager with a thread that writes all thread stacks to a file after ``seconds`` without a heartbeat."""
 
     def __init__(self, path: Path, seconds: float | None) -> None:
         self.stalls = 0

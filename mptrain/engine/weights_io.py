@@ -24,13 +24,8 @@ _PREFIXES = ("module.", "_orig_mod.")
 def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tensor]:
     """Return a model's state dict from the state in a run's checkpoint.
 
-    Args:
-        state: State in the checkpoint: result of `mptrain.engine.snapshot.take_snapshot`.
-        average: Whether to use the exponential moving average of each weight that has one.
-
-    Returns:
-        A state dict with every parameter in full precision (master weights where there are any) and every persistent
-        buffer.
+    It has every parameter in full precision, with ``average`` the moving average of each that has one, and every
+    persistent buffer.
     """
     weights = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
     if average:
@@ -46,13 +41,9 @@ def has_averages(state: Mapping[str, Any]) -> bool:
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a copy of a state dict in CPU memory, contiguous, with floating-point tensors in one dtype.
+    """Return a contiguous copy of a state dict in CPU memory, with floating-point tensors in one dtype.
 
     FP16 saturates at 65504. Each tensor has memory of its own, except tied ones, which stay tied.
-
-    Args:
-        weights: Tensors by name.
-        dtype: Dtype of the floating-point tensors in the result.
     """
     made: dict[tuple[Any, ...], Tensor] = {}
     result = {}
@@ -66,17 +57,11 @@ def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a file that another program may have written.
+    """Read a state dict from a file of `torch.save` or safetensors that another program may have written.
 
     The state dict may be inside a larger mapping (under ``state_dict``, ``model_state_dict`` or ``model``), and its
-    names may have the prefix of a wrapper (``module.`` or ``_orig_mod.``), which is removed.
-
-    Args:
-        path: File of plain tensors, as from `torch.save`, or a ``.safetensors`` file.
-
-    Raises:
-        CheckpointError: The file does not exist or has no state dict.
-        EnvironmentRefused: The library safetensors is not installed.
+    names may have the prefix of a wrapper (``module.`` or ``_orig_mod.``), which is removed. Raises CheckpointError if
+    the file does not exist or has no state dict, EnvironmentRefused if safetensors is not installed.
     """
     try:
         content = _read_safetensors(path) if path.suffix == ".safetensors" else load_plain(path)
@@ -119,14 +104,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def weights_file(weights: Mapping[str, Tensor], path: Path) -> bytes:
     """Return the content of a weights file: safetensors if the path ends in ``.safetensors``, else as of `torch.save`.
 
-    A safetensors file contains each tensor that has several names once for each name.
-
-    Args:
-        weights: Contiguous tensors in host memory, by name.
-        path: Path of the file, of which only the suffix counts.
-
-    Raises:
-        EnvironmentRefused: The library safetensors is not installed.
+    The tensors are contiguous and in host memory. A safetensors file contains each tensor that has several names once
+    for each name. Raises EnvironmentRefused if safetensors is not installed.
     """
     if path.suffix == ".safetensors":
         library = load_extra("safetensors.torch", "timm", "a .safetensors file")
@@ -138,13 +117,7 @@ def weights_file(weights: Mapping[str, Tensor], path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Report on loading a state dict into a model.
-
-    Attributes:
-        taken: Names of the loaded tensors.
-        fresh: Names of the model's tensors that keep their initial values, each with the reason.
-        unused: Names of weights that the model does not have.
-    """
+    """Report on loading a state dict: tensors loaded, tensors with initial values and reasons, unused weights."""
 
     taken: tuple[str, ...]
     fresh: tuple[tuple[str, str], ...]
@@ -156,11 +129,7 @@ class LoadReport:
         return len(self.taken) < len(self.fresh)
 
     def describe(self, source: str) -> str:
-        """Return the report as one sentence for the user: numbers of loaded tensors, and names of the others.
-
-        Args:
-            source: Name of the file or run that the weights come from.
-        """
+        """Return one sentence for the user: numbers of tensors loaded from ``source``, and names of the others."""
         sentence = f"{len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors loaded from {source}"
         if self.is_doubtful:
             sentence += ", fewer than half: they look like weights of another architecture"
@@ -175,15 +144,7 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
     """Copy the weights that fit into a model, by name and shape; others are left out, as for transfer learning.
 
     Tensors of another shape, such as a head for other classes, keep their initial values. Names of transformers'
-    weights may lack the name of the network below the head.
-
-    Args:
-        model: The model; changed in place.
-        weights: State dict to load.
-        source: Name of the file or run that the weights come from, for the error.
-
-    Raises:
-        CheckpointError: No parameter fits.
+    weights may lack the name of the network below the head. Raises CheckpointError if no parameter fits.
     """
     own = model.state_dict(keep_vars=True)
     base = f"{getattr(model, 'base_model_prefix', '')}."

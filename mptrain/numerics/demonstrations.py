@@ -1,7 +1,7 @@
 """Demonstrations of the paper's three techniques on numbers small enough to check by hand.
 
-Each function computes one claim of Micikevicius et al. (*Mixed Precision Training*, ICLR 2018) on the CPU and returns
-a dict of plain numbers. Results are bit-for-bit reproducible. Only recipes use these functions, training does not.
+Each function computes one claim of Micikevicius et al. (*Mixed Precision Training*, ICLR 2018) on the CPU, bit-for-bit
+reproducibly. Only recipes use these functions, training does not.
 """
 
 from __future__ import annotations
@@ -23,19 +23,11 @@ _BLOCK = 256
 
 
 def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNegativeInt = 0) -> dict[str, float]:
-    """Add uniform random numbers from [0, 1) one by one, rounding the running sum to a dtype after each addition.
+    """Add random numbers from [0, 1) one by one, rounding the running sum to a dtype after each addition.
 
     Shows the need for reductions in FP32 (section 3.3 of the paper). From 2048 on, adjacent FP16 numbers are 2 apart. A
-    number below 1 is less than half that distance, so an FP16 sum stops growing.
-
-    Args:
-        dtype: The dtype of the terms and of the running sum.
-        terms: Number of terms.
-        seed: Seed of the random numbers.
-
-    Returns:
-        ``value``: the sum; ``truth``: the sum of the same terms in FP64; ``error``: the relative error, (truth - value)
-        / truth.
+    number below 1 is less than half that distance, so an FP16 sum stops growing. ``truth`` is the sum of the same terms
+    in FP64, and ``error`` is (truth - value) / truth.
     """
     kind: torch.dtype = getattr(torch, dtype)
     numbers = torch.rand(terms, generator=torch.Generator().manual_seed(seed)).to(kind)
@@ -53,16 +45,8 @@ def cross_entropy_of_half_logits(
 
     Shows why the loss is computed in FP32 (section 3.3 of the paper). An untrained network has a loss of about the
     logarithm of its number of classes, ln 4096 = 8.3. Over 8,192 samples the sum is 68,000, above the largest FP16
-    number 65,504. The mean is representable in FP16, but the sum overflows.
-
-    Args:
-        dtype: The dtype of the log-probabilities and of their sum.
-        samples: Number of losses to average.
-        classes: Number of logits of each sample; logits are normal numbers times 0.1.
-        seed: Seed of logits and targets.
-
-    Returns:
-        ``sum`` and ``mean`` of the losses in ``dtype``; ``truth``: the mean for the same logits, computed in FP64.
+    number 65,504. The mean is representable in FP16, but the sum overflows. Logits are normal numbers times 0.1;
+    ``truth`` is their mean loss in FP64.
     """
     kind: torch.dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -80,19 +64,10 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
     """Compute the variance of one channel of FP16 activations, as batch normalisation would with sums in FP16.
 
     Shows why batch statistics are accumulated in FP32 (section 3.3 of the paper). It is an emulation, because no torch
-    kernel accumulates in FP16: the naive method accumulates the sum and the sum of squares in FP16 and subtracts. Both
-    sums exceed 65,504 and become inf, and their difference is NaN. torch's batch normalisation of the same FP16 values
-    accumulates in FP32 and stays finite.
-
-    Args:
-        values: Number of activations of the channel; 98,304 are 24 images of 64x64.
-        mean: Mean of the activations; their standard deviation is 1.
-        seed: Seed of the activations.
-
-    Returns:
-        ``naive_sum``, ``naive_sum_of_squares``, ``naive_variance``: accumulated in FP16, in blocks of 256;
-        ``naive_is_finite``: 1 if ``naive_variance`` is finite, else 0; ``torch_variance``: from
-        `torch.nn.functional.batch_norm`; ``truth``: in FP64.
+    kernel accumulates in FP16: the naive method accumulates the sum and the sum of squares in FP16, in blocks of 256,
+    and subtracts. Both sums exceed 65,504 and become inf, and their difference is NaN. torch's batch normalisation of
+    the same values accumulates in FP32 and stays finite. ``truth`` is computed in FP64. The activations have a standard
+    deviation of 1; 98,304 of them are a channel of 24 images of 64x64.
     """
     generator = torch.Generator().manual_seed(seed)
     channel = (torch.randn(values, generator=generator) + mean).half()
@@ -112,19 +87,11 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
 
 
 def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = -11) -> dict[str, float]:
-    """Add a small update to a weight, once in FP16 and once in FP32.
+    """Add a small update, 2^exponent, to a weight, in FP16 (``half``) and in FP32 (``single``).
 
     Shows the need for FP32 master weights (section 3.1 of the paper). The FP16 neighbours of 1 are 2^-10 above and
     2^-11 below. An update of 2^-11 is half-way to the next number, and rounding to even drops it. The smallest FP16
     number is 2^-24, and half of it rounds to zero: a smaller update is lost before it is added to the weight.
-
-    Args:
-        weight: The weight.
-        exponent: Exponent of the update: 2^exponent is added.
-
-    Returns:
-        ``half`` and ``single``: weight plus update in FP16 and FP32; ``smallest``: 2^-24 in FP16; ``half_of_smallest``:
-        2^-25 in FP16.
     """
     update = 2.0**exponent
     half = torch.tensor(weight, dtype=torch.float16) + torch.tensor(update, dtype=torch.float16)

@@ -21,17 +21,10 @@ _MANTISSA = 23
 
 
 def count_exponents(tensor: Tensor) -> Tensor:
-    """Count a tensor's values by exponent, floor(log2 |x|), without synchronising with the host.
+    """Count the values of a tensor of any float dtype (FP64 is rounded to FP32) by exponent, without synchronising.
 
-    `read_counts` turns the result into a histogram, `add_counts` adds the results of two tensors.
-
-    Args:
-        tensor: A tensor of any shape: float16, bfloat16, float32 or float64 (which is rounded to FP32).
-
-    Returns:
-        int64, shape (`PLACES`,), on the tensor's device: the numbers of values with each of the 256 biased FP32
-        exponents, the number of zeros, the number of NaN, and the bits of the largest finite magnitude as an FP32
-        number.
+    The result is int64 of shape (`PLACES`,) on the tensor's device: the numbers of values with each of the 256 biased
+    FP32 exponents, the numbers of zeros and NaN, and the bits of the largest finite magnitude in FP32.
     """
     bits = tensor.detach().float().view(torch.int32).bitwise_and(0x7FFFFFFF)
     found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
@@ -50,25 +43,12 @@ def count_exponents(tensor: Tensor) -> Tensor:
 
 
 def add_counts(one: Tensor, other: Tensor) -> Tensor:
-    """Add up the exponent counts of two tensors; of the two largest magnitudes, the larger stays.
-
-    Args:
-        one: int64, shape (`PLACES`,): a result of `count_exponents`.
-        other: The same for the other tensor, on the same device.
-
-    Returns:
-        int64, shape (`PLACES`,).
-    """
+    """Add up two results of `count_exponents` on the same device; of the two largest magnitudes, the larger stays."""
     return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
 
 
 def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
-    """Return the exponent histogram of a tensor from its raw counts on the host.
-
-    Args:
-        places: The result of `count_exponents`, as a list: ``count_exponents(tensor).tolist()``.
-        dtype: The dtype of the counted tensor, stored in the histogram. FP32 subnormals, below 2^-126, count as 2^-127.
-    """
+    """Return the exponent histogram of ``count_exponents(tensor).tolist()``; FP32 subnormals count as 2^-127."""
     zeros, nans = places[_ZEROS], places[_NANS]
     bins = places[: _BINS - 1]
     bins[0] -= zeros

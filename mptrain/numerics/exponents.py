@@ -1,16 +1,11 @@
-"""Shares of a tensor's values that FP16 loses at a given loss scale, computed from the tensor's exponent histogram.
+"""Shares of a tensor's values that FP16 loses at a given loss scale, computed from its exponent histogram.
 
-An exponent histogram counts the values x of a tensor by floor(log2 |x|). Multiplying by a power of two shifts the
-exponent of every value and changes nothing else. So the counts of one step show how much of a tensor FP16 would lose at
-every scale, provided the values have not underflowed already. Use counts of FP32 or bfloat16 values, or of FP16 values
-at a sufficiently high scale.
+An exponent histogram counts the values x of a tensor by floor(log2 |x|). Multiplying by a power of two shifts all
+exponents and changes nothing else, so the counts of one step show the losses at every scale, provided the values have
+not underflowed already: use counts of FP32 or bfloat16 values, or of FP16 values at a sufficiently high scale.
 
 FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
-
-The largest FP16 gradient of a step is read from its histograms. For a step between two sampled steps (steps with
-histograms) it is interpolated from both (`HistogramSample`). The forecast of static scales and the replay of scaling
-rules share these functions, so they agree on the same run. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -42,10 +37,7 @@ def total(counts: ExponentCounts) -> int:
 
 
 def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
-    """Add up the exponent histograms of several tensors or steps; without any, the result is empty.
-
-    The result's ``dtype`` is ``mixed`` if the dtypes differ, and its ``largest`` is the largest of all.
-    """
+    """Add up exponent histograms; ``dtype`` is ``mixed`` if they differ, and the sum of none is empty."""
     parts = list(several)
     filled = [part for part in parts if part.counts]
     lowest = min((part.lowest for part in filled), default=0)
@@ -69,10 +61,8 @@ def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
 def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
     """Return the histogram of gradients divided by their loss scale, from the histogram of the scaled gradients.
 
-    Exponents shift by the power of two nearest to the scale; ``largest`` is divided by the exact scale.
-
-    Raises:
-        ValueError: The loss scale is not positive and finite.
+    Exponents shift by the power of two nearest to the scale; ``largest`` is divided by the exact scale. Raises
+    ValueError for a scale that is not positive and finite.
     """
     if not (loss_scale > 0 and math.isfinite(loss_scale)):
         raise ValueError(f"loss scale {loss_scale}: it must be positive and finite")
@@ -81,15 +71,11 @@ def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
 
 
 def ties_below(counts: ExponentCounts) -> ExponentCounts:
-    """Move the expected exact powers of two among FP16 values one exponent down, because FP16 rounds that tie to zero.
+    """Move the expected exact powers of two among FP16 values, before `unscaled`, one exponent down.
 
-    At a smaller scale a value of exactly 2^-25 is half-way between zero and the smallest FP16 number, a tie, which is
-    rounded to zero. The functions here count only values below 2^-25 as lost, so moving the ties makes them count as
-    lost too. Each exponent has one power of two: the only FP16 number with exponent -24, one of two with -23, and one
-    of 1024 in the normal range. All FP16 numbers with the same exponent are assumed equally likely.
-
-    Args:
-        counts: Counts of FP16 numbers, before `unscaled`.
+    At a smaller scale a value of exactly 2^-25 is half-way between zero and the smallest FP16 number and is rounded to
+    zero, but only values below 2^-25 count as lost here. Each exponent has one power of two: the only FP16 number with
+    exponent -24, one of two with -23, and one of 1024 in the normal range. All its numbers are assumed equally likely.
     """
     if not counts.counts:
         return counts
@@ -101,68 +87,37 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
 
 
 def _powers(exponent: int, count: int) -> int:
-    """Return the expected number of exact powers of two among ``count`` FP16 numbers with an exponent."""
     return round(count / 2.0 ** min(max(exponent - TINIEST, 0), NORMAL - TINIEST))
 
 
 def lost_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values that FP16 rounds to zero (underflow) after multiplication by 2^exponent.
+    """Return the share of nonzero values that FP16 rounds to zero after multiplication by 2^exponent; 0 without any.
 
-    These are the values below 2^-25. A value of exactly 2^-25 is rounded to zero too but not counted here. Such values
-    are rare in FP32, but at half the scale all of the smallest FP16 numbers are ties. `ties_below` accounts for them.
-
-    Args:
-        counts: Exponent histogram of a tensor.
-        exponent: Exponent of the factor: log2 of the loss scale for unscaled gradients, 0 for values as they are. It is
-            an integer in all of these functions.
-
-    Returns:
-        The share, 0 to 1; 0 if there is no nonzero value.
+    ``exponent`` is log2 of the loss scale for unscaled gradients and 0 for values as they are; it is an integer in all
+    of these functions. Only values below 2^-25 count. Those of exactly 2^-25 are rare in FP32, but at half the scale
+    all of the smallest FP16 numbers are such ties (`ties_below`).
     """
     return _share(counts, None, TINIEST - 1 - exponent)
 
 
 def zero_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of all values that are zero in FP16 after multiplication by 2^exponent, with existing zeros.
-
-    Args:
-        counts: Exponent histogram of a tensor.
-        exponent: Exponent of the factor; see `lost_share`.
-    """
+    """Return the share of all values that are zero in FP16 after multiplication by 2^exponent, with existing zeros."""
     count = total(counts)
     return (counts.zeros + lost_share(counts, exponent) * nonzero(counts)) / count if count else 0.0
 
 
 def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values below 2^-24, the smallest FP16 number, after multiplication by 2^exponent.
-
-    About half of them round up to 2^-24, the others to zero.
-
-    Args:
-        counts: Exponent histogram of a tensor.
-        exponent: Exponent of the factor; see `lost_share`.
-    """
+    """Return the share of nonzero values below 2^-24 after multiplication by 2^exponent; half of them round up."""
     return _share(counts, None, TINIEST - exponent)
 
 
 def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """Return the share of nonzero values in [2^-24, 2^-14) after multiplication by 2^exponent.
-
-    These are subnormal in FP16, which stores them with fewer bits.
-
-    Args:
-        counts: Exponent histogram of a tensor.
-        exponent: Exponent of the factor; see `lost_share`.
-    """
+    """Return the share of nonzero values in [2^-24, 2^-14), FP16's subnormals, after multiplication by 2^exponent."""
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
 
 
 def headroom(largest: float) -> float:
-    """Return the number of doublings of a magnitude up to FP16's largest number: log2(65504 / largest); inf for 0.
-
-    Args:
-        largest: The magnitude, usually the largest of a tensor. Above 65504 the result is negative.
-    """
+    """Return how many doublings a magnitude is below FP16's largest number: log2(65504 / largest), inf for 0."""
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
@@ -174,13 +129,9 @@ def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
 
 
 class ExponentTails:
-    """Cumulative shares of a tensor's values below any power of two, from its exponent histogram.
+    """Cumulative shares of a tensor's values below any power of two, from its exponent histogram, as look-ups.
 
-    The constructor adds up the counts once, so every query is a look-up. A histogram does not record the mantissa:
-    mantissas are assumed uniform, so values with exponent e average 1.5 * 2^e.
-
-    Args:
-        counts: Exponent histogram of the tensor.
+    A histogram does not record mantissas: they are assumed uniform, so values of exponent e average 1.5 * 2^e.
     """
 
     def __init__(self, counts: ExponentCounts) -> None:
@@ -208,14 +159,10 @@ class ExponentTails:
 
 @dataclass(frozen=True, slots=True)
 class Fp16Gradients:
-    """Exponent histograms of a step's gradients that were FP16 numbers at some point; of all gradients if none were.
+    """Exponent histograms of a step's scaled gradients that were FP16 numbers at some point, or of all if none were.
 
-    All are scaled by the step's loss scale. `gradients_of` selects them.
-
-    Attributes:
-        modules: Histograms of gradients at module outputs, by module name.
-        parameters: Histograms of parameter gradients, by parameter name.
-        half: Whether the step computed in FP16. If not, all statements about FP16 are predictions.
+    ``modules`` has gradients at module outputs, ``parameters`` those of parameters, by name. Unless ``half``, the step
+    did not compute in FP16, and all statements about FP16 are predictions.
     """
 
     modules: dict[str, ExponentCounts]
@@ -232,11 +179,9 @@ class Fp16Gradients:
 class LargestGradient:
     """The largest gradient element of a step that did not overflow, divided by the loss scale.
 
-    Attributes:
-        value: The largest magnitude over all FP16 gradients (`Fp16Gradients`); 0 if there is no gradient.
-        where: Name of the module or parameter with that element.
-        certain: The largest magnitude among gradients stored in FP16. A larger ``value`` belongs to an FP32 tensor that
-            appears to have passed through FP16.
+    ``value`` is its magnitude over all FP16 gradients (`Fp16Gradients`), 0 without gradients, in the module or
+    parameter ``where``. ``certain`` is the largest among gradients stored in FP16: a larger ``value`` belongs to an
+    FP32 tensor that appears to have passed through FP16.
     """
 
     value: float
@@ -248,10 +193,8 @@ class LargestGradient:
 class HistogramSample:
     """The largest gradient of a step with histograms, as a node for interpolating it at the steps without histograms.
 
-    Attributes:
-        step: The step number.
-        largest: log2 of the largest magnitude of the step's unscaled gradients.
-        ratio: log2 of the largest magnitude divided by the L2 norm of all gradients.
+    ``largest`` is log2 of the largest unscaled magnitude, and ``ratio`` is log2 of that magnitude divided by the L2
+    norm of all gradients.
     """
 
     step: int
@@ -264,14 +207,7 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 
     These are the tensors stored in FP16, and FP32 tensors that were FP16 before: gradients of FP32 parameters under
     autocast, copies for master weights, and sums over micro-batches. A tensor counts as FP32 throughout, and is left
-    out, if it has a value below FP16's smallest number. In a step without any FP16 gradient, all gradients are
-    returned.
-
-    Args:
-        record: All histograms of the step.
-
-    Returns:
-        The histograms by name of the module or parameter, and whether the step has FP16 gradients.
+    out, if it has a value below FP16's smallest number. Without any FP16 gradient, all gradients are returned.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
@@ -282,14 +218,11 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 
 
 def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
-    """Return the largest unscaled magnitude among the gradients of a step, and the module or parameter that has it.
+    """Return the largest unscaled magnitude among the gradients of a step without overflow, and where it is.
 
     With FP16 gradients, the scaled magnitude is limited to 65,504. A larger one can only be an FP32 sum over
     micro-batches: no gradient of a single micro-batch exceeded 65,504, because the step did not overflow.
-
-    Args:
-        gradients: Scaled gradients of a step that did not overflow.
-        loss_scale: The loss scale of the gradients, above 0.
+    ``loss_scale`` is above 0.
     """
     both = (*gradients.modules.items(), *gradients.parameters.items())
     found = [(counts.largest, name, counts.dtype) for name, counts in both]
@@ -301,35 +234,18 @@ def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
 
 
 def sample_at(step: int, largest: float, norm: float) -> HistogramSample | None:
-    """Return the largest gradient of a step in the form that `interpolate` uses for steps without histograms.
-
-    Args:
-        step: The step number.
-        largest: Largest magnitude of the step's unscaled gradients, from its histograms.
-        norm: L2 norm of the step's unscaled gradients.
-
-    Returns:
-        Logarithms of both; None if ``largest`` or ``norm`` is zero or not finite.
-    """
+    """Return a step's largest magnitude and L2 norm as a sample, or None if one of them is zero or not finite."""
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
 
 
 def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
-    """Estimate the largest gradient of a step without histograms from a step with histograms on either side.
+    """Estimate the largest unscaled gradient of a step without histograms from a step with histograms on either side.
 
-    The ratio of largest gradient to norm is interpolated linearly in log space, and multiplied by the step's own norm.
-
-    Args:
-        before: The sampled step before, or the nearest; ``before`` and ``after`` may be identical.
-        after: The sampled step after, or the nearest.
-        step: The step number.
-        norm: L2 norm of the step's unscaled gradients, recorded for every step without overflow. If it is zero or not
-            finite, as after an overflow, the largest gradient itself is interpolated in log space.
-
-    Returns:
-        The estimated largest magnitude of the step's unscaled gradients.
+    The ratio of largest gradient to norm is interpolated linearly in log space, and multiplied by the step's own L2
+    norm. If that norm is zero or not finite, as after an overflow, the largest gradient itself is interpolated.
+    ``before`` and ``after`` may be identical.
     """
     span = after.step - before.step
     share = (step - before.step) / span if span else 0.0
@@ -339,16 +255,7 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
 
 def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
-    """Estimate the largest gradient of any step from the nearest steps with histograms; see `interpolate`.
-
-    Args:
-        samples: The steps with histograms, at least one, sorted by step.
-        step: The step number. Before the first and after the last sample, the nearest sample is used alone.
-        norm: L2 norm of the step's unscaled gradients; see `interpolate`.
-
-    Returns:
-        The estimated largest magnitude of the step's unscaled gradients.
-    """
+    """Estimate the largest gradient of any step from sorted samples; beyond their ends, from the nearest alone."""
     at = bisect_left(samples, step, key=lambda one: one.step)
     before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
     return interpolate(before, after, step, norm)

@@ -1,34 +1,30 @@
 """Forecast of static loss scales from the histograms of one run: the usable range and the cost of every other scale.
 
 Nothing here imports torch, and nothing is tuned to a workload. The rule follows from FP16 arithmetic (Micikevicius et
-al. 2018, section 3.2: scales from 8 to 32 K worked, and any scale does if no value overflows and no relevant value is
-lost):
+al. 2018, section 3.2: scales from 8 to 32 K worked, and any does if no value overflows and no relevant one is lost):
 
-- *Upper edge.* A scale overflows a step if the largest gradient times the scale is 65520 or more. For sampled steps the
-  largest gradient is known. For a step between two samples it is interpolated from the samples and the gradient norm,
-  which is recorded for every step (`mptrain.numerics.exponents`). The upper edge is the largest power of two at which
-  no step overflows.
-- *Confidence.* The edge of one sampled step says nothing about the next step. So a scale is usable only if less than
-  1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`).
-  Samples: log2 of the largest gradient is assumed normal, as in LogMax (`mptrain.scaler.logmax`), and the one-sided
-  tolerance limit of the samples must lie below the end of FP16. Few samples, or widely spread ones, require a large
-  headroom or rule out every scale. Record: an FP16 step without overflow does not overflow at any lower scale either. A
-  scale is proven if the Clopper-Pearson bound on the share of the remaining steps is below 1 % (299 steps if none
-  remain).
+- *Upper edge.* A scale overflows a step if the largest gradient times the scale is 65520 or more. The largest gradient
+  is known at sampled steps, and interpolated at others from the samples and the gradient norm, which every step
+  records. The upper edge is the largest power of two at which no step overflows.
+- *Confidence.* One sampled step says nothing about the next. So a scale is usable only if less than 1 % of the steps
+  overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). Samples: log2 of
+  the largest gradient is assumed normal, as in LogMax (`mptrain.scaler.logmax`), and the one-sided tolerance limit of
+  the samples must lie below the end of FP16. Few or widely spread samples require a large headroom or rule out every
+  scale. Record: an FP16 step without overflow does not overflow at any lower scale either. A scale is proven if the
+  Clopper-Pearson bound on the share of the remaining steps is below 1 % (299 steps if none remain).
 - *Lower edge.* The number of lost values is a poor criterion: half of a tensor can be lost and contribute nothing. So
   is the size of the rounding error: a word LSTM that fell behind at scale 1 had an error of 1 % (root of squares).
   Underflow is a bias: every lost value moves towards zero, so the error does not average out over a batch as other
-  rounding errors do. The criterion is therefore the magnitude, the sum of |x|, that a module's gradient loses. The
-  lower edge is the smallest power of two at which no module loses more than `MOST_TAKEN` at any sampled step.
-  Subnormal values have fewer bits, but their errors average out.
+  rounding errors do, those of subnormals among them. The criterion is the magnitude, the sum of |x|, that a module's
+  gradient loses: the lower edge is the smallest power of two at which no module loses more than `MOST_TAKEN` at any
+  sampled step.
 - *Recommendation.* The recommended scale is usable with confidence and `MARGIN` doublings below the upper edge: one
   because the ratio of largest element to norm varies, one because another seed or sample order has another largest
   gradient. Too small a scale loses the smallest values first, too large a scale loses whole updates; so the
   recommendation is high in the range, and never below it. One sample is not enough, because it does not show how much
-  gradients vary. Several samples are not enough if no proven scale is above the lower edge while more samples
-  could still move the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either, even
-  without overflow: the gradients of `plain16` grow 16 times between steps 40 and 80. A recommended scale is valid for
-  runs like the recorded one and of the same length.
+  gradients vary. Several are not enough if no proven scale is above the lower edge while more samples could still move
+  the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either: the gradients of
+  `plain16` grow 16 times between steps 40 and 80. The result is valid for runs like this one and as long.
 
 Assumptions: FP16 would compute the sampled tensors, except those that the run itself keeps in a wider dtype beside FP16
 tensors and that never were FP16 numbers; no value inside a module is larger than at its output; training proceeds as
@@ -84,12 +80,11 @@ _share = operator.attrgetter("share")
 
 @dataclass(frozen=True, slots=True)
 class ScaleForecast:
-    """Forecast of the underflow and overflow that a run would have with one static FP16 loss scale.
+    """Forecast of the underflow and overflow that a run would have with the static FP16 loss scale 2^exponent.
 
     A sampled step is a recorded step with exponent histograms. Activation gradients are gradients at module outputs.
 
     Attributes:
-        exponent: The scale is 2^exponent.
         lost: Share of nonzero activation gradients that underflow, over all modules and sampled steps.
         worst_lost: The module with the largest such share over all sampled steps.
         zeros: Share of all activation gradients that are zero at this scale, with those that are zero already.
@@ -98,7 +93,7 @@ class ScaleForecast:
         starved: Number of sampled steps at which a module loses a larger share of its magnitude than `MOST_TAKEN`.
         weights_lost: Share of nonzero weight gradients that underflow, over all parameters and sampled steps.
         worst_weights_lost: The parameter with the largest such share.
-        overflowing: Number of sampled steps that overflow at this scale.
+        overflowing: Number of sampled steps that overflow.
         overflow_share: Expected share of all steps that overflow, 0 to 1.
     """
 
@@ -117,9 +112,7 @@ class ScaleForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of every static FP16 loss scale from 1 to 2^24 for a run, with a recommended scale, for one learner.
-
-    A learner is a model with its optimizer; a GAN has two. A sampled step is a recorded step with exponent histograms.
+    """Forecast of every static FP16 loss scale from 1 to 2^24 for one learner of a run, with a recommended scale.
 
     Attributes:
         sampled_steps: The sampled steps that have a gradient and a usable loss scale.
@@ -128,10 +121,8 @@ class Forecast:
         scales: One forecast for each of `EXPONENTS`; empty if no sampled step has a gradient.
         largest: The sampled step with the largest gradient, among those without overflow.
         lowest: Exponent of the smallest scale without excessive underflow; None if there is none.
-        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None if no scale
-            from 1 on qualifies.
-        evidence: Statistical evidence that less than 1 % of the steps overflow, up to which scale.
-        too_few: Whether more sampled or recorded steps are needed before a scale can be recommended.
+        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; or None.
+        too_few: True if more sampled or recorded steps are needed before a scale can be recommended.
         recommended: Exponent of the recommended scale; None if there is none.
         smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are not
             visible in the histograms. 0 without FP16 gradients.
@@ -156,10 +147,7 @@ class Forecast:
 
     @property
     def top(self) -> int | None:
-        """Exponent of the largest usable scale; None if there is none.
-
-        At that scale no step is expected to overflow, and less than 1 % do with 95 % confidence.
-        """
+        """Exponent of the largest scale at which no step is expected to overflow and the evidence suffices, or None."""
         sure = self.evidence.sure
         return None if sure is None or self.highest is None else min(sure, self.highest)
 
@@ -171,12 +159,10 @@ class Forecast:
 
 @dataclass
 class GradientHistory:
-    """Accumulator of one learner's gradient histograms over a run, from which `forecast` finds the usable loss scales.
-
-    Add the records of all steps with histograms, then call `forecast`. Memory per sampled step is bounded.
+    """Accumulator of one learner's gradient histograms over a run; memory per sampled step is bounded.
 
     Attributes:
-        sampled_steps: Sampled steps (steps with histograms) added so far, without those that have no usable gradient.
+        sampled_steps: The steps added so far that have a usable gradient.
         activations: Unscaled activation gradients (at module outputs) by module, over all sampled steps without
             overflow; in FP16 steps with ties moved as in `ties_below`.
         weights: Unscaled weight gradients by parameter, likewise.
@@ -193,10 +179,7 @@ class GradientHistory:
     _half: bool = False
 
     def add(self, record: HistogramRecord) -> None:
-        """Add the histograms of one step.
-
-        A step without any gradient, or whose loss scale is not positive and finite, is only counted as unusable.
-        """
+        """Add the histograms of one step; without a gradient or a positive finite loss scale it counts as unusable."""
         gradients, loss_scale = gradients_of(record), record.loss_scale
         usable = loss_scale > 0 and math.isfinite(loss_scale)
         if not usable or not any(total(counts) for counts in gradients.named.values()):
@@ -225,11 +208,7 @@ class GradientHistory:
         )
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
-        """Return the forecast of all static loss scales from the histograms added so far.
-
-        Args:
-            steps: All recorded steps of this learner, in order; without them only the sampled steps count.
-        """
+        """Return the forecast of all static loss scales; without recorded steps only the sampled steps count."""
         sampled_steps = tuple(self.sampled_steps)
         sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
         record = RecordedSteps(self._half)
@@ -306,7 +285,6 @@ def _is_settled(found: Forecast) -> bool:
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
-    """Return the histogram of a tensor's unscaled gradients; values of an FP16 step at the tie 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 
@@ -316,7 +294,6 @@ def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCo
 
 
 def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[WorstTensor, ...]:
-    """Return, for each exponent, the module that loses the largest share of the magnitude of its gradient."""
     tails = {name: ExponentTails(counts) for name, counts in modules.items() if nonzero(counts)}
     return tuple(
         max(

@@ -1,8 +1,4 @@
-"""Floating-point formats (FP32, FP16, bfloat16) with their ranges and precisions, derived from their numbers of bits.
-
-A format is defined by its exponent and mantissa bits (IEEE 754, binary16/32; BF16 is binary32 truncated to 7 mantissa
-bits). Nothing here imports torch.
-"""
+"""Floating-point formats with their ranges and precisions, derived from their numbers of bits, without torch."""
 
 from __future__ import annotations
 
@@ -12,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with subnormals, infinities and NaN, such as FP16.
-
-    Attributes:
-        name: The name of its torch dtype, such as ``float16``.
-        exponent_bits: Width of the exponent field.
-        mantissa_bits: Stored bits of the significand; the leading one is implied.
-    """
+    """A binary floating-point format (IEEE 754), named like its torch dtype, with the stored bits of its fields."""
 
     name: str
     exponent_bits: int

@@ -30,16 +30,15 @@ class Verdict(NamedTuple):
     Tensors are on the training device; float32 replaces float64 on a device without FP64.
 
     Attributes:
-        overflow: bool, shape (1,): whether a gradient has inf or NaN, or the scale is 0; true exactly if ``grad_norm``
-            is not finite.
-        applied: bool, shape (1,): whether the update is applied.
+        overflow: bool, shape (1,): ``grad_norm`` is not finite: a gradient has inf or NaN, or the scale is 0.
+        applied: bool, shape (1,): the update is applied.
         skip: float32, shape (1,): 1 if the update is skipped, else 0. Exactly 0 or 1, because torch's fused optimizers
             compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
         norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; inf or NaN on overflow, -1 for a
             parameter without a gradient. All 0 if only offending parameters are requested and there are none.
-        measured: float64, shape (1,): the measurement that the scaler requests (`mptrain.numerics.measures`), or None.
-        known_finite: Whether the host already knows that nothing overflowed; always False on a device where finding out
+        measured: float64, shape (1,): the measurement that the scaler requests, or None.
+        known_finite: True if the host already knows that nothing overflowed; always False on a device where finding out
             requires synchronisation.
     """
 
@@ -63,13 +62,9 @@ _PIECE = 32768
 
 
 def gradient_norms(grads: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each gradient, computed in FP64 so that finite FP32 elements never overflow.
+    """Return the L2 norm of each of P gradients on one device, computed in FP64 so that finite elements never overflow.
 
-    Args:
-        grads: P tensors of any float dtype and shape on one device.
-
-    Returns:
-        float64, shape (P,); float32 on a device without FP64 (see `float32_norm`).
+    The result has shape (P,) and is float64, or float32 on a device without FP64 (`float32_norm`).
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
@@ -84,10 +79,9 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
 class HostJudge:
     """Fast overflow check and gradient norm of a step for gradients in CPU memory, which the host reads directly.
 
-    Call it with the gradients and the loss scale of a step. If it returns None, a gradient is not finite, and `judge`
-    finds the offending parameters. For small networks the cost is the number of operators, because the forward and
-    backward passes have filled the caches. For large networks it is memory bandwidth: squares are added in FP32 in rows
-    of 256, and the rows in FP64.
+    If the call returns None, a gradient is not finite, and `judge` finds the offending parameters. For small networks
+    the cost is the number of operators, because the forward and backward passes have filled the caches. For large
+    networks it is memory bandwidth: squares are added in FP32 in rows of 256, and the rows in FP64.
 
     Args:
         weights: P tensors in CPU memory; each gradient has the shape of its weight.
@@ -116,14 +110,9 @@ class HostJudge:
         self._norms = torch.zeros(len(weights), dtype=torch.float64)
 
     def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
-        """Check the gradients of a step, and return the verdict if all are finite.
+        """Return the verdict on P scaled gradients, in the order of the weights; None on overflow or a scale of 0.
 
-        Args:
-            grads: P scaled gradients, in the order and with the shapes of the weights.
-            scale: float32, shape (1,): the loss scale of the gradients.
-
-        Returns:
-            The verdict, in which the norms of single gradients are 0; None on overflow or a scale of 0.
+        ``scale`` is the loss scale, float32 of shape (1,). The norms of single gradients in the verdict are 0.
         """
         squares = [group.square(grads) for group in self._groups]
         large = [_flat(grads[index], order) for index, order in self._large.items()]
@@ -141,7 +130,6 @@ class HostJudge:
         return Verdict(self._overflow, self._applied, self._skip, total, self._norms, known_finite=True)
 
     def _squares(self, grads: Sequence[Tensor]) -> list[float]:
-        """Return partial sums in FP64 of the squares of one-dimensional tensors."""
         squares = []
         for grad in grads:
             for piece in grad.split(len(self._room)):
@@ -190,8 +178,7 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
 def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the order of a tensor's dimensions in memory, slowest first: (0, 2, 3, 1) for channels_last.
 
-    Returns:
-        The dimensions; None if the tensor is contiguous, or has gaps in memory so that no order makes it contiguous.
+    None means that the tensor is contiguous, or has gaps in memory so that no order makes it contiguous.
     """
     if tensor.is_contiguous():
         return None
@@ -212,18 +199,12 @@ def _norm_of(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def float32_norm(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of a tensor in FP32, for devices without FP64; non-finite exactly if an element is.
+    """Return the L2 norm of a float tensor in FP32, shape (), for devices without FP64; inf or NaN if any element is.
 
     Elements are divided by the largest magnitude before squaring: no square overflows, and only elements below 2^-63 of
     the largest underflow. Squares are added in rows, so the relative error is below 2^-11 for up to 2^36 elements in
     any summation order. On a CPU it measured 2^-22 for up to 50 million elements, where a single sum was off by 2^-8. A
-    norm beyond FP32 becomes the largest FP32 number; a norm below the normal range may become 0.
-
-    Args:
-        tensor: A tensor of any float dtype and shape, converted to FP32.
-
-    Returns:
-        float32, shape ().
+    norm of finite elements beyond FP32 becomes the largest FP32 number; one below the normal range may become 0.
     """
     flat = tensor.detach().float().flatten()
     if not flat.numel():
@@ -248,13 +229,9 @@ def judge(
 ) -> Verdict:
     """Compute the overflow verdict of a step from its gradient norms, without synchronising with the host.
 
-    Args:
-        norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; -1 for a parameter without a gradient.
-            float32 on a device without FP64.
-        scale: float32, shape (1,): the loss scale of the gradients.
-        refuses: Whether the update is skipped on overflow; otherwise it is always applied.
-        complete: Whether every parameter has a gradient.
-        measured: The measurement that the scaler requests, shape (1,); None if it requests none.
+    ``norms`` are the L2 norms of P scaled gradients, float64, or float32 on a device without FP64; -1 for a parameter
+    without a gradient, of which there is none if ``complete``. ``scale``, float32, and the measurement that the scaler
+    requests, if any, have shape (1,). ``refuses`` skips the update on overflow; otherwise it is always applied.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (
@@ -282,16 +259,9 @@ def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor that clips gradients to an L2 norm, at most 1 (as `torch.nn.utils.clip_grad_norm_`).
+    """Return the factor that clips gradients to an L2 norm, float64 of shape (1,), as `torch.nn.utils.clip_grad_norm_`.
 
     A non-finite norm gives 1, because clipping by it would silently zero the finite gradients.
-
-    Args:
-        grad_norm: float64, shape (1,): L2 norm of all unscaled gradients together.
-        max_norm: The largest norm allowed.
-
-    Returns:
-        float64, shape (1,): max_norm / grad_norm if the norm is larger, else 1.
     """
     coefficient = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     return torch.where(grad_norm.isfinite(), coefficient, 1.0)

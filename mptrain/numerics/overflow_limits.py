@@ -1,8 +1,7 @@
 """Loss scales at which the steps of one learner overflow, and statistical bounds on the share of overflowing steps.
 
-A learner is a model with its optimizer; a GAN has two. `mptrain.numerics.forecast` explains how both enter a
-recommendation. Nothing here imports torch. The distributions of the bounds come from scipy, which is imported only when
-a bound is computed, so training never imports it.
+Nothing here imports torch. The distributions of the bounds come from scipy, which is imported only when a bound is
+computed, so training never imports it.
 """
 
 from __future__ import annotations
@@ -38,12 +37,9 @@ _NEVER: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WorstTensor:
-    """The tensor that loses the largest share to FP16 underflow among several tensors.
+    """The tensor that loses the largest share (0 to 1, of its values or magnitude) to FP16 underflow among several.
 
-    Attributes:
-        share: The share that it loses, 0 to 1: of its values or of its magnitude.
-        name: Name of the module or parameter; empty if there is no tensor.
-        step: The step at which it loses that share; 0 for a share over all steps.
+    ``name`` is empty if there is no tensor; ``step`` is 0 for a share over all steps.
     """
 
     share: float = 0.0
@@ -55,13 +51,9 @@ class WorstTensor:
 class SampledStep:
     """Summary of a step with exponent histograms: its largest gradient, and its underflow at every loss scale.
 
-    Attributes:
-        step: The step number.
-        loss_scale: The loss scale of the step.
-        largest: The largest magnitude of its unscaled gradients; inf if the step overflowed.
-        where: Name of the module or parameter with the largest gradient.
-        taken: For each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|)
-            at the scale 2^exponent; empty if the step overflowed.
+    ``largest`` is the largest unscaled magnitude, in the module or parameter ``where``; inf on overflow. ``taken`` has,
+    for each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|) at that
+    scale; empty on overflow.
     """
 
     step: int
@@ -73,8 +65,7 @@ class SampledStep:
     def overflows(self, exponent: int) -> bool:
         """Return whether the step's gradients overflow FP16 at the loss scale 2^exponent.
 
-        A step that overflowed in the run overflows at its own scale and at all larger ones; lower scales are assumed
-        safe.
+        One that overflowed in the run overflows at its own and all larger scales; lower ones are assumed safe.
         """
         if math.isinf(self.largest):
             return 2.0**exponent >= self.loss_scale
@@ -88,11 +79,9 @@ class OverflowEvidence:
     Either kind suffices, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
-        by_samples: Exponent of the largest scale that the sampled steps (those with histograms) prove; None if they
-            prove no scale from 1 on.
+        by_samples: Exponent of the largest scale that the sampled steps prove; None if they prove no scale from 1 on.
         by_record: Exponent of the largest scale that FP16 steps without overflow prove; None if there is none.
-        with_more: Limit of ``by_samples`` for many more samples with the same spread, possibly negative; None if
-            unknown.
+        with_more: Limit of ``by_samples`` for many samples of the same spread, possibly negative; None if unknown.
         spread: Standard deviation of log2 of the largest gradient over the samples, in doublings; 0 for one sample.
         recorded: Number of recorded steps.
         held: Number of recorded steps known not to overflow at the scale of ``by_record``.
@@ -112,17 +101,10 @@ class OverflowEvidence:
 
 
 class RecordedSteps:
-    """Counter of a run's FP16 steps without overflow, by the exponent of their loss scale.
+    """Counter of a run's steps without overflow, by the exponent of their loss scale, and of steps and epochs.
 
-    Such a step would not have overflowed at any lower scale either.
-
-    Args:
-        half: Whether the steps were computed in FP16; otherwise they are no evidence, and none counts as without
-            overflow.
-
-    Attributes:
-        steps: Number of steps passed so far that have a finite loss.
-        epochs: Number of epochs that the passed steps reach.
+    An FP16 step without overflow would not have overflowed at any lower scale either. Steps that are not FP16
+    (``half``) are no evidence: none counts as without overflow.
     """
 
     def __init__(self, half: bool) -> None:
@@ -132,10 +114,7 @@ class RecordedSteps:
         self._held: Counter[int] = Counter()
 
     def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Yield step records unchanged and count them on the way.
-
-        A step with a non-finite loss is not counted, because no scale could avoid its overflow.
-        """
+        """Yield step records and count those with a finite loss, as no scale could avoid other overflows."""
         for step in steps:
             self.epochs = max(self.epochs, step.epoch + 1)
             if math.isfinite(step.loss):
@@ -149,11 +128,7 @@ class RecordedSteps:
         return sum(count for scale, count in self._held.items() if scale >= exponent)
 
     def proves(self) -> int | None:
-        """Return the exponent of the largest loss scale proven to overflow at less than 1 % of the steps.
-
-        Returns:
-            One of `EXPONENTS`, proven with 95 % confidence; None if no scale from 1 on is proven.
-        """
+        """Return the exponent of the largest scale proven to overflow at less than 1 % of the steps, or None."""
         proven = (
             exponent
             for exponent in reversed(EXPONENTS)
@@ -163,12 +138,7 @@ class RecordedSteps:
 
 
 def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
-    """Return the evidence that less than 1 % of a run's steps overflow, from sampled steps and from recorded steps.
-
-    Args:
-        sampled_steps: The steps with histograms, in order.
-        record: Counts of all recorded steps.
-    """
+    """Return the evidence that less than 1 % of a run's steps overflow, from sampled and from recorded steps."""
     proven = record.proves()
     found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(sampled_steps)
@@ -184,17 +154,10 @@ def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -
 def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
     """Return the number of steps that begin to overflow at each exponent of the loss scale.
 
-    The limit of a step is the smallest exponent at which its gradients overflow FP16. It follows from the histograms of
-    a sampled step, and is interpolated from the gradient norm for any other (`mptrain.numerics.exponents.interpolate`).
-    Overflows with a non-finite loss are ignored, because no scale avoids them.
-
-    Args:
-        sampled_steps: The sampled steps (those with histograms) of a learner.
-        steps: All recorded steps of the learner, in order.
-        half: Whether the steps were computed in FP16: then a step without overflow has none at lower scales either.
-
-    Returns:
-        Exponent to number of steps; 2^16 is the exponent of sampled steps whose gradients are all zero.
+    The limit of a step is the smallest exponent at which its gradients overflow FP16: from the histograms of a sampled
+    step, interpolated from the gradient norm for any other, 2^16 for a sampled step whose gradients are all zero.
+    Overflows with a non-finite loss are ignored, because no scale avoids them. ``steps`` are in order. With ``half``,
+    the steps were computed in FP16: then a step without overflow has none at lower scales either.
     """
     left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
@@ -227,9 +190,8 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
 def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     """Return log2 of the scale at which each sampled step overflows.
 
-    For a sample that overflowed the value is interpolated between its neighbours, and at most log2 of its own scale. If
-    more than half of the samples overflowed, the rest are too few and biased towards small gradients; the result is
-    then empty.
+    For a sample that overflowed it is interpolated between its neighbours, and at most log2 of its own scale. If more
+    than half overflowed, the rest are too few and biased towards small gradients; the result is then empty.
     """
     sound = [
         HistogramSample(sample.step, math.log2(sample.largest), 0.0)
@@ -247,13 +209,11 @@ def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
 
 
 def _first_overflowing(largest: float) -> int:
-    """Return the exponent of the smallest scale at which a gradient overflows."""
     exponent = math.ceil(math.log2(INFINITE_FROM) - math.log2(largest))
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
 def _limit_of(sample: SampledStep) -> int:
-    """Return the smallest exponent at which a sampled step overflows."""
     if math.isinf(sample.largest):
         return math.ceil(math.log2(sample.loss_scale))
     return _first_overflowing(sample.largest) if sample.largest else _NEVER
@@ -269,7 +229,6 @@ class _Between(NamedTuple):
 
 
 def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
-    """Yield the smallest exponents at which steps between two samples overflow, from their gradient norms."""
     for one in steps:
         found = _first_overflowing(interpolate(before, after, one.step, one.norm))
         yield min(max(found, one.least), one.overflowed)
@@ -279,10 +238,7 @@ def tolerance_factor(samples: int) -> float:
     """Return the factor k of a one-sided normal tolerance limit: ``mean - k * deviation`` is below 99 % of all values.
 
     Holds for normal values with 95 % confidence (NIST/SEMATECH e-Handbook, 7.2.6.3; ISO 16269-6): 10.6 for 3 samples,
-    3.98 for 10, 3.06 for 30, and 2.33 in the limit.
-
-    Args:
-        samples: Number of values of the mean and standard deviation, at least 2.
+    3.98 for 10, 3.06 for 30, and 2.33 in the limit. At least 2 samples are needed.
     """
     from scipy import special
 
@@ -298,14 +254,10 @@ def limit_factor() -> float:
 
 
 def largest_share(found: int, samples: int) -> float:
-    """Return the 95 % upper confidence bound (Clopper and Pearson, 1934) on a share, such as that of overflowing steps.
+    """Return the 95 % upper confidence bound (Clopper and Pearson, 1934) on a share, from cases found among samples.
 
     Without a case it is 1 - 0.05^(1/samples), nearly 3/samples: the rule of three. A bound below 1 % requires 299
     samples without a case, or 473 with one.
-
-    Args:
-        found: Number of cases among the samples.
-        samples: Number of samples.
     """
     from scipy import special
 

@@ -1,7 +1,7 @@
 """Functions that treat sharded tensors (torch's DTensor) and plain tensors alike.
 
 Shards are those of ``torch.distributed.fsdp.fully_shard``: contiguous along the first dimension and of equal length,
-except the last ones, which may be shorter or empty. Each rank (process) holds one.
+except the last ones, which may be shorter or empty. Each rank holds one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,17 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a sharded tensor, in the same memory and without an autograd graph.
-
-    A plain tensor is returned unchanged, with its graph.
-    """
+    """Return this rank's shard, in the same memory and without autograd graph; a plain tensor is returned unchanged."""
     return local_shard(tensor) if is_sharded(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a sharded tensor, gathered from all ranks: a collective that every rank must call.
-
-    A plain tensor is returned unchanged, without communication.
-    """
+    """Return a sharded tensor whole, by a collective that every rank must call; a plain tensor stays unchanged."""
     return cast("Any", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Wrap this rank's shard in a sharded tensor (DTensor) with the shape, ranks and placement of another one.
-
-    Args:
-        tensor: This rank's shard, a plain tensor. A tensor that is sharded already is returned unchanged.
-        like: The sharded tensor to imitate. If it is plain, ``tensor`` is returned unchanged.
-    """
+    """Wrap this rank's plain shard in a DTensor like ``like``; return it unchanged if sharded or ``like`` is plain."""
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor
@@ -53,11 +42,9 @@ def as_part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def part_for(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of a whole tensor that this rank holds of a sharded tensor of the same shape.
+    """Return the rows of a whole tensor, equal on all ranks, that this rank holds of a sharded one of its shape.
 
-    Args:
-        tensor: A plain tensor, the same on all ranks; or a sharded one, whose own shard is returned.
-        like: The sharded tensor that determines the rows. If it is plain, ``tensor`` is returned whole.
+    A sharded tensor gives its own shard. If ``like`` is plain, the tensor is returned whole.
     """
     if is_sharded(tensor) or not is_sharded(like):
         return part(tensor)

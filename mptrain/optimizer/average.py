@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 
 class WeightAverage:
-    """Exponential moving average of the weights that one learner (a model with its optimizer; a GAN has two) trains.
-
-    The average is float32 and follows the FP32 master weights where there are any.
-
-    Args:
-        weights: The weights to average; the average starts at their current values.
-        decay: Largest share of the average that an update keeps, between 0 and 1.
-    """
+    """Exponential moving average of one learner's weights; ``decay`` is the largest share that an update keeps."""
 
     def __init__(self, weights: Weights, decay: float) -> None:
         self._weights = weights
@@ -41,13 +34,9 @@ class WeightAverage:
         self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
-        """Move the average towards the weights after a training step, without synchronising with the host.
+        """Move the average towards the weights after a step that was not skipped, without synchronising.
 
-        It does not move if the step's update was skipped.
-
-        Args:
-            updates: int64, shape (1,): number of updates applied so far, this one included.
-            verdict: Result of the step's overflow check, which says whether its update was applied.
+        ``updates`` is the number of updates applied so far, this one included: int64, shape (1,).
         """
         own = list(self._values.values())
         full = self._weights.masters.full_precision()
@@ -74,11 +63,9 @@ class WeightAverage:
             self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Load averaged weights from a checkpoint, after the weights.
+        """Load averaged weights from a checkpoint, by parameter name and with the shape of the whole parameters.
 
-        Args:
-            saved: Averages by parameter name, as from `values`; each has the shape of the whole parameter. Parameters
-                without one, which were frozen when it was saved, start from their weights.
+        Call it after loading the weights: parameters without an average, frozen when it was saved, start from them.
         """
         like = self._weights.masters.full_precision()
         for name, value in self._values.items():

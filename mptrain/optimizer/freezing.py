@@ -13,18 +13,11 @@ from mptrain.torch_private import BatchNorm
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters of a model whose names match, in place.
+    """Freeze the parameters of a model whose names match a pattern such as ``layer1.*``, in place.
 
     They require no gradient. A BatchNorm whose running mean matches stays in evaluation mode: it normalises with its
     running statistics and does not change them, so that the frozen part of a network remains the function that it was.
-    Its copies do the same.
-
-    Args:
-        model: The model.
-        patterns: Patterns of names of parameters and buffers, in which ``*`` matches any text: ``layer1.*``.
-
-    Raises:
-        ConfigError: A pattern matches neither a parameter nor a buffer.
+    Its copies do the same. Raises ConfigError if a pattern matches neither a parameter nor a buffer.
     """
     if not patterns:
         return
@@ -41,8 +34,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 @functools.cache
 def _evaluating_subclass(cls: type[nn.Module]) -> Any:
-    """Return a subclass of a module class that stays in evaluation mode."""
-
     def train(self: Any, mode: bool = True) -> Any:
         return cls.train(self, False)
 

@@ -31,11 +31,8 @@ LayerDecay = Annotated[float, Gt(0), Le(1)]
 class ParameterGroup:
     """Parameters with a learning rate or a weight decay of their own; an entry of ``optimizer.groups``.
 
-    Attributes:
-        match: Patterns of parameter names, in which ``*`` matches any text: ``layer1.*``.
-        lr_factor: Factor of the learning rate.
-        weight_decay: Weight decay of all parameters of the group, also of those with one dimension; None for that of
-            the optimizer.
+    ``match`` has patterns of parameter names, in which ``*`` matches any text: ``layer1.*``. ``weight_decay`` applies
+    to all parameters of the group, also to those with one dimension; None means that of the optimizer.
     """
 
     match: tuple[str, ...] | str
@@ -49,12 +46,7 @@ class ParameterGroup:
 
 
 class ParameterOptions(NamedTuple):
-    """Options of an optimizer for one parameter.
-
-    Attributes:
-        lr_factor: Factor of the learning rate.
-        weight_decay: Weight decay.
-    """
+    """Learning rate factor and weight decay of an optimizer for one parameter."""
 
     lr_factor: float
     weight_decay: float
@@ -68,11 +60,8 @@ def parameter_options(
 ) -> dict[str, ParameterOptions]:
     """Return learning rate factor and weight decay of each parameter, by name.
 
-    Args:
-        named: Parameters by name.
-        rule: Optimizer, whose weight decay applies to parameters with two dimensions or more unless it asks for all.
-        groups: Groups with options of their own; the first that matches a parameter counts.
-        layer_factors: Further factor of the learning rate, by parameter name; None for no such factors.
+    The weight decay of the rule applies to parameters with two dimensions or more unless it asks for all. The first
+    group that matches a parameter counts. ``layer_factors`` are further factors of the learning rate.
     """
     found = {}
     for name, parameter in named.items():
@@ -92,16 +81,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def require_matches(key: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Check that every pattern matches a name.
-
-    Args:
-        key: Key of the configuration with the patterns, for messages.
-        patterns: The patterns.
-        names: Names of parameters, and of buffers if the patterns are for them too.
-
-    Raises:
-        ConfigError: Patterns match nothing; the hints are the nearest names.
-    """
+    """Raise ConfigError, with the nearest names as hints, if patterns under a configuration key match no name."""
     known = list(names)
     modules = dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in known if "." in name)
     problems = []
@@ -119,13 +99,9 @@ def layer_factors(model: nn.Module, names: Sequence[str], decay: float) -> dict[
     """Return factors of the learning rate that fall from the last layer of a model to its first, by parameter name.
 
     The factor is ``decay ** depth``; the depth of the last layer is 0. A model of timm says which parameters form a
-    layer (``group_matcher``). For any other model the layers are blocks of parameters (see `block_of`) in the order of
-    the parameters. What follows the entries of a list in the same block, such as a final norm, is a layer of its own.
-
-    Args:
-        model: The model.
-        names: Names of the parameters, in order, with those of frozen layers.
-        decay: Factor from one layer to the one before it.
+    layer (``group_matcher``). For any other model the layers are blocks of parameters (`block_of`) in the order of the
+    parameters. What follows the entries of a list in the same block, such as a final norm, is a layer of its own.
+    ``names`` are in order and include those of frozen layers.
     """
     layers = _layers_of_timm(model, names)
     if layers is None:
@@ -145,10 +121,6 @@ def block_of(model: nn.Module, name: str) -> str:
 
     A list is an `nn.Sequential`, `nn.ModuleList` or `nn.ModuleDict`. ``layers.3.linear.weight`` belongs to
     ``layers.3``, ``features.2.bias`` to ``features.2``, ``head.weight`` to ``head``.
-
-    Args:
-        model: The model.
-        name: Name of the parameter.
     """
     parts, module = name.split("."), model
     for index, part in enumerate(parts[:-1]):
@@ -159,7 +131,6 @@ def block_of(model: nn.Module, name: str) -> str:
 
 
 def _layers_of_timm(model: nn.Module, names: Sequence[str]) -> dict[str, int] | None:
-    """Return the number of each parameter's layer as a model of timm defines them; None for any other model."""
     for path, module in model.named_modules():
         prefix, matcher = f"{path}." if path else "", getattr(module, "group_matcher", None)
         if callable(matcher) and all(name.startswith(prefix) for name in names):

@@ -41,13 +41,7 @@ Beta = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that one kernel call updates together, because they have equal dtype, device and weight decay.
-
-    Attributes:
-        weights: Tensors to update in place.
-        state: Optimizer state: for each name, such as ``exp_avg``, one tensor per weight.
-        weight_decay: Weight decay of all weights.
-    """
+    """Weights that one kernel call updates, as they have equal dtype, device and weight decay, with their state."""
 
     weights: list[Tensor]
     state: dict[str, list[Tensor]]
@@ -63,11 +57,9 @@ class UpdateInputs(NamedTuple):
     """Device values that an update rule reads in one update, each float32 of shape (1,).
 
     Attributes:
-        lr: Learning rate.
         step: Number of this update, from 1; unchanged if the update is skipped.
-        grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in. None means no
-            division.
-        skip: Flag of the overflow check: 1 skips the update, 0 applies it.
+        grad_scale: Divisor of every gradient: the loss scale with the clip coefficient folded in, or None.
+        skip: 1 skips the update, 0 applies it.
     """
 
     lr: Tensor
@@ -97,10 +89,7 @@ class Rule(Protocol):
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """Update a group of weights and their state in place, unless ``inputs.skip`` is 1.
 
-        Args:
-            group: Weights to update, with their state.
-            grads: Scaled gradients, one per weight, in the dtype of the weights. They may be overwritten.
-            inputs: Device values of this update.
+        The gradients are scaled, one per weight, in the dtype of the weights. They may be overwritten.
         """
 
 
@@ -112,12 +101,7 @@ _PLAIN = {"dampening": 0.0, "is_first_step": False}
 class SGD:
     """Update rule of stochastic gradient descent with momentum (`torch.optim.SGD`).
 
-    Attributes:
-        lr: Base learning rate.
-        momentum: Momentum factor; 0 uses no momentum buffer.
-        nesterov: Whether to use Nesterov momentum.
-        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
-        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    A momentum of 0 uses no momentum buffer. Weight decay times the weight is added to the gradient (an L2 penalty).
     """
 
     lr: NonNegativeFloat = 0.05
@@ -131,11 +115,11 @@ class SGD:
             raise ConfigError("optimizer.nesterov=true requires momentum", "set optimizer.momentum=0.9")
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the initial optimizer state of a weight: a zeroed ``momentum_buffer``, or nothing without momentum."""
+        """Return a zeroed ``momentum_buffer`` of a weight, or nothing without momentum."""
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
+        """Update a group of weights in place, with one fused call if torch has the kernel."""
         if group.fused:
             buffers = group.state.get("momentum_buffer", [])
             _fused(fused_sgd_, group, grads, inputs, buffers, momentum=self.momentum, nesterov=self.nesterov, **_PLAIN)
@@ -157,12 +141,8 @@ class SGD:
 class _AdamConstants:
     """Constants and state that Adam and AdamW share.
 
-    Attributes:
-        lr: Base learning rate.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Constant added to the square root of the second moment.
-        weight_decay: Weight decay, in the way of the subclass.
-        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    ``betas`` are the decay rates of the running averages of the gradient and of its square; ``eps`` is added to the
+    square root of the second moment.
     """
 
     lr: NonNegativeFloat = 0.001
@@ -174,11 +154,11 @@ class _AdamConstants:
     _kernel: ClassVar[FusedKernel]
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the initial optimizer state of a weight: zeroed moments ``exp_avg`` and ``exp_avg_sq``."""
+        """Return the zeroed moments ``exp_avg`` and ``exp_avg_sq`` of a weight."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
+        """Update a group of weights in place, with one fused call if torch has the kernel."""
         if group.fused:
             state = [group.state["exp_avg"], group.state["exp_avg_sq"], [], [inputs.step] * len(grads)]
             _fused(
@@ -209,15 +189,7 @@ class _AdamConstants:
 
 @dataclass(frozen=True)
 class Adam(_AdamConstants):
-    """Update rule of Adam (Kingma and Ba 2015; `torch.optim.Adam`), whose weight decay is added to the gradient.
-
-    Attributes:
-        lr: Base learning rate.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Constant added to the square root of the second moment.
-        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
-        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
-    """
+    """Update rule of Adam (Kingma and Ba 2015; `torch.optim.Adam`), whose weight decay is an L2 penalty."""
 
     _kernel: ClassVar[FusedKernel] = staticmethod(fused_adam_)
 
@@ -231,12 +203,7 @@ class Adam(_AdamConstants):
 class AdamW(_AdamConstants):
     """Update rule of Adam with decoupled weight decay (Loshchilov and Hutter 2019; `torch.optim.AdamW`).
 
-    Attributes:
-        lr: Base learning rate.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Constant added to the square root of the second moment.
-        weight_decay: Weight decay: each update first multiplies a weight by ``1 - lr * weight_decay``.
-        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    Each update first multiplies a weight by ``1 - lr * weight_decay``.
     """
 
     weight_decay: NonNegativeFloat = 0.01
@@ -253,12 +220,8 @@ class AdamW(_AdamConstants):
 class Adagrad:
     """Update rule of Adagrad (Duchi et al. 2011; `torch.optim.Adagrad` without its own learning rate decay).
 
-    Attributes:
-        lr: Base learning rate.
-        eps: Constant added to the square root of the sum of squared gradients.
-        initial_accumulator: Initial value of the sum of squared gradients.
-        weight_decay: Factor of the L2 penalty: this factor times the weight is added to the gradient.
-        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    ``initial_accumulator`` is the first value of the sum of squared gradients; ``eps`` is added to its square root.
+    Weight decay times the weight is added to the gradient (an L2 penalty).
     """
 
     lr: NonNegativeFloat = 0.01
@@ -268,11 +231,11 @@ class Adagrad:
     decay_norms_and_biases: bool = False
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the initial optimizer state of a weight: ``sum``, its sum of squared gradients."""
+        """Return ``sum``, the sum of squared gradients of a weight."""
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group of weights in place, with one fused call if torch has the kernel; see `Rule.apply`."""
+        """Update a group of weights in place, with one fused call if torch has the kernel."""
         if group.fused and (_CUDA_ADAGRAD or group.weights[0].device.type != "cuda"):
             steps = [inputs.step] * len(grads)
             _fused(fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)

@@ -1,7 +1,6 @@
 """Optimizers with torch's interface in place of an update rule: those of torch.optim and timm by name, and any other.
 
-An optimizer of this interface is a `torch.optim.Optimizer`: it is made of its parameters, and ``step()`` reads their
-``grad``. `mptrain.optimizer.torch_updater` drives it.
+Such an optimizer is a `torch.optim.Optimizer`: it is made of its parameters, and ``step()`` reads their ``grad``.
 """
 
 from __future__ import annotations
@@ -45,13 +44,9 @@ class TorchRule:
     Attributes:
         kind: Class or function that makes the optimizer.
         name: Name of the optimizer's class, for messages: ``torch.optim.RAdam``.
-        arguments: Its keyword arguments.
-        lr: Base learning rate, which the schedule's factors multiply.
-        weight_decay: Weight decay of the parameters that decay.
-        decay_norms_and_biases: Whether weight decay also applies to parameters with at most one dimension.
-        decays: Whether the optimizer has a weight decay.
-        elementwise: Whether each element is updated from its own gradients alone, so that shards can be updated.
-        draws: Whether an update draws random numbers, which differ between ranks.
+        decays: The optimizer has a weight decay.
+        elementwise: Each element is updated from its own gradients alone, so that shards can be updated.
+        draws: An update draws random numbers, which differ between ranks.
     """
 
     kind: OptimizerClass
@@ -66,19 +61,11 @@ class TorchRule:
 
 
 def adapt(kind: OptimizerClass, arguments: Mapping[str, Any], *, decay_norms_and_biases: bool = False) -> TorchRule:
-    """Return the rule of an optimizer with torch's interface.
+    """Return the rule of an optimizer with torch's interface, whose arguments are given without ``params``.
 
     The optimizer is made once of a parameter of four zeros, to check its arguments and to learn its default learning
-    rate.
-
-    Args:
-        kind: Class or function that takes ``params`` and returns a `torch.optim.Optimizer`.
-        arguments: Its keyword arguments, without ``params``.
-        decay_norms_and_biases: Whether weight decay also applies to parameters with at most one dimension.
-
-    Raises:
-        ConfigError: It rejects its arguments, is no optimizer of this interface, or needs what a training step does not
-            have, such as a second evaluation of the loss.
+    rate. Raises ConfigError if it rejects its arguments, is no optimizer of this interface, or needs what a training
+    step does not have, such as a second evaluation of the loss.
     """
     if inspect.isclass(kind) and (why := _obstacle(kind)):
         raise ConfigError(f"{public_name(kind)} {why}", _OTHER)
@@ -136,11 +123,6 @@ def prefer_fused(kind: OptimizerClass, arguments: Mapping[str, Any], device: tor
 
     The user's own choice of ``fused`` or ``foreach`` is kept. Classes that derive from torch's may have steps of their
     own, so only torch's own are changed.
-
-    Args:
-        kind: Class or function that makes the optimizer.
-        arguments: Its keyword arguments.
-        device: Device of the parameters.
     """
     chosen = any(arguments.get(option) is not None for option in ("fused", "foreach"))
     own = inspect.isclass(kind) and getattr(torch.optim, kind.__name__, None) is kind
@@ -163,11 +145,7 @@ def public_name(kind: Callable[..., Any]) -> str:
 
 
 def torch_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
-    """Return an optimizer of torch.optim by its name, such as ``RAdam``, and the arguments that the name implies: none.
-
-    Raises:
-        ConfigError: There is no such optimizer; names the nearest.
-    """
+    """Return an optimizer of torch.optim by its name, such as ``RAdam``, without arguments, or raise ConfigError."""
     found = getattr(torch.optim, name, None)
     if inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
         return found, {}
@@ -180,11 +158,8 @@ def torch_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
 def timm_optimizer(name: str) -> tuple[OptimizerClass, dict[str, Any]]:
     """Return an optimizer of timm by its name, such as ``lion``, and the arguments that timm's name implies.
 
-    ``clion`` is ``timm.optim.Lion`` with ``caution=True``. As in timm, an optimizer with a momentum has 0.9.
-
-    Raises:
-        EnvironmentRefused: timm is not installed.
-        ConfigError: There is no such optimizer, or it belongs to a further package.
+    ``clion`` is ``timm.optim.Lion`` with ``caution=True``. As in timm, an optimizer with a momentum has 0.9. Raises
+    EnvironmentRefused if timm is not installed, ConfigError if it has no such optimizer or one of a further package.
     """
     library = load_extra("timm.optim", "timm", "optimizer=timm")
     try:

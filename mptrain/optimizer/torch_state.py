@@ -27,7 +27,7 @@ def torch_optim_state(
         saved: Optimizer state in a checkpoint: ``state["learners"][LEARNER]["optimizer"]``.
         optimizer: Optimizer of the same kind, over the same parameters in FP32. It is not changed; give the result to
             its ``load_state_dict``.
-        named: Parameters by name: ``dict(model.named_parameters())``.
+        named: ``dict(model.named_parameters())``.
 
     Raises:
         ValueError: The state belongs to another kind of optimizer or another network; the message names the parameter.
@@ -60,7 +60,6 @@ def torch_optim_state(
 
 
 def _adapted_state(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
-    """Return a state dict from the state of an optimizer with torch's interface (`mptrain.optimizer.torch_updater`)."""
     kind = public_name(type(optimizer))
     if kind not in saved["others"]:
         raise ValueError(f"the checkpoint has the state of {' and '.join(saved['others'])}, not of {kind}")

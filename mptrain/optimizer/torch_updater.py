@@ -1,7 +1,7 @@
 """Optimizer of torch's interface for P parameters: what `mptrain.optimizer.updater` does for update rules.
 
-The optimizer gets tensors that share the memory of the working tensors (FP32 master weights where there are any), with
-unscaled and clipped gradients of their dtype. So it knows nothing of loss scales, half precision or shards.
+The optimizer gets tensors that share the memory of the working tensors, with unscaled and clipped gradients of their
+dtype. So it knows nothing of loss scales, half precision or shards.
 
 torch.optim's classes use their fused kernels where the device has them, unless the arguments say otherwise: one kernel
 instead of a dozen operators for each parameter. It divides by the loss scale itself.
@@ -36,23 +36,10 @@ if TYPE_CHECKING:
 
 
 class TorchUpdater:
-    """Optimizer of torch's interface with its state for P parameters; has the methods of `Updater`.
+    """Optimizer of torch's interface with its state for P parameters; has the arguments and methods of `Updater`.
 
     torch.optim.Muon takes only matrices. The other parameters are updated by torch.optim.AdamW with the same learning
-    rate and weight decay.
-
-    Args:
-        rule: The optimizer and its constants.
-        names: Names of the parameters.
-        params: The parameters.
-        masters: Working tensors of the parameters, which the optimizer updates.
-        options: Learning rate factor and weight decay of each parameter.
-
-    Attributes:
-        step: float32, shape (1,): number of updates applied so far.
-
-    Raises:
-        ConfigError: The optimizer cannot be made of these parameters.
+    rate and weight decay. Raises ConfigError if the optimizer cannot be made of these parameters.
     """
 
     def __init__(
@@ -90,20 +77,7 @@ class TorchUpdater:
         return ", ".join([*words, *(["one host read a step"] if self.reads else [])])
 
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
-        """Apply one update: change the weights in place and round them to half-precision parameters.
-
-        A skipped update changes neither weights nor optimizer state. The gradients are not changed, except by fused
-        kernels.
-
-        Args:
-            grads: P scaled gradients; None for a parameter without one, which is not updated.
-            verdict: Result of the overflow check on these gradients.
-            lr: float32, shape (1,): learning rate.
-            grad_scale: float32, shape (1,): divisor of the gradients. None means no division.
-
-        Raises:
-            ConfigError: The optimizer fails.
-        """
+        """Apply one update as `Updater` does, or raise ConfigError. Only fused kernels change the gradients."""
         live = tuple([grad is not None for grad in grads])
         on_device = self._fused and not self._on_host and live in self._begun
         rate: float | Tensor = lr[0]
@@ -134,17 +108,12 @@ class TorchUpdater:
         self._begun.add(live)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the optimizer state for a checkpoint.
+        """Return the optimizer state for a checkpoint, or raise ConfigError if a checkpoint cannot hold it.
 
-        Returns:
-            ``step``, float32 of shape (1,), the number of applied updates; ``state``, for each parameter name its
-            state by name, in its own dtype; ``kind``, the name of the optimizer; ``groups``, values that it keeps for
-            groups of parameters, with the names of these; ``others``, further entries of its own state dict;
-            ``on_host``, names of state in host memory on another device; ``in_half``, names of the parameters that are
-            updated in half precision.
-
-        Raises:
-            ConfigError: The optimizer keeps something that a checkpoint cannot hold.
+        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
+        state by name, in its own dtype; ``kind`` is the name of the optimizer; ``groups`` has values that it keeps for
+        groups of parameters, with the names of these; ``others`` further entries of its own state dict; ``on_host``
+        names of state in host memory on another device; ``in_half`` names of parameters updated in half precision.
         """
         state, on_host = {}, set()
         for leaf, entries in itertools.chain.from_iterable(one.state.items() for one in self._optimizers):
@@ -183,14 +152,9 @@ class TorchUpdater:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Load an optimizer state from `state_dict`, matched by parameter name, with its dtypes and values unchanged.
+        """Load an optimizer state, matched by parameter name, with its dtypes and values unchanged.
 
-        Args:
-            saved: Optimizer state from a checkpoint.
-
-        Returns:
-            Sentences for the user, empty if all was loaded. If the state belongs to another optimizer, nothing is
-            loaded and a sentence says so.
+        Returns sentences for the user, none if all was loaded. State of another optimizer is not loaded.
         """
         if saved.get("kind") != self._rule.name:
             before = saved.get("kind") or "another optimizer"
@@ -222,12 +186,8 @@ class TorchUpdater:
     ) -> None:
         """Load a state into one optimizer, which keeps its own constants.
 
-        Args:
-            optimizer: The optimizer.
-            initial: The values of its groups, as configured.
-            states: State by name, for each parameter name.
-            kept: Values that it keeps for groups of parameters, for each parameter name.
-            others: Further entries of its own state dict.
+        ``initial`` has the values of its groups as configured; ``kept`` those that it keeps for groups, by parameter
+        name; ``others`` further entries of its state dict.
         """
         fresh, state = optimizer.state_dict(), {}
         groups = []
@@ -284,11 +244,7 @@ class TorchUpdater:
         return skipped == 1, rate
 
     def _follow_weights(self) -> list[int]:
-        """Renew the shared memory if a module has reallocated a parameter or changed its memory order.
-
-        Returns:
-            The address of each leaf.
-        """
+        """Renew the shared memory if a module has reallocated a parameter or changed its memory order."""
         places = []
         for leaf, work in zip(self._leaves, self._masters.work, strict=True):
             places.append(work.data_ptr())
@@ -305,11 +261,7 @@ class TorchUpdater:
         return places
 
     def _take_over(self, places: Sequence[int]) -> None:
-        """Copy weights to which an update gave other memory back to the working tensors.
-
-        Raises:
-            ConfigError: The update replaced a parameter, or changed one in the model instead of the FP32 copy.
-        """
+        """Copy weights to which an update gave other memory back to the working tensors, or raise ConfigError."""
         own = [self._index.get(id(leaf)) for group in self._groups() for leaf in group["params"]]
         if len(own) != len(places) or None in own:
             raise self._refused("replaces parameters in its groups, and the model keeps the old ones")
@@ -335,19 +287,12 @@ class TorchUpdater:
         return [leaf.detach().clone() for leaf in self._leaves], halves, own
 
     def _own_values(self, value: Any) -> list[Any]:
-        """Return the numbers and tensors in an attribute of an optimizer, without the weights."""
         return [x for x in tree_leaves(value) if type(x) in (Tensor, int, float) and id(x) not in self._index]
 
     def _require_sound(
         self, before: tuple[list[Tensor], list[Tensor], dict[str, list[Any]]], rate: float | Tensor, norm: Tensor
     ) -> None:
-        """Refuse, in the first updates, an optimizer that moves no weight or keeps state where it is not saved.
-
-        Args:
-            before: Result of `_values` before the update.
-            rate: Learning rate of the update.
-            norm: Norm of its gradients.
-        """
+        """Refuse, in the first updates, an optimizer that moves no weight or keeps state where it is not saved."""
         weights, halves, own = self._values()
         for index, pair in enumerate(zip(halves, before[1], strict=True)):
             if not torch.equal(*pair):
@@ -400,11 +345,7 @@ class TorchUpdater:
         )
 
     def _plain(self, key: str, value: Any) -> Any:
-        """Return a value of the optimizer in plain containers, numbers, text and tensors.
-
-        Raises:
-            ConfigError: It holds something else.
-        """
+        """Return a value of the optimizer in plain containers, numbers, text and tensors, or raise ConfigError."""
         if isinstance(value, Tensor):
             return value.detach()
         if isinstance(value, Mapping):
@@ -427,7 +368,6 @@ class TorchUpdater:
         return as_part_of(value, self._params[index]) if sharded and value.shape == self._leaves[index].shape else value
 
     def _part(self, name: str, value: Any) -> Any:
-        """Return this rank's part of a saved value of a parameter's state."""
         like = self._params[self._names.index(name)]
         return part_for(value, like) if isinstance(value, Tensor) and value.shape == like.shape else value
 
@@ -437,7 +377,6 @@ _USUAL = ("state", "param_groups")
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the values of a group, without its parameters."""
     return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
 
 

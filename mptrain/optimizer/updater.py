@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 
 
 class Updater:
-    """Update rule with its optimizer state for P parameters; the counterpart of a `torch.optim` optimizer.
-
-    Args:
-        rule: The update rule.
-        names: Names of the parameters.
-        params: The parameters.
-        masters: Working tensors of the parameters (FP32 copies, or the parameters themselves), which the rule updates.
-        options: Learning rate factor and weight decay of each parameter.
-
-    Attributes:
-        step: float32, shape (1,): number of updates applied so far.
-    """
+    """Update rule with its optimizer state for P parameters; ``step`` (float32, shape (1,)) counts applied updates."""
 
     def __init__(
         self,
@@ -54,13 +43,8 @@ class Updater:
     def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
         """Apply one update: change the weights in place and round them to half-precision parameters.
 
-        A skipped update changes neither weights nor optimizer state.
-
-        Args:
-            grads: P scaled gradients; None for a parameter without one, which is not updated.
-            verdict: Result of the overflow check on these gradients.
-            lr: float32, shape (1,): learning rate.
-            grad_scale: float32, shape (1,): divisor of the gradients; None for no division.
+        A skipped update changes neither weights nor optimizer state. The P gradients are scaled; a parameter with None
+        is not updated. ``lr`` and ``grad_scale``, their divisor, are float32 of shape (1,); None does not divide.
         """
         self.step.add_(verdict.applied)
         inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
@@ -75,9 +59,8 @@ class Updater:
     def state_dict(self) -> dict[str, object]:
         """Return the optimizer state for a checkpoint.
 
-        Returns:
-            ``step``, float32 of shape (1,), the number of applied updates; and ``state``, for each parameter name its
-            state tensors by name, in their own dtype.
+        ``step``, float32 of shape (1,), is the number of applied updates; ``state`` has for each parameter name its
+        state tensors by name, in their own dtype.
         """
         state = {
             name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
@@ -86,16 +69,9 @@ class Updater:
         return {"step": self.step, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
-        """Load an optimizer state from `state_dict`, matched by parameter name.
+        """Load an optimizer state, matched by parameter name, in the present dtypes, so that FP32 moments stay FP32.
 
-        The dtypes of the current state are kept, so FP32 moments stay FP32.
-
-        Args:
-            saved: Optimizer state from a checkpoint.
-
-        Returns:
-            Sentences for the user, empty if all was loaded. If the state belongs to another optimizer or model, nothing
-            is loaded and a sentence says so.
+        Returns sentences for the user, none if all was loaded. State of another optimizer or model is not loaded.
         """
         step, state = saved["step"], saved["state"]
         assert isinstance(step, torch.Tensor)
@@ -127,12 +103,6 @@ class _Members:
 
     The rule receives views in memory order. On a CPU torch's fused kernels take twice as long for channels_last, and
     are silently wrong if a gradient has another memory order than its weight (observed in torch 2.15).
-
-    Args:
-        indices: Indices of the parameters.
-        options: Their learning rate factor and weight decay.
-        work: Working tensors of all parameters.
-        state: Optimizer state of all parameters.
     """
 
     def __init__(
@@ -160,7 +130,6 @@ class _Members:
         )
 
     def at_own_rate(self, inputs: UpdateInputs) -> UpdateInputs:
-        """Return the inputs of an update with the learning rate of these parameters."""
         factor = self._options.lr_factor
         return inputs if factor == 1 else inputs._replace(lr=inputs.lr * factor)
 

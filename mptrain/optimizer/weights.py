@@ -1,7 +1,8 @@
-"""Weights that one learner (a model with its optimizer; a GAN has two) trains: gradients, master weights and updates.
+"""Weights that one learner trains: gradients, master weights and updates.
 
 With sharded parameters (`mptrain.numerics.shards`) everything here works on this rank's shards. Full-precision weights
-and optimizer state are returned as sharded tensors. Nothing here synchronises with the host.
+and optimizer state are returned as sharded tensors. Nothing here synchronises with the host, except
+`MasterWeights.require_seen` and some optimizers with torch's interface.
 """
 
 from __future__ import annotations
@@ -43,29 +44,14 @@ LOOK_EVERY = 32
 class Weights:
     """Trained parameters of one learner, with their gradients, FP32 master copies and optimizer.
 
-    Args:
-        named: Parameters by name, as from `nn.Module.named_parameters`; frozen parameters are left out.
-        rule: Update rule, such as SGD, or an optimizer with torch's interface.
-        master_weights: Whether to keep FP32 master copies of half-precision parameters.
-        state_in_half: Whether half-precision parameters are updated in place, with optimizer state of their own dtype.
-        clip_norm: Largest global L2 norm of the unscaled gradients; None for no clipping.
-        initial: FP32 values that the parameters were cast from, by name. Master copies start from them, so the
-            initialisation is not rounded.
-        options: Learning rate factor and weight decay of each parameter, by name; None for those of the rule.
+    Frozen ones among ``named`` are left out; without any other, ConfigError is raised. ``names`` are those of the P
+    trained parameters, in the order of ``params``, ``options`` and `Verdict.norms`. If ``sharded``, this rank holds
+    only shards of them.
 
-    Attributes:
-        names: Names of the P trained parameters, in the order of `Verdict.norms`.
-        params: The P parameters, in that order.
-        sharded: Whether this rank holds only shards of the parameters.
-        rule: Update rule, or optimizer with torch's interface.
-        clip_norm: Largest global L2 norm of the unscaled gradients, or None.
-        options: Learning rate factor and weight decay of each of the P parameters.
-        masters: Working copies of the parameters, which the rule updates.
-        updater: Update rule with its optimizer state.
-        gradients: Gradients of the parameters.
-
-    Raises:
-        ConfigError: No parameter is trainable.
+    Half-precision parameters have FP32 copies with ``master_weights``, which start from ``initial``, FP32 values by
+    name, so that the initialisation is not rounded. With ``state_in_half`` they are updated in place, with optimizer
+    state of their own dtype. ``clip_norm`` limits the global L2 norm of the unscaled gradients; None disables clipping.
+    ``options`` are learning rate factors and weight decays by name; None for those of the rule.
     """
 
     def __init__(
@@ -117,18 +103,12 @@ class Weights:
         across: tuple[AcrossNorms, AcrossMeasure] | None = None,
         offenders_only: bool = False,
     ) -> Verdict:
-        """Check a step's accumulated gradients for overflow and compute their norms.
+        """Check a step's accumulated gradients for overflow and compute their norms, as device tensors.
 
-        Args:
-            scale: float32, shape (1,): the loss scale of the gradients.
-            refuses: Whether the update is skipped on overflow.
-            measure: Measurement of the gradients that the loss scaler requests; None for none.
-            across: Functions that combine norms and a measure of this rank's gradients across ranks; None on one rank.
-            offenders_only: Whether norms of single gradients are needed only on overflow. On a CPU, where the host
-                reads memory without synchronising, the total norm is then computed first.
-
-        Returns:
-            The verdict: overflow, whether to skip the update, norms and measurement, as device tensors.
+        ``scale`` is the loss scale, float32 of shape (1,), and ``refuses`` skips the update on overflow. ``measure`` is
+        what the loss scaler requests. ``across`` combines norms and a measure of this rank's gradients across ranks.
+        With ``offenders_only``, norms of single gradients are needed only on overflow: on a CPU, where the host reads
+        memory without synchronising, the total norm is then computed first.
         """
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]
@@ -148,20 +128,15 @@ class Weights:
     def _measured(
         self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None
     ) -> Tensor:
-        """Return a measure of the gradients in the dtype of the working tensors."""
         found = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
         return measure(found) if across is None else across[1](measure, found)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
         """Apply a step's update: unscale and clip the gradients, change the weights, round them to half precision.
 
-        A skipped update changes nothing.
-
-        Args:
-            verdict: Result of `judge` for these gradients.
-            lr: float32, shape (1,): learning rate.
-            scale: float32, shape (1,): the loss scale of this step, not of the next. None if losses are never scaled:
-                on a CPU torch's Adam takes half the time without a division.
+        A skipped update changes nothing. Both ``lr`` and ``scale``, the loss scale of this step, not of the next, are
+        float32 of shape (1,). ``scale`` is None if losses are never scaled: on a CPU torch's Adam takes half the time
+        without a division.
         """
         if self.clip_norm is not None:
             divisor = (1.0 if scale is None else scale) / clip_coefficient(verdict.grad_norm, self.clip_norm)
@@ -170,12 +145,7 @@ class Weights:
 
 
 class GradientState(NamedTuple):
-    """References to all gradient tensors of a training step, from which `Gradients.restore` puts them back.
-
-    Attributes:
-        grads: Attribute ``grad`` of each of the P parameters; None for a missing one.
-        sums: FP32 sums that replace half-precision gradients, by index of the parameter.
-    """
+    """References to the gradients of P parameters and to FP32 sums by index, for `Gradients.restore`."""
 
     grads: list[Tensor | None]
     sums: dict[int, Tensor]
@@ -186,11 +156,6 @@ class Gradients:
 
     Gradients of half-precision parameters are summed in FP32. If the rule updates a half-precision parameter in place,
     its gradients are summed in its own dtype.
-
-    Args:
-        names: Names of the parameters.
-        params: The parameters.
-        masters: Working tensors of the parameters, which the rule updates.
     """
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights) -> None:
@@ -203,19 +168,13 @@ class Gradients:
         self._sums: dict[int, Tensor] = {}  # those of this step
 
     def zero_grad(self) -> None:
-        """Clear all gradients.
-
-        It is called at the start of a training step, so that gradients of a skipped step can be inspected.
-        """
+        """Clear all gradients, at the start of a training step, so that those of a skipped step can be inspected."""
         for parameter in self._params:
             parameter.grad = None
         self._sums = {}
 
     def accumulate(self) -> None:
-        """Add the half-precision gradients of a micro-batch to their FP32 sums, after its backward pass.
-
-        FP32 gradients are left to autograd, which accumulates them itself.
-        """
+        """Add a micro-batch's half-precision gradients to FP32 sums; autograd accumulates FP32 gradients itself."""
         grads = {
             i: part(grad) if self._sharded else grad for i in self._summed if (grad := self._params[i].grad) is not None
         }
@@ -230,12 +189,7 @@ class Gradients:
             self._params[index].grad = None
 
     def tensors(self) -> list[Tensor | None]:
-        """Return the accumulated gradients of the step, still multiplied by the loss scale.
-
-        Returns:
-            P tensors in the order of the parameters, as this rank's shards: FP32 sums where there are any, else
-            ``grad``. None for a missing gradient.
-        """
+        """Return P accumulated scaled gradients or their FP32 sums, as this rank's shards; None for a missing one."""
         grads = [self._sums.get(index, parameter.grad) for index, parameter in enumerate(self._params)]
         return [None if grad is None else part(grad) for grad in grads] if self._sharded else grads
 
@@ -244,10 +198,7 @@ class Gradients:
         return {name: grad for name, grad in zip(self._names, self.tensors(), strict=True) if grad is not None}
 
     def by_name(self) -> dict[str, Tensor]:
-        """Return the step's scaled gradients by parameter name, for reading, without missing ones.
-
-        They are detached and in the dtype of the tensors that the rule updates.
-        """
+        """Return the scaled gradients by parameter name, detached and in the dtype that the rule updates."""
         found = zip(self._names, self.tensors(), self._work, strict=True)
         return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
@@ -265,12 +216,7 @@ class Gradients:
                 self._params[index].grad = torch.zeros_like(self._params[index])
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Replace the gradients of half-precision parameters by FP32 sums from elsewhere, such as over all ranks.
-
-        Args:
-            sums: Parameters and their float32 sums, which this step takes over. Sums of parameters without a gradient,
-                or without FP32 sums, are ignored.
-        """
+        """Replace half-precision parameters' gradients, if any, by float32 sums from elsewhere, as over all ranks."""
         places = {id(self._params[index]): index for index in self._summed}
         for parameter, total in sums:
             index = places.get(id(parameter), -1)
@@ -283,40 +229,28 @@ class Gradients:
         return GradientState([parameter.grad for parameter in self._params], dict(self._sums))
 
     def restore(self, state: GradientState) -> None:
-        """Make the tensors from an earlier call of `state` the current gradients again.
-
-        A CUDA graph writes its gradients into fixed tensors; this makes them readable after a replay.
-
-        Args:
-            state: Result of `state`.
-        """
+        """Make the tensors of an earlier `state` current again, such as those into which a CUDA graph writes."""
         for parameter, grad in zip(self._params, state.grads, strict=True):
             parameter.grad = grad
         self._sums = dict(state.sums)
 
     @functools.cached_property
     def _buffers(self) -> dict[int, Tensor]:
-        """Buffers for the FP32 sums of half-precision gradients, allocated at first use."""
         return {index: torch.empty_like(self._work[index]) for index in self._summed}
 
 
 class MasterWeights:
     """Working tensors of P parameters, which the update rule changes; with sharded parameters, this rank's shards.
 
-    FP32 parameter                      the parameter itself
-    half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
-    half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
-                                        rounding to half precision loses digits in every update
-    parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
-    half parameter, state in half too   the parameter itself
+        FP32 parameter                      the parameter itself
+        half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
+        half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
+                                            rounding to half precision loses digits in every update
+        parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
+        half parameter, state in half too   the parameter itself
 
-    Args:
-        names: Names of the parameters.
-        params: The parameters.
-        keep: Whether the FP32 copies of half-precision parameters are permanent.
-        state_in_half: Whether half-precision parameters are their own working tensors.
-        initial: FP32 values that the parameters were cast from, by name. FP32 copies start from them, so the
-            initialisation is not rounded.
+    ``keep`` makes FP32 copies of half-precision parameters permanent. They start from ``initial``, the FP32 values that
+    the parameters were cast from, by name.
 
     Attributes:
         parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
@@ -355,10 +289,7 @@ class MasterWeights:
         self._unseen: list[tuple[int, Tensor]] = []
 
     def rounded_into(self) -> list[Tensor | None]:
-        """Return, for each of the P working tensors, the parameter that receives its rounded value after an update.
-
-        It is None if the working tensor is the parameter itself.
-        """
+        """Return for each working tensor the parameter that receives its rounded value; None if it is the parameter."""
         return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
 
     def follow(self, parameter: Tensor) -> None:
@@ -381,12 +312,7 @@ class MasterWeights:
 
         Each master weight becomes the changed value plus what rounding had taken from the master weight, if the sum
         still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
-
-        Args:
-            applied: bool, shape (1,): whether the step's update is applied; otherwise nothing is written.
-
-        Raises:
-            ConfigError: As in `require_seen`, on a CPU.
+        Nothing is written unless the step's update is applied (bool, shape (1,)). On a CPU it raises as `require_seen`.
         """
         if self._keep and self._half:
             self._take_changes(applied)
@@ -412,11 +338,9 @@ class MasterWeights:
                 self.require_seen()
 
     def require_seen(self) -> None:
-        """Refuse parameters that `take_changes` found to differ from their master weights; reads the device.
+        """Raise ConfigError if `take_changes` found changes that no version counter shows; reads the device.
 
-        Raises:
-            ConfigError: Passes changed a parameter through ``.data`` in some steps, but not in the rehearsal, which
-                leaves no trace in its version counter.
+        Passes made them through ``.data`` in some steps, but not in the rehearsal.
         """
         unseen, self._unseen = self._unseen, []
         for index, found in unseen:
@@ -434,18 +358,12 @@ class MasterWeights:
         )
 
     def copy_from_params(self) -> None:
-        """Copy the parameters to their temporary FP32 copies before an update.
-
-        It does nothing for permanent master weights.
-        """
+        """Copy the parameters to their temporary FP32 copies before an update; permanent master weights stay."""
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
     def copy_to_params(self) -> None:
-        """Round the working tensors to their half-precision parameters after an update.
-
-        FP16 saturates at 65504 instead of becoming inf.
-        """
+        """Round the working tensors to their half-precision parameters after an update; FP16 saturates at 65504."""
         if not self._half and not self._fp16:
             return
         with torch.no_grad():
@@ -467,13 +385,9 @@ class MasterWeights:
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters and master copies from values of `full_precision`, for example from a checkpoint.
+        """Set parameters and master copies from tensors of any dtype, whole or sharded.
 
-        Args:
-            values: Whole or sharded tensors by parameter name, of any dtype.
-
-        Raises:
-            CheckpointError: A parameter is missing or has another shape.
+        Raises CheckpointError if a parameter is missing or has another shape.
         """
         wrong = [
             f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(p.shape)}'}"
@@ -500,15 +414,13 @@ class MasterWeights:
 
 
 def _rounded(wide: Tensor, half: Tensor) -> Tensor:
-    """Return FP32 weights as `MasterWeights.copy_to_params` rounds them to a parameter."""
     rounded = wide.to(half.dtype)
     return rounded.clamp_(-FLOAT16_MAX, FLOAT16_MAX) if half.dtype == torch.float16 else rounded
 
 
 def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return an FP32 copy of a value in the memory layout of its parameter.
+    """Return an FP32 copy of a value in the memory layout of its parameter, which gradients have too.
 
-    Gradients have the parameter's layout too. torch's multi-tensor kernels are fast, and on CUDA usable at all, only if
-    corresponding tensors have equal strides.
+    torch's multi-tensor kernels are fast, and on CUDA usable at all, only if corresponding tensors have equal strides.
     """
     return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

@@ -1,8 +1,7 @@
 """Application of a precision policy to a model and its training step.
 
-A policy names the dtypes of a precision mode (`mptrain.precision.policy.Policy`). Parameters and buffers are cast once,
-before training; modules that the policy keeps in FP32 cast their inputs and outputs in every call. The model is built
-in FP32 and must not depend on the precision.
+Parameters and buffers are cast once, before training; modules that the policy keeps in FP32 cast their inputs and
+outputs in every call. The model is built in FP32 and must not depend on the precision.
 """
 
 from __future__ import annotations
@@ -32,21 +31,12 @@ _MIXED_KERNELS = BatchNorm
 
 
 def count_out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
-    """Count the finite values of a tensor whose magnitude exceeds the largest number of a floating-point dtype.
-
-    Reads the count on the host, so it waits for the device.
-    """
+    """Count the finite values of a tensor beyond the largest number of a float dtype; waits for the device."""
     return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
 
 
 def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
-    """Return a sentence that warns the user of weights and buffers that `clamp_to_range` has changed.
-
-    Args:
-        counts: Number of clamped values by qualified name of the parameter or buffer. The sentence names the first
-            three.
-        dtype: Dtype to whose largest number the values were clamped.
-    """
+    """Return a sentence that warns of clamped weights and buffers, given their numbers of clamped values by name."""
     named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
     number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
@@ -60,17 +50,8 @@ def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
     """Clamp, in place, finite weights and buffers of an FP32 model that would overflow in the policy's parameter dtype.
 
     Call it before `cast_model`. Master weights are copied before the cast, so clamping makes them start from the values
-    that the network computes with. Infinities, as in masks, are kept.
-
-    Args:
-        model: Model in FP32.
-        policy: The precision policy; modules that it keeps in FP32 are not clamped.
-
-    Returns:
-        The number of values clamped, by the tensor's qualified name; empty if the parameters stay in FP32.
-
-    Raises:
-        ConfigError: ``keep_fp32`` matches nothing.
+    that the network computes with. Infinities, as in masks, are kept, and so are modules in FP32. Returns the numbers
+    of clamped values by qualified name. Raises ConfigError if ``keep_fp32`` matches nothing.
     """
     dtype, counts = DTYPES[policy.parameters], {}
     if dtype == torch.float32:
@@ -87,21 +68,12 @@ def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
 
 
 def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
-    """Cast the parameters and buffers of a model in place to the parameter dtype of a policy.
+    """Cast the parameters and buffers of an FP32 model in place, and return the modules kept in FP32 by qualified name.
 
-    Modules that the policy keeps in FP32 are not rounded. They get a subclass whose forward computes in FP32
+    These are not rounded. They get a subclass whose forward computes in FP32
     (`mptrain.precision.keep_fp32.float32_subclass`), except batch norm without autocast, whose kernels in torch take
-    half-precision input with FP32 weights.
-
-    Args:
-        model: Model in FP32, on its device.
-        policy: The precision policy.
-
-    Returns:
-        The modules kept in FP32, by qualified name.
-
-    Raises:
-        ConfigError: ``keep_fp32`` matches nothing, or keeps a parameter that other modules read in half precision.
+    half-precision input with FP32 weights. Raises ConfigError if ``keep_fp32`` matches nothing, or keeps a parameter
+    that other modules read in half precision.
     """
     kept = kept_modules(model, policy.keep_fp32)
     inside = {id(part) for module in kept.values() for part in module.modules()}

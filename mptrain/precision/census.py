@@ -1,7 +1,7 @@
 """Census of the tensor operators of a training step by dtype, to check for example that the softmax runs in FP32.
 
-The census records the operators as the model calls them, before `mptrain.precision.upcast` runs any of them in FP32. It
-does not change results.
+It records the operators as the model calls them, before `mptrain.precision.upcast` runs any of them in FP32, and does
+not change results.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ _COPIES = frozenset({aten._to_copy.default, aten.copy_.default})
 
 
 class Operator(NamedTuple):
-    """Kind of operator call in a training step, as counted by `OperatorCensus`.
-
-    Attributes:
-        phase: ``forward`` or ``backward``.
-        name: Name of the ATen operator, without overload.
-        inputs: Names of the distinct dtypes of its floating-point inputs, joined by commas.
-        outputs: The same of its outputs.
-    """
+    """Kind of operator call in a step: ATen name without overload, distinct dtypes joined by commas."""
 
     phase: Pass
     name: str
@@ -56,13 +49,7 @@ class Operator(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """Kind of dtype conversion of a tensor in a training step, as counted by `OperatorCensus`.
-
-    Attributes:
-        phase: ``forward`` or ``backward``.
-        from_dtype: Name of the source dtype, such as ``float32``.
-        to_dtype: Name of the target dtype.
-    """
+    """Kind of dtype conversion of a tensor in a training step, with dtypes by name, such as ``float32``."""
 
     phase: Pass
     from_dtype: str
@@ -70,13 +57,10 @@ class Cast(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Kind of product (matrix product, convolution, attention, LSTM layer) in a step, as counted by `OperatorCensus`.
+    """Kind of product (matrix product, convolution, attention, LSTM layer) in a step.
 
-    Attributes:
-        name: Name of the ATen operator, without overload.
-        dtype: Dtype of its first operand.
-        module: Name of the module that called it, in the forward pass or before its backward pass.
-        line: Line of the code that called it, as ``FILE:LINE``; empty in the backward pass.
+    ``dtype`` is that of the first operand. ``module`` called it in the forward pass or before its backward pass, in
+    ``line`` of the code (``FILE:LINE``; empty in the backward pass).
     """
 
     name: str
@@ -88,8 +72,7 @@ class Product(NamedTuple):
 class OperatorCensus(EagerMode):
     """Dispatch mode that counts a step's operators on floating-point tensors by dtype and pass, and casts separately.
 
-    Args:
-        current_module: Function that returns the name of the module that runs; without it, products have none.
+    Without ``current_module``, which returns the name of the module that runs, products have none.
 
     Attributes:
         operators: Number of calls of each operator that computes values, without views, allocations and casts.
@@ -141,19 +124,14 @@ class OperatorCensus(EagerMode):
         return result
 
     def inside(self, products: Products) -> Products:
-        """Return a copy of the choice of kernels of a run whose context also enters this census.
-
-        The census sees each operator before an upcast, so it counts the dtypes in which the model calls it.
-        """
+        """Return a choice of kernels whose context also enters this census, which sees operators before an upcast."""
         return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the counts as JSON values, for records and pages.
+        """Return the counts as JSON values, forward before backward, within each the most frequent first.
 
-        Returns:
-            ``operators``: dictionaries with ``phase``, ``operator``, ``inputs``, ``outputs``, ``calls``; ``casts``:
-            with
-            ``phase``, ``from``, ``to``, ``calls``. Forward comes before backward, within each the most frequent first.
+        ``operators`` have ``phase``, ``operator``, ``inputs``, ``outputs`` and ``calls``; ``casts`` have ``phase``,
+        ``from``, ``to`` and ``calls``.
         """
         return {
             "operators": [
@@ -168,12 +146,7 @@ class OperatorCensus(EagerMode):
 
 
 class Observed(Products):
-    """Choice of kernels for a run's passes whose context also enters an observing dispatch mode.
-
-    Args:
-        mode: Dispatch mode that sees each operator before `mptrain.precision.upcast.Upcast` changes its dtypes.
-        products: The choice of kernels to observe.
-    """
+    """Choice of kernels whose context also enters a dispatch mode that sees each operator before an upcast."""
 
     def __init__(self, mode: EagerMode, products: Products) -> None:
         super().__init__(products.operators)
@@ -228,25 +201,13 @@ def current_pass() -> Pass:
 
 
 def computes(func: Any) -> bool:
-    """Return whether an ATen operator computes values, unlike views, allocations, fills and plain casts.
-
-    Foreach operators count as not computing, because only the training engine uses them, not a model.
-    """
+    """Return whether an operator of a model computes values, unlike views, allocations, fills, casts and foreach."""
     name = func.overloadpacket.__name__
     return not (func.is_view or name in _NOTHING_COMPUTED or name.startswith("_foreach_"))
 
 
 def cast_of(func: Any, args: tuple[Any, ...], result: Any) -> tuple[str, str] | None:
-    """Return the source and target dtype of an operator call that casts a tensor.
-
-    Args:
-        func: Operator overload, as `torch.utils._python_dispatch.TorchDispatchMode` passes it.
-        args: Its positional arguments.
-        result: Its result.
-
-    Returns:
-        Names of both dtypes; None for other operators, copies that keep the dtype, and casts without floating point.
-    """
+    """Return the names of source and target dtype of an operator call that casts a floating-point tensor, else None."""
     if func not in _COPIES or not isinstance(result, torch.Tensor):
         return None
     source = args[1] if func is aten.copy_.default else args[0]
@@ -278,5 +239,4 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _ranked(counts: Counter[Any]) -> list[tuple[Any, int]]:
-    """Sort counts: forward before backward, then by number of calls, then by name."""
     return sorted(counts.items(), key=lambda item: (item[0].phase == "backward", -item[1], item[0]))

@@ -29,21 +29,12 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
-    """Raise an error if parameters or products of a training step had other dtypes than its precision policy specifies.
+    """Raise EnvironmentRefused if parameters or products of a training step had other dtypes than the policy specifies.
 
     Products are matrix products, convolutions, attention and LSTM layers. FP32 and FP64 products are accepted in the
-    task (the loss) and in modules kept in FP32. In half precision, at least one product of the model must be half; a
-    model without products must compute something else in half precision.
-
-    Args:
-        policy: The precision policy.
-        model: The model after `mptrain.precision.apply.cast_model` and one step.
-        kept: The modules kept in FP32, by qualified name.
-        census: Census of the step, with the dtypes of its products by the qualified name of the module.
-
-    Raises:
-        EnvironmentRefused: A parameter or product has another dtype than the policy specifies, or nothing is computed
-            in half precision.
+    task (the loss) and in the modules kept in FP32, given by qualified name. In half precision, at least one product of
+    the model must be half; a model without products must compute something else in half precision. The model has been
+    cast and has run the step of the census.
     """
     promised, compute = DTYPES[policy.parameters], DTYPES[policy.compute]
     in_kept = {id(p) for module in kept.values() for p in module.parameters()}
@@ -89,11 +80,6 @@ def _hint(policy: Policy, modules: list[str]) -> str:
 
 
 def _require_half(policy: Policy, model: nn.Module, modules: Mapping[str, bool], census: OperatorCensus) -> None:
-    """Require that a step computed products, or a model without products something else, in half precision.
-
-    Raises:
-        EnvironmentRefused: It did not.
-    """
     if any(dtype == DTYPES[policy.compute] for _, dtype, *_ in census.product_calls):
         return
     hint = "use precision=fp32, or keep fewer modules in FP32 (precision.keep_fp32)"

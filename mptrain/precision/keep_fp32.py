@@ -18,18 +18,11 @@ from mptrain.torch_private import tree_map
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:
     """Return the modules of a model that match a ``precision.keep_fp32`` list, by qualified name.
 
-    Args:
-        model: The model.
-        keep_fp32: Entries, each of which is ``norms`` (every normalisation layer of torch), the class name of a module
-            or
-            of one of its base classes, a qualified module name, or a pattern of qualified names such as ``layer4.*``.
-                The
-            name of a torch.nn class may match nothing, because a default must suit every model; so may ``norms``.
-
-    A container without a forward pass, such as `nn.ModuleList`, stands for the modules in it.
-
-    Raises:
-        ConfigError: Other entries match no module, or one of TorchScript; all of them are reported together.
+    An entry is ``norms`` (every normalisation layer of torch), the class name of a module or of one of its base
+    classes, a qualified module name, or a pattern of qualified names such as ``layer4.*``. ``norms`` and names of
+    torch.nn classes may match nothing, because a default must suit every model. A container without a forward pass,
+    such as `nn.ModuleList`, stands for the modules in it. Raises ConfigError with all other entries that match no
+    module, or one of TorchScript.
     """
     names = dict(model.named_modules())
     kept: dict[str, nn.Module] = {}
@@ -59,7 +52,6 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
 
 
 def _called(name: str, module: nn.Module) -> dict[str, nn.Module]:
-    """Return a module by name, or the modules in it if it has no forward pass to call."""
     if type(module).forward is not nn.Module.forward:
         return {name: module}
     inside = (_called(f"{name}.{own}" if name else own, child) for own, child in module.named_children())
@@ -67,15 +59,9 @@ def _called(name: str, module: nn.Module) -> dict[str, nn.Module]:
 
 
 def refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:
-    """Raise an error if a parameter kept in FP32 is shared with a module that reads it in half precision.
+    """Raise ConfigError if a kept parameter is shared with a module that reads it in half precision.
 
-    Args:
-        model: The model.
-        kept: The modules kept in FP32, by qualified name.
-        inside: Python ids (`id`) of those modules and all their submodules.
-
-    Raises:
-        ConfigError: Such a parameter exists.
+    ``inside`` has the Python ids (`id`) of the kept modules and all their submodules.
     """
     places = {id(p): f"{name}.{own}" for name, module in kept.items() for own, p in module.named_parameters()}
     for name, module in model.named_modules():
@@ -94,10 +80,7 @@ def float32_subclass(cls: type[nn.Module]) -> type[nn.Module]:
     Forward casts floating-point arguments to float32, runs without autocast, and casts outputs to the dtype of the
     first floating-point argument. With integer input only, such as the tokens of an embedding, the output has the dtype
     of the module's attribute ``answers_in``, which the caller sets: the dtype that the module would have if it were not
-    kept in FP32. Casting the whole model casts ``answers_in`` too.
-
-    A subclass is used instead of a wrapped method so that modules can be copied. Returns the class itself if it is such
-    a subclass already.
+    kept in FP32. Casting the whole model casts ``answers_in`` too. Unlike a wrapped method it can be copied.
     """
     if getattr(cls, "computes_in_float32", False):
         return cls

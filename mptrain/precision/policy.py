@@ -1,7 +1,6 @@
 """Precision policy: the dtypes that a precision mode, such as ``fp16_dynamic`` or ``amp_bf16``, uses in training.
 
-A policy is a frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and no code
-checks for a mode by name.
+Nothing here imports torch, and no code checks for a mode by name.
 """
 
 from __future__ import annotations
@@ -30,28 +29,25 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Policy:
-    """Precision policy of a training run: dtypes of parameters, products, optimizer state and evaluation.
+    """Precision policy of a training run, filled from a file in ``configs/precision``.
+
+    Fields that contradict each other, such as autocast with half-precision parameters, raise ConfigError.
 
     Attributes:
-        name: Name of the precision mode on the command line.
         parameters: Dtype of the parameters that the forward pass reads.
         compute: Dtype of matrix products and convolutions.
-        autocast: Whether torch's autocast casts parameters op by op, instead of storing them in ``compute``.
-        master_weights: Whether half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et
-            al. 2018, section 3.1).
-        optimizer_state: Dtype of momentum and moments; ``parameters`` uses the dtype of the parameters.
+        autocast: torch's autocast casts parameters op by op, instead of storing them in ``compute``.
+        master_weights: Half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et al.
+            2018, section 3.1).
+        optimizer_state: Dtype of momentum and moments.
         keep_fp32: Modules whose parameters and arithmetic stay in FP32: class names, module names or patterns of them
             (``layer4.*``); ``norms`` means every normalisation layer of torch.
-        tf32: Whether FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
+        tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
         eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
         cpu_kernels: Kernels of half-precision products on a CPU: ``native``, or ``upcast``, which computes in FP32 and
             rounds the result once. ``auto`` upcasts if the CPU has no half-precision arithmetic. Except with
-                ``native``,
-            long sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
-        force: Whether to run on a device that does not support the mode well.
-
-    Raises:
-        ConfigError: Fields contradict each other, such as autocast with half-precision parameters.
+            ``native``, long sums that torch's CPU kernels accumulate in half precision are upcast on every CPU.
+        force: Run on a device that does not support the mode well.
     """
 
     name: str
@@ -114,7 +110,7 @@ class Policy:
 
     @property
     def reductions(self) -> str:
-        """Name of the dtype in which normalisation layers compute mean and variance under this policy."""
+        """Name of the dtype in which normalisation layers compute mean and variance."""
         kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
         return "float32" if self.autocast or kept or not self.half else self.parameters
 

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Support:
-    """Result of the check whether a device supports a precision mode.
+    """Result of the check whether a device supports a precision mode, with phrases for the user.
 
-    Attributes:
-        ok: Whether training in the mode runs without the option ``precision.force``.
-        reason: Feature that the device has or lacks, as a phrase for the user.
-        advice: Alternative or warning for the user; may be empty.
-        forcible: Whether ``precision.force=true`` makes an unsupported mode run.
+    If not ``ok``, training needs ``precision.force``, which helps if ``forcible``. ``reason`` is a feature that the
+    device has or lacks, ``advice`` an alternative or warning, possibly empty.
     """
 
     ok: bool
@@ -50,19 +47,11 @@ class Support:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the torch device for the option ``device``, after checking that it exists.
+    """Return the torch device for the option ``device``; an accelerator always has an index, 0 if none is given.
 
-    Args:
-        name: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``mps``, the accelerators also with an index. ``auto`` selects a
-            CUDA
-            device or the CPU. XPU and MPS must be requested explicitly, because they are untested, and on MPS norms and
-            scalers round differently without FP64.
-
-    Returns:
-        The device; an accelerator always has an index, 0 if none is given.
-
-    Raises:
-        EnvironmentRefused: The requested accelerator is missing or has fewer devices.
+    ``auto`` selects a CUDA device or the CPU. XPU and MPS must be requested explicitly, because they are untested, and
+    on MPS norms and scalers round differently without FP64. Raises EnvironmentRefused if the requested accelerator is
+    missing or has fewer devices.
     """
     if name == "auto":
         return current("cuda") if count_of("cuda") else torch.device("cpu")
@@ -82,7 +71,6 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _instead_of(kind: str) -> str:
-    """Return a hint for a missing device of a kind."""
     here = other_accelerator()
     if kind == "cuda" and here is not None:
         return f"this machine has {here}, which is untested: use device={here} or device=cpu"
@@ -133,13 +121,7 @@ def supports(policy: Policy, device: torch.device) -> Support:
 
 
 def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
-    """Return whether an NVIDIA device supports a precision policy.
-
-    Args:
-        policy: The precision policy.
-        capability: Compute capability of the device, major and minor.
-        built: Architectures that this torch has kernels for (`mptrain.device.built_for`); not checked if empty.
-    """
+    """Return an NVIDIA device's support of a policy; an empty ``built`` leaves the kernels of torch unchecked."""
     sm = f"compute capability {capability[0]}.{capability[1]}"
     if built and not has_kernels(capability, built):
         return Support(
@@ -163,7 +145,6 @@ def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, 
 
 
 def _untried_support(policy: Policy, name: str, has: Capabilities) -> Support:
-    """Return the support of a policy on an untested accelerator, from the accelerator's reported capabilities."""
     if policy.tf32 and not has.tf32:
         return Support(False, f"{name} has no TF32 switch in torch", "use precision=fp32")
     if not policy.half:
@@ -174,10 +155,9 @@ def _untried_support(policy: Policy, name: str, has: Capabilities) -> Support:
 
 
 def require_support(policy: Policy, device: torch.device) -> Support:
-    """Return the support of a precision policy by a device, or raise; another policy is never substituted.
+    """Return the support of a precision policy by a device; another policy is never substituted.
 
-    Raises:
-        EnvironmentRefused: The device does not support the policy, and ``precision.force`` is not set or cannot help.
+    Raises EnvironmentRefused if the device does not support it, and ``precision.force`` is not set or cannot help.
     """
     support = supports(policy, device)
     if not support.ok and not support.forcible:

@@ -154,11 +154,7 @@ class Upcast(EagerMode):
     """Dispatch mode that runs half-precision products and sums of a step with FP32 kernels, forward and backward.
 
     Half-precision operands are cast to float32, and results are rounded to the dtype of the operands, except statistics
-    that torch's own kernels return in FP32. A product of operands of different dtypes is left to torch, which rejects
-    it.
-
-    Args:
-        operators: ATen operator overloads to upcast.
+    that torch's own kernels return in FP32. A product of operands of different dtypes is left for torch to reject.
     """
 
     def __init__(self, operators: frozenset[Any] = PRODUCTS | SUMS) -> None:
@@ -211,12 +207,8 @@ def uses_upcast(policy: Policy, device: torch.device) -> bool:
 class Products:
     """Choice of kernels for the half-precision products and sums of a run's forward and backward passes.
 
-    Args:
-        operators: Operators that `Upcast` runs in FP32; if empty, the context does nothing.
-
-    Attributes:
-        operators: As given, until `leave_out_idle` clears them.
-        context: Context manager to enter around each pass; it can be entered repeatedly.
+    `Upcast` runs ``operators`` in FP32; if they are empty, ``context`` does nothing. The context surrounds each pass
+    and can be entered repeatedly.
     """
 
     def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
@@ -224,14 +216,11 @@ class Products:
         self.context: AbstractContextManager[Any] = Upcast(operators) if operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
-        """Clear the operators to upcast if a network runs none of them.
+        """Clear the operators to upcast if a network runs none, as a dispatch mode slows every operator slightly.
 
-        A dispatch mode slows every operator slightly. If the network runs any of them, all are kept: they cost nothing
-        more, and evaluation may run other operators.
-
-        Args:
-            model: The network; operators that its modules may run in other steps count too.
-            in_half: Operators called with half-precision tensors in one forward and backward pass.
+        If the network runs any of them, all are kept: they cost nothing more, and evaluation may run other operators.
+        ``in_half`` has the operators called with half-precision tensors in one forward and backward pass; operators
+        that the network's modules may run in other steps count too.
         """
         may = {
             operator
@@ -247,14 +236,9 @@ class Products:
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:
     """Return the choice of kernels with which a run computes half-precision products and sums.
 
-    Args:
-        policy: The precision policy.
-        device: The training device.
-        compiled: Whether torch.compile generates the kernels, which sum in FP32; it has no effect if `uses_upcast`.
-
-    Returns:
-        All products and sums if the run upcasts. On a CPU with half-precision arithmetic only `SUMS` and `ATTENTION`,
-        and with FP16 also `NOT_TRAINED_IN_FP16`, unless ``cpu_kernels`` is ``native``. Otherwise none.
+    All are upcast if `uses_upcast`. On a CPU with half-precision arithmetic only `SUMS` and `ATTENTION`, and with FP16
+    also `NOT_TRAINED_IN_FP16`, unless ``cpu_kernels`` is ``native`` or torch.compile generates the kernels
+    (``compiled``), which sum in FP32. Otherwise none.
     """
     if uses_upcast(policy, device):
         return Products(PRODUCTS | SUMS)

@@ -30,13 +30,7 @@ _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 @dataclass(frozen=True)
 class Histograms:
-    """Probe (observer of training steps) that records exponent histograms of the first and every ``every``-th step.
-
-    The tensors are activations, their gradients, weight gradients, weights and updates.
-
-    Attributes:
-        every: Interval between recorded steps, in steps.
-    """
+    """Probe that records exponent histograms of all kinds of tensors in step 1 and every ``every``-th step."""
 
     every: PositiveInt = 100
 
@@ -46,22 +40,12 @@ class Histograms:
         return True
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others.
-
-        Args:
-            learner: Name of the learner (a model with its optimizer; a GAN has two).
-            step: Number of the step, from 1; skipped steps count.
-        """
+        """Return an observer (`HistogramWatch`) for steps 1, ``every``, 2 * ``every``, ..., and None for all others."""
         return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
 
 class HistogramWatch:
-    """Observer that counts the exponents of the tensors of one training step of one learner.
-
-    Args:
-        learner: Name of the learner (a model with its optimizer; a GAN has two).
-        step: Number of the step, from 1; skipped steps count.
-    """
+    """Observer that counts the exponents of the tensors of one training step of one learner."""
 
     def __init__(self, learner: str, step: int) -> None:
         self._learner = learner
@@ -75,13 +59,7 @@ class HistogramWatch:
 
     @contextlib.contextmanager
     def passes(self, model: nn.Module) -> Iterator[None]:
-        """Return a context manager in which activations and their gradients are counted.
-
-        It surrounds the forward and backward passes of the step.
-
-        Args:
-            model: The model in training mode; its hooks are removed on exit.
-        """
+        """Count activations and their gradients in the forward and backward passes; hooks are removed on exit."""
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
                 if _is_looked_at(module):
@@ -89,7 +67,7 @@ class HistogramWatch:
             yield
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Count the scaled weight gradients and copy the weights, before the update; see `Watch.judged`."""
+        """Count the scaled weight gradients and copy the weights, before the update."""
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
         for name, gradient in gradients.items():
@@ -99,7 +77,7 @@ class HistogramWatch:
         self._still = {name: gradients[name] != 0 for name in weights.masters.in_place_half() if name in gradients}
 
     def updated(self, weights: Weights) -> None:
-        """Count the weights and their updates, and the updates that FP16 would round away; see `Watch.updated`."""
+        """Count the weights and their updates, and the updates that FP16 would round away."""
         for name, after in weights.masters.working().items():
             before = self._before[name]
             self._count("weights", name, before)
@@ -114,10 +92,7 @@ class HistogramWatch:
         self._before, self._still = {}, {}
 
     def records(self) -> Sequence[HistogramRecord]:
-        """Return the step's histograms as one record, or none if the step ended before its overflow check.
-
-        It waits for the device. If the update was skipped, the record has no updates.
-        """
+        """Return the step's histograms as one record, or none before its overflow check; waits for the device."""
         if self._verdict is None or self._scale is None:
             return ()
         overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)

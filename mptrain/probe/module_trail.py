@@ -31,24 +31,13 @@ _ACCUMULATES = 2**64 - 1
 
 
 def is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is a submodule of another, at any depth, by their qualified names.
-
-    Args:
-        name: Qualified name, as in `nn.Module.named_modules`.
-        outer: Qualified name of the other module; empty for the model itself, which contains all others.
-    """
+    """Return whether a module is a submodule of another, at any depth, by qualified name; the model's name is empty."""
     return name != outer and (not outer or name.startswith(f"{outer}."))
 
 
 @contextlib.contextmanager
 def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
-    """Context manager that hooks all modules of a model except those of TorchScript, and removes the hooks on exit.
-
-    Args:
-        model: The model.
-        register: Function that hooks a module, given its qualified name and the module, and returns the handles of its
-            hooks.
-    """
+    """Hook all modules except TorchScript's, and remove the hooks, which ``register`` returns, on exit."""
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -59,13 +48,7 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """Finished call of a module in an observed step.
-
-    Attributes:
-        module: Qualified name of the module; empty for the model itself.
-        finite_inputs: Whether all floating-point tensors among the arguments were finite.
-        finite_output: Whether all floating-point tensors in the result were finite.
-    """
+    """Finished call of a module by qualified name, and whether its floating-point inputs and output were finite."""
 
     module: str
     finite_inputs: bool
@@ -76,14 +59,9 @@ class ModuleTrail:
     """Tracker of the module that runs at any moment of a forward or backward pass, by its qualified name.
 
     The model itself has the empty name; operators outside all modules, such as the loss, have the name `LOSS`.
-
-    Args:
-        check_finite: Whether to record finished calls in ``ended``, for which the device is waited for.
-
-    Attributes:
-        calls: Number of calls in the forward pass by module name, in the order of the first calls.
-        ended: Calls in the order in which they ended.
-        raised_in: Name of the innermost module that raised an exception, and the exception; None if none did.
+    ``calls`` counts calls in the forward pass, in the order of the first ones. With ``check_finite``, finished calls
+    are recorded in ``ended``, for which the device is waited for. ``raised_in`` is the innermost module that raised an
+    exception, and that exception.
     """
 
     def __init__(self, *, check_finite: bool = True) -> None:
@@ -98,11 +76,7 @@ class ModuleTrail:
         self._thread = threading.get_ident()
 
     def followed(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context manager that hooks the model's modules and tracks their calls.
-
-        Args:
-            model: The model. Hooks are removed on exit.
-        """
+        """Return a context manager that hooks the model's modules and tracks their calls; hooks are removed on exit."""
 
         def hooked(name: str, module: nn.Module) -> Iterator[Any]:
             yield module.register_forward_pre_hook(self._entering(name), prepend=True)
@@ -111,11 +85,7 @@ class ModuleTrail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Return the qualified name of the module that the operator being dispatched belongs to.
-
-        It is called from a dispatch mode. In the backward pass it is the module whose forward call created the autograd
-        node.
-        """
+        """Return the module of the operator being dispatched; backward, the module whose call created the node."""
         node: Any = current_autograd_node()
         if self._stack:  # also when the backward pass recomputes part of the forward pass
             return self._stack[-1][0]
@@ -127,11 +97,7 @@ class ModuleTrail:
         return self._latest
 
     def of_node(self, number: int) -> str:
-        """Return the qualified name of the innermost module whose call created an autograd node; `LOSS` if none did.
-
-        Args:
-            number: Sequence number of the node. Autograd numbers the nodes of a thread in the order of their creation.
-        """
+        """Return the innermost module whose call created the autograd node of a sequence number; `LOSS` if none did."""
         if number not in self._known:
             inside = (name for first, end, name in self._spans if first <= number < end)
             self._known[number] = next(inside, LOSS)

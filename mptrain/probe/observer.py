@@ -1,8 +1,7 @@
 """Observer of every operator of a forward and backward pass, to find the operator in which inf or NaN first appears.
 
-It records the operator's module, its dtypes and the exponents of its results. It does not change results: they are bit
-for bit the same with and without it. It reads every result on the host, so it is meant for single steps under
-diagnosis, not for training.
+Results are bit for bit the same with and without it. It reads every result on the host, so it is meant for single steps
+under diagnosis, not for training.
 """
 
 from __future__ import annotations
@@ -30,16 +29,15 @@ class Operation:
     """Call of a torch operator in a forward or backward pass, with the exponents of its results.
 
     Attributes:
-        phase: Pass of the call: ``forward`` or ``backward``.
         module: Qualified name of the module that it belongs to; empty for the model itself, `LOSS` outside all modules.
         function: Name of the custom autograd function whose backward called it; empty if none did.
         operator: Name of the operator in torch, such as ``addmm``.
         inputs: Names of the floating-point dtypes of the inputs, each once.
         outputs: Exponent counts of each floating-point output.
-        finite_inputs: Whether all tensors and numbers among the inputs are finite.
+        finite_inputs: All tensors and numbers among the inputs are finite.
         largest_input: Largest finite magnitude of the inputs.
         zero_inputs: Number of zeros in the inputs.
-        nan_inputs: Whether an input contains NaN, or an earlier operator overflowed, so that NaN may follow.
+        nan_inputs: An input contains NaN, or an earlier operator overflowed, so that NaN may follow.
     """
 
     phase: Pass
@@ -79,13 +77,9 @@ class Operation:
 class CustomFunction:
     """Custom autograd function (`torch.autograd.Function`) that was called in an observed step, with its dtypes.
 
-    Attributes:
-        name: Name of its graph node: the name of the class followed by ``Backward``.
-        module: Qualified name of the module that called it.
-        takes: Dtype names of the inputs that get a gradient.
-        gives: Dtype names of the outputs.
-        corrected: Source and target dtype of each gradient that autograd cast because its dtype was not that of the
-            input.
+    ``name`` is that of its graph node: the class followed by ``Backward``. ``takes`` has the dtypes of the inputs that
+    get a gradient, ``gives`` those of the outputs, ``corrected`` source and target dtype of each gradient that autograd
+    cast because its dtype was not that of the input.
     """
 
     name: str
@@ -97,15 +91,10 @@ class CustomFunction:
 
 @dataclass(frozen=True, slots=True)
 class OperatorError:
-    """Exception raised by an operator in an observed forward or backward pass.
+    """Exception raised by an operator in an observed forward or backward pass, with the names of `Operation`.
 
-    Attributes:
-        phase: Pass of the call: ``forward`` or ``backward``.
-        module: Qualified name of the module, as in `Operation`.
-        function: Name of the custom autograd function, as in `Operation`.
-        operator: Name of the operator; empty if the exception was raised outside any operator.
-        inputs: Names of the floating-point dtypes of the inputs.
-        message: Name of the exception and the first line of its message.
+    ``operator`` is empty if the exception was raised outside any operator. ``message`` is the name of the exception and
+    the first line of its message.
     """
 
     phase: Pass
@@ -118,13 +107,10 @@ class OperatorError:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteTensor:
-    """Tensor of a batch or a model that contains inf or NaN.
+    """Tensor of a batch or a model (parameter or buffer) that contains ``inf`` or ``nan``.
 
-    Attributes:
-        name: Name of the batch tensor, the parameter or the buffer.
-        kind: Kind of its values: ``inf`` or ``nan``.
-        samples: Indices of the affected samples of a batch; empty for weights.
-        widely_finite: Whether the values were finite in FP32, before the cast to the input dtype of the model.
+    ``samples`` are the affected ones of a batch. ``widely_finite`` values were finite in FP32, before the cast to the
+    input dtype of the model.
     """
 
     name: str
@@ -135,28 +121,20 @@ class NonfiniteTensor:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation of one forward and backward pass of one learner (a model with its optimizer), without an update.
+    """Observation of one forward and backward pass of one learner, without an update.
 
     Attributes:
-        learner: Name of the learner.
-        step: Number of the step.
-        loss_scale: Loss scale of the passes.
         loss: Unscaled loss; NaN if an operator raised an exception before the loss was computed.
-        samples: Number of samples in the batch.
         operations: Operator calls of both passes, in order.
         calls: Number of calls of each module in the forward pass, in the order of the first calls.
         ended: Module calls in the order in which they ended.
         types: Class name of each module.
-        functions: Custom autograd functions that were called.
         refusal: Exception that an operator raised; None if both passes completed.
-        inputs: Tensors of the batch that are not finite.
-        weights: Parameters and buffers that are not finite.
+        inputs: Tensors of the batch that are not finite; ``weights`` are such parameters and buffers.
         largest_weight: Largest finite magnitude of the parameters, and the name of that parameter.
         gradients: Name and kind (``inf`` or ``nan``) of each parameter whose gradient is not finite.
-        untrained: Names of the parameters that are not trained, by reason; see
-            `mptrain.engine.rehearsal.Rehearsal.untrained`.
-        census: Operators and casts by dtype, with numbers of calls; see
-            `mptrain.precision.census.OperatorCensus.table`.
+        untrained: Names of the parameters that are not trained, by reason.
+        census: Result of `mptrain.precision.census.OperatorCensus.table`.
     """
 
     learner: str
@@ -179,53 +157,28 @@ class Observation:
 
     @property
     def finite(self) -> bool:
-        """True if the loss and all gradients of the observed step are finite, so that an update could be applied."""
+        """True if the loss and all gradients are finite, so that an update could be applied."""
         return self.refusal is None and math.isfinite(self.loss) and not self.gradients
 
     def of(self, phase: str) -> list[Operation]:
-        """Return the operator calls of one pass, in order.
-
-        Args:
-            phase: Name of the pass: ``forward`` or ``backward``.
-        """
+        """Return the operator calls of one pass, ``forward`` or ``backward``, in order."""
         return [operation for operation in self.operations if operation.phase == phase]
 
 
 class ModuleObserver(EagerMode):
-    """Base class of dispatch modes that see every operator of a step together with the module that called it.
-
-    Args:
-        trail: Tracker of the current module. The caller enters `ModuleTrail.followed` on the observed model.
-
-    Attributes:
-        trail: As given.
-    """
+    """Base class of modes that see every operator with its module; the caller enters `ModuleTrail.followed`."""
 
     def __init__(self, trail: ModuleTrail) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trail = trail
 
     def inside(self, products: Products) -> Products:
-        """Return a choice of kernels for half-precision products that lets this observer see every operator first.
-
-        Args:
-            products: Choice of kernels to wrap. It may replace half-precision operators by FP32 ones; the observer sees
-                the operator as called.
-        """
+        """Return a choice of kernels that lets this observer see every operator as called, before an upcast."""
         return Observed(self, products)
 
 
 class Observer(ModuleObserver):
-    """Dispatch mode that records all operators of one forward and backward pass, and an exception that one raises.
-
-    Args:
-        trail: Tracker of the current module. The caller enters `ModuleTrail.followed` on the observed model.
-
-    Attributes:
-        operations: Operator calls in the order of execution.
-        functions: Custom autograd functions by name and module.
-        refusal: Exception that an operator raised; None if none did.
-    """
+    """Dispatch mode that records all operators of one forward and backward pass, and an exception that one raises."""
 
     def __init__(self, trail: ModuleTrail) -> None:
         super().__init__(trail)
@@ -294,7 +247,7 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
 
 
 def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int, bool]:
-    """Return whether all inputs of an operator are finite, their largest finite magnitude, their zeros, and any NaN.
+    """Return whether all inputs are finite, their largest finite magnitude, their number of zeros, and any NaN.
 
     Plain numbers count as inputs, so that filling an attention mask with -inf is not an operator that produces inf.
     """
@@ -328,7 +281,6 @@ def _is_custom(node: Any) -> bool:
 
 
 def _custom_nodes(root: Any) -> Iterator[Any]:
-    """Yield the nodes of custom autograd functions that are reachable from a node of the graph."""
     seen, waiting = {root}, [root]
     while waiting:
         node = waiting.pop()

@@ -36,17 +36,12 @@ DESCENDED = 2000
 class OverflowHistory:
     """Record of one learner's overflows and clean steps, from which the next overflow is classified.
 
-    A learner is a model with its optimizer; a GAN has two. The rule is in the module docstring.
-
     Attributes:
         floor: Lowest loss scale that the scaler can reach.
-        consecutive: Current number of overflows in a row.
-        clean: Current number of clean steps (without overflow) in a row.
-        settled: Whether a scale has lasted `SETTLED` clean steps.
-        descended: Whether the descent from the first scale is over: a scale has lasted `DESCENDED` clean steps, or has
-            grown.
-        grown: Whether the current scale was reached by growth.
-        counts: Number of overflows so far by phase: ``calibrating``, ``growth probe`` or ``unexpected``.
+        consecutive: Current number of overflows in a row; ``clean`` is that of clean steps.
+        settled: A scale has lasted `SETTLED` clean steps.
+        descended: The descent from the first scale is over: a scale has lasted `DESCENDED` clean steps, or has grown.
+        grown: The current scale was reached by growth.
     """
 
     floor: float = 0.0
@@ -58,18 +53,7 @@ class OverflowHistory:
     counts: dict[str, int] = field(default_factory=dict)
 
     def observe(self, *, overflow: bool, loss: float, scale: float, next_scale: float) -> Phase | None:
-        """Add a training step to the history and classify its overflow.
-
-        Args:
-            overflow: Whether a gradient is not finite.
-            loss: Unscaled loss of the step.
-            scale: Loss scale of the step.
-            next_scale: Loss scale of the next step.
-
-        Returns:
-            Phase of the overflow: ``calibrating``, ``growth probe`` or ``unexpected``. None for a step without
-            overflow.
-        """
+        """Add a training step, with its unscaled loss, and return the phase of its overflow; None without overflow."""
         phase: Phase | None = None
         if overflow:
             if not math.isfinite(loss) or scale <= self.floor * (1 + FLOAT32.epsilon):  # scales are rounded to FP32
@@ -96,24 +80,14 @@ class OverflowHistory:
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any], floor: float) -> OverflowHistory:
-        """Return the history that a checkpoint has saved.
-
-        Args:
-            saved: Result of `state_dict`.
-            floor: Lowest loss scale of the present scaler, which replaces the saved one.
-        """
+        """Return the history that a checkpoint has saved, with the present scaler's floor."""
         return cls(**{**saved, "floor": floor})
 
 
 def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Return the parameters whose gradients have inf or NaN, judged by the norms of the gradients.
+    """Return the number of parameters with non-finite gradients, and name and kind of the first `MAX_TENSORS`.
 
-    Args:
-        names: Names of P parameters.
-        norms: P gradient norms. inf means inf elements; NaN means NaN elements, or infinities of both signs.
-
-    Returns:
-        Their number, and the name and kind (``inf`` or ``nan``) of the first `MAX_TENSORS` of them.
+    ``nan`` means NaN elements or infinities of both signs.
     """
     found = [
         (name, "nan" if math.isnan(norm) else "inf")

@@ -1,7 +1,7 @@
 """Interface of a probe, which observes training steps and changes no tensor.
 
-Before each step of each learner (a model with its optimizer; a GAN has two) the trainer asks the probe for a watch, an
-observer of that step. A step without a watch costs nothing.
+Before each step of each learner the trainer asks the probe for a watch, an observer of that step. A step without a
+watch costs nothing.
 """
 
 from __future__ import annotations
@@ -20,33 +20,16 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Interface of an observer of one training step of one learner.
-
-    A learner is a model with its optimizer; a GAN has two. The trainer calls the methods in the order below.
-    """
+    """Interface of an observer of one training step of one learner; the methods are called in the order below."""
 
     def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context manager that the trainer enters around the forward and backward passes of all micro-batches.
-
-        Args:
-            model: The model in training mode. The watch removes any hooks it adds.
-        """
+        """Return a context for the passes of all micro-batches of a model in training mode; it removes its hooks."""
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Observe the step's accumulated gradients, after the overflow check and before they are unscaled.
-
-        Args:
-            weights: Weights of the learner; `Weights.gradients` are still scaled.
-            verdict: Result of the overflow check on the gradients, as device tensors.
-            scale: Loss scale, float32 of shape (1,).
-        """
+        """Observe the accumulated gradients after the overflow check, still multiplied by ``scale`` of shape (1,)."""
 
     def updated(self, weights: Weights) -> None:
-        """Observe the weights after the step's update, or after the overflow check has skipped it.
-
-        Args:
-            weights: Weights of the learner.
-        """
+        """Observe the weights after the step's update, or after the overflow check has skipped it."""
 
     def records(self) -> Sequence[Record]:
         """Return the records of the step to write to the run's files; may wait for the device."""
@@ -60,12 +43,7 @@ class Probe(Protocol):
         """True if the observers hook modules, which must then not be compiled into one graph."""
 
     def watch(self, learner: str, step: int) -> Watch | None:
-        """Return an observer for one training step of one learner, or None if the step is not observed.
-
-        Args:
-            learner: Name of the learner.
-            step: Number of the step, from 1; skipped steps count.
-        """
+        """Return an observer for a learner's step (from 1; skipped steps count), or None if it is not observed."""
 
 
 @dataclass(frozen=True)
@@ -78,4 +56,4 @@ class NoProbe:
         return False
 
     def watch(self, learner: str, step: int) -> None:
-        """Return None, because no step is observed; see `Probe.watch`."""
+        """Return None."""

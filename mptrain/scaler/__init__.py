@@ -1,8 +1,4 @@
-"""Loss scaling rules for FP16 training: how the factor of the loss changes after each training step.
-
-A scaler object holds only the constants of its rule. It computes the next state (the loss scale and its counters) from
-the present one.
-"""
+"""Loss scaling rules for FP16 training: how the factor of the loss changes after each training step."""
 
 from mptrain.scaler.als import ALSScaler
 from mptrain.scaler.base import Scaler, ScalerState

@@ -42,14 +42,7 @@ if TYPE_CHECKING:
 class ALSScaler:
     """Loss scaling rule that halves the scale if too many gradients are large, else doubles it (Graphcore's PopART).
 
-    Attributes:
-        init_scale: Loss scale of the first step.
-        bin_edge: Magnitude above which a scaled gradient counts as large, as a fraction of the largest FP16 number.
-        threshold: Share of large elements among all gradients, 0 to 1, above which the scale is halved.
-        update_period: Number of steps between two changes of the scale without an overflow.
-        min_scale: Lowest loss scale; with None it may fall to 0.
-        max_scale: Highest loss scale; with None it is the largest FP32 number.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
+    Without ``min_scale`` the scale may fall to 0, without ``max_scale`` grow to the largest FP32 number.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -84,27 +77,19 @@ class ALSScaler:
         return ShareAbove(self.bin_edge * FLOAT16.max)
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device.
-
-        Returns:
-            ``scale`` (float32), the loss scale, and ``waited`` (int32), the number of steps since the last change, each
-            of shape (1,).
-        """
+        """Return ``scale`` (float32) and ``waited`` (int32), the steps since the last change, each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "waited": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, clamped to this rule's floor, ceiling and period; see `Scaler.resume`."""
+        """Return the saved state, clamped to this rule's floor, ceiling and period, and notes for the user."""
         limits = {"scale": (self.min_scale, self.max_scale), "waited": (0, self.update_period - 1)}
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`.
-        """
+        """Return the state for the next training step."""
         assert verdict.measured is not None
         scale, waited = state["scale"], state["waited"] + 1
         due = waited == self.update_period
@@ -118,7 +103,7 @@ class ALSScaler:
         }
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         every = "every step" if self.update_period == 1 else f"every {self.update_period} steps"
         low = "" if self.min_scale is None else f", at least {scale_in_words(self.min_scale)}"
         high = "" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"

@@ -1,8 +1,7 @@
 """Interface of a loss scaling rule, which chooses the factor that multiplies the loss of each training step.
 
 A scaler holds the constants of its rule and no state. The state is a mapping of device tensors of shape (1,), one of
-them ``scale``; the engine keeps it and saves it in checkpoints. A rule reads tensors and returns tensors, and never
-copies their values to the host.
+them ``scale``; the engine keeps it and saves it in checkpoints. A rule never copies tensor values to the host.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Scaler(Protocol):
     """Interface of a loss scaling rule, which computes the next loss scale after each training step.
 
     A rule that needs to know more about the gradients than whether they are finite also has a property ``measure``: one
-    of `mptrain.numerics.measures` or one of its own. The ``verdict`` that `after` gets then holds the measurement in
-    its field ``measured``.
+    of `mptrain.numerics.measures` or one of its own. The ``verdict`` that `after` gets then has the result as
+    ``measured``. An overflow is a step with inf or NaN in its gradients; a clean step is one without.
     """
 
     @property
@@ -35,39 +34,16 @@ class Scaler(Protocol):
 
     @property
     def floor(self) -> float:
-        """Loss scale at or below which the rule backs off no further.
-
-        There, an overflow cannot be fixed by a lower scale.
-        """
+        """Loss scale at or below which the rule backs off no further; there, no lower scale can fix an overflow."""
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step.
-
-        Args:
-            device: The training device.
-
-        Returns:
-            Device tensors of shape (1,) by name. ``scale``, float32, is the loss scale; the others depend on the rule.
-        """
+        """Return the state before the first training step: ``scale`` (float32) and other tensors of the rule."""
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the scaler's state with which a resumed run continues.
-
-        Args:
-            saved: The state in the checkpoint, possibly of another rule or of other constants.
-            device: The training device of the resumed run.
-
-        Returns:
-            The state, and one sentence for the user about each saved value that does not fit this rule's constants.
-        """
+        """Return the state of a resumed run from any rule's saved one, and sentences for the user on differences."""
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step.
-
-        Args:
-            state: The state during this step; it is not modified.
-            verdict: Result of the overflow check on this step's gradients, as device tensors.
-        """
+        """Return the state for the next training step from an overflow check; ``state`` is not modified."""
 
     def describe(self) -> str:
         """Return one line that describes the rule with its constants, such as ``static 2^10, on overflow skip``."""
@@ -79,8 +55,5 @@ def measure_of(scaler: Scaler) -> Measure | None:
 
 
 def reads_norms(scaler: Scaler) -> bool:
-    """Return whether a loss scaling rule may read the norms of single parameters' gradients.
-
-    It is False for the rules of mptrain itself, and True for rules defined elsewhere.
-    """
+    """Return whether a rule may read the norms of single parameters' gradients: False for those of mptrain itself."""
     return not type(scaler).__module__.startswith("mptrain.scaler.")

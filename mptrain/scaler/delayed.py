@@ -4,10 +4,9 @@ MXNet (``python/mxnet/amp/loss_scaler.py``, `LossScaler.has_overflow`) first app
 decided, and then decides the next one. The next loss is multiplied by ``scale``:
 
     scale <- decided
-    decided <- the dynamic rule's next scale after ``decided``
+    decided <- the dynamic rule's next scale after ``decided`` (`mptrain.scaler.dynamic`)
 
-After an overflow, one more step therefore runs at the scale that overflowed; k overflows in a row still halve the scale
-k times. See `mptrain.scaler.dynamic` for the dynamic rule.
+After an overflow, one more step therefore runs at the scale that overflowed; k in a row still halve it k times.
 """
 
 from __future__ import annotations
@@ -31,16 +30,8 @@ if TYPE_CHECKING:
 class DelayedScaler:
     """Dynamic loss scaling rule in which every change of the scale takes effect one step late (MXNet's AMP).
 
-    A clean step is one without an overflow, that is, without inf or NaN in the gradients.
-
-    Attributes:
-        init_scale: Loss scale of the first two steps.
-        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row.
-        backoff_factor: Factor of the scale after an overflow.
-        growth_interval: Number of clean steps in a row before the scale grows.
-        min_scale: Lowest loss scale; with None it may fall to 0.
-        max_scale: Highest loss scale; with None it is the largest FP32 number.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
+    ``init_scale`` is the scale of the first two steps. Without ``min_scale`` the scale may fall to 0, without
+    ``max_scale`` it may grow to the largest FP32 number.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -71,20 +62,12 @@ class DelayedScaler:
         return self._rule.floor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device.
-
-        Returns:
-            The state of `DynamicScaler.initial`, whose ``scale`` multiplies the next loss, and ``decided``, float32 of
-            shape (1,), the scale of the step after that. Both are ``init_scale``.
-        """
+        """Return the dynamic rule's state and ``decided``, the scale of the step after next, float32 of shape (1,)."""
         first = self._rule.initial(device)
         return {**first, "decided": first["scale"].clone()}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, clamped to this rule's floor, ceiling and growth interval.
-
-        See `Scaler.resume`.
-        """
+        """Return the saved state, clamped to this rule's floor, ceiling and growth interval, and notes for the user."""
         scales = (self.min_scale, self.max_scale)
         limits = {
             "scale": scales,
@@ -95,13 +78,10 @@ class DelayedScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`.
-        """
+        """Return the state for the next training step."""
         after = self._rule.after({**state, "scale": state["decided"]}, verdict)
         return {**after, "scale": state["decided"], "decided": after["scale"]}
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         return f"{self._rule.describe()}, each change one step late"

@@ -19,7 +19,6 @@ With hysteresis 1 every overflow backs off. ``hysteresis_reset`` says when the c
 Without a floor the scale falls through the subnormal numbers to 0 and stays there. Without a ceiling it grows as long
 as FP32 can hold it; a growth step beyond that is omitted, as in `torch.amp.GradScaler`. Products are computed in FP64
 and rounded once to FP32, as in its kernel; a factor that is an FP32 number gives the same result as a product in FP32.
-A floor above the first scale or a ceiling below it raises an error.
 
 `torch.amp.GradScaler`, apex, DeepSpeed, Megatron-LM, ColossalAI, Keras, NNabla, Flax and Paddle use this rule with
 different constants: ``configs/scaler/`` has a file for each, with its source.
@@ -52,21 +51,7 @@ HysteresisReset = Literal["growth", "clean", "backoff"]
 class DynamicScaler:
     """Dynamic loss scaling rule: the scale falls when gradients overflow and grows after a number of clean steps.
 
-    An overflow is a step with inf or NaN in its gradients; a clean step is one without.
-
-    Attributes:
-        init_scale: Loss scale of the first step.
-        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row.
-        backoff_factor: Factor of the scale when it backs off.
-        growth_interval: Number of clean steps in a row before the scale grows.
-        hysteresis: Number of overflows until the scale backs off; with 1, every overflow lowers it.
-        hysteresis_reset: Event that resets the count of overflows: only ``growth`` of the scale, every ``clean`` step,
-            or, in addition to clean steps, every ``backoff``.
-        growth_delay: Number of clean steps, after the start and after an overflow, that do not count towards
-            ``growth_interval``.
-        min_scale: Lowest loss scale; with None it may fall to 0.
-        max_scale: Highest loss scale; with None it is the largest FP32 number.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
+    ``growth_delay`` clean steps, after the start and after an overflow, do not count towards ``growth_interval``.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -116,13 +101,7 @@ class DynamicScaler:
         return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device.
-
-        Returns:
-            ``scale`` (float32), the loss scale; ``growth_tracker`` (int32), the clean steps in a row, from
-            ``-growth_delay``; and ``hysteresis_tracker`` (int32), the overflows left until the scale backs off. Each
-            has shape (1,).
-        """
+        """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),
@@ -130,10 +109,7 @@ class DynamicScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, clamped to this rule's constants; see `Scaler.resume`.
-
-        The scale is clamped to floor and ceiling, the counters to growth interval and hysteresis.
-        """
+        """Return the saved state, clamped to floor, ceiling, growth interval and hysteresis, and notes for the user."""
         limits = {
             "scale": (self.min_scale, self.max_scale),
             "growth_tracker": (-self.growth_delay, self.growth_interval - 1),
@@ -142,10 +118,7 @@ class DynamicScaler:
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`.
-        """
+        """Return the state for the next training step."""
         growth_tracker = state["growth_tracker"] + 1
         if verdict.known_finite and self._is_plain and not self._grows_at(growth_tracker):
             return {**state, "growth_tracker": growth_tracker}
@@ -165,7 +138,6 @@ class DynamicScaler:
         }
 
     def _grows_at(self, growth_tracker: Tensor) -> bool:
-        """Return whether the scale grows after a clean step, from a count in host memory."""
         return growth_tracker.item() == self.growth_interval
 
     @functools.cached_property
@@ -198,7 +170,7 @@ class DynamicScaler:
         return torch.where(rounded.isfinite(), rounded, scale)
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         late = f" (the first after {self.growth_delay} more)" if self.growth_delay else ""
         every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[
             self.hysteresis_reset

@@ -37,20 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FairseqScaler:
-    """Dynamic loss scaling rule that lowers the scale only if a given share of the steps overflows (fairseq).
-
-    A clean step is one without an overflow, that is, without inf or NaN in the gradients.
-
-    Attributes:
-        init_scale: Loss scale of the first step.
-        growth_factor: Factor of the scale after ``growth_interval`` clean steps in a row, and its divisor when it backs
-            off.
-        growth_interval: Number of clean steps in a row before the scale grows.
-        tolerance: Share of overflows, 0 to 1, among the steps since the scale last changed, from which on an overflow
-            lowers the scale.
-        min_loss_scale: Bound above which the scale stays when it backs off.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
-    """
+    """Dynamic loss scaling rule that backs off only if a share ``tolerance`` of the steps overflows (fairseq)."""
 
     init_scale: PositiveFloat = 128.0
     growth_factor: AboveOne = 2.0
@@ -73,13 +60,7 @@ class FairseqScaler:
         return self.min_loss_scale * self.growth_factor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device.
-
-        Returns:
-            ``scale`` (float32), the loss scale; ``growth_tracker`` (int32), the clean steps in a row; ``attempts``
-            (int32), the steps since the scale last changed; and ``overflows`` (int32), the overflows since it last
-            fell. Each has shape (1,).
-        """
+        """Return ``scale`` (float32) and the three counts of the rule (int32), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "growth_tracker": torch.zeros(1, dtype=torch.int32, device=device),
@@ -88,17 +69,11 @@ class FairseqScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, with its count of clean steps clamped to this rule's growth interval.
-
-        See `Scaler.resume`.
-        """
+        """Return the saved state, with its clean steps clamped to the growth interval, and notes for the user."""
         return take_up(saved, self.initial(device), {"growth_tracker": (0, self.growth_interval - 1)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`.
-        """
+        """Return the state for the next training step."""
         scale, overflow = state["scale"], verdict.overflow
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
         growth_tracker = state["growth_tracker"] + 1
@@ -114,7 +89,7 @@ class FairseqScaler:
         }
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
         return (
             f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "

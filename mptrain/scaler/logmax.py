@@ -17,8 +17,8 @@ In the source an overflow counts as x = 2^16, although x is a logarithm; 16 was 
 takes the scale to its floor and keeps it there for thousands of steps. The default follows the source; set
 ``overflow_counts_as: 16`` for the probable intention.
 
-Differences from the source: moments are FP64, not FP32. A step whose gradients are all zero is ignored; the source
-takes the logarithm of 0 there and never recovers. One constant replaces the two occurrences of 16.
+Differences from the source: moments are FP64, not FP32. A step whose gradients are all zero is ignored and leaves the
+state unchanged; the source takes the logarithm of 0 there and never recovers. One constant replaces two of 16.
 """
 
 from __future__ import annotations
@@ -42,21 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogMaxScaler:
-    """Loss scaling rule that predicts the largest gradient from its running mean and standard deviation (OpenSeq2Seq).
-
-    The statistics are those of log2 max |g|, where g are the unscaled gradients of a step.
-
-    Attributes:
-        init_scale: Loss scale of the first step.
-        beta1: Decay rate of the running mean.
-        beta2: Decay rate of the moments from which the standard deviation is computed.
-        deviations: Number of standard deviations above the mean that must still fit into FP16.
-        log2_max: Logarithm to base 2 of the largest value that must fit.
-        overflow_counts_as: Value of log2 max |g| for a step that overflowed.
-        min_scale: Lowest loss scale.
-        max_scale: Highest loss scale.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
-    """
+    """Loss scaling rule that predicts the largest gradient from its running mean and deviation (OpenSeq2Seq)."""
 
     init_scale: PositiveFloat = 1.0
     beta1: BelowOneOrZero = 0.99
@@ -87,12 +73,7 @@ class LogMaxScaler:
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device; each tensor has shape (1,).
-
-        Returns:
-            ``scale`` (float32), the loss scale; ``count`` (int64), the number of steps in the statistics; and the
-            running moments ``fast``, ``slow`` and ``square``, float64, or float32 on a device without it.
-        """
+        """Return ``scale`` (float32), ``count`` of steps (int64) and moments (widest float dtype), of shape (1,)."""
         moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
@@ -101,17 +82,11 @@ class LogMaxScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, with its scale clamped to this rule's floor and ceiling.
-
-        See `Scaler.resume`.
-        """
+        """Return the saved state, with its scale clamped to this rule's floor and ceiling, and notes for the user."""
         return take_up(saved, self.initial(device), {"scale": (self.min_scale, self.max_scale)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`. A step whose gradients are all zero leaves the state unchanged.
-        """
+        """Return the state for the next training step."""
         assert verdict.measured is not None
         largest = verdict.measured / state["scale"]
         x = torch.where(verdict.overflow, self.overflow_counts_as, largest.log2())
@@ -128,7 +103,7 @@ class LogMaxScaler:
         return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         return (
             f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} "
             f"deviations of log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within "

@@ -1,7 +1,4 @@
-"""Conversion of a loss scaler's saved state when a run is resumed, possibly with another rule or other constants.
-
-This is no scaling rule: it does not know what a state means. It reads values on the host, once, when a run is resumed.
-"""
+"""Conversion of a loss scaler's saved state, on the host, for a resumed run with possibly another rule or constants."""
 
 from __future__ import annotations
 
@@ -20,17 +17,11 @@ Limits = tuple[float | None, float | None]
 def take_up(
     saved: ScalerState, own: ScalerState, limits: Mapping[str, Limits], device: torch.device
 ) -> tuple[ScalerState, list[str]]:
-    """Return the state of a loss scaler for a resumed run: the saved state, clamped to the present rule's limits.
+    """Return the state of a loss scaler for a resumed run, and a sentence for the user about each difference.
 
-    Args:
-        saved: The state in a checkpoint, possibly of another rule or of other constants.
-        own: The first state of the present rule, which determines names and dtypes.
-        limits: Lowest and highest value by tensor name; a tensor without an entry may have any value.
-        device: The training device of the resumed run.
-
-    Returns:
-        The state: bit for bit the saved one where that fits, or ``own`` if another rule saved it (its tensors have
-        other names). And one sentence for the user about each difference.
+    ``own`` is the first state of the present rule, which determines names and dtypes. The saved state is kept bit for
+    bit within the limits (lowest and highest value by tensor name); if another rule saved it (its tensors have other
+    names), ``own`` is returned.
     """
     if own.keys() != saved.keys():
         scale = float(own["scale"])

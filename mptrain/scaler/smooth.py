@@ -31,16 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmoothScaler:
-    """Dynamic loss scaling rule that raises the scale by a small factor at every step without overflow (Chainer).
+    """Dynamic loss scaling rule that raises the scale by a small factor at every clean step (Chainer).
 
-    A clean step is one without an overflow, that is, without inf or NaN in the gradients. An overflow halves the scale.
-
-    Attributes:
-        init_scale: Loss scale of the first step; it doubles at every clean step until the first overflow.
-        interval: Number of clean steps in which the scale doubles after the first overflow.
-        min_scale: Lowest loss scale.
-        max_scale: Highest loss scale; Chainer's is the largest FP16 number.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
+    Chainer's ``max_scale`` is the largest FP16 number.
     """
 
     init_scale: PositiveFloat = 1.0
@@ -63,12 +56,7 @@ class SmoothScaler:
         return self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state before the first training step, on a device; each tensor has shape (1,).
-
-        Returns:
-            ``scale`` (float32), the loss scale; ``exact``, the same in float64 (float32 on a device without it); and
-            ``overflowed`` (bool): whether any step has overflowed.
-        """
+        """Return ``scale`` (float32), ``exact`` (the same in the widest dtype) and ``overflowed``, of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             "exact": torch.tensor([self.init_scale], dtype=widest(device), device=device),
@@ -76,15 +64,12 @@ class SmoothScaler:
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the state in a checkpoint, clamped to this rule's floor and ceiling; see `Scaler.resume`."""
+        """Return the saved state, clamped to this rule's floor and ceiling, and notes for the user."""
         limits = (self.min_scale, self.max_scale)
         return take_up(saved, self.initial(device), {"scale": limits, "exact": limits}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the scaler's state for the next training step, by the rule in the module docstring.
-
-        See `Scaler.after`.
-        """
+        """Return the state for the next training step."""
         overflowed = state["overflowed"] | verdict.overflow
         before = state["exact"]
         grown = torch.where(overflowed, before * 2.0 ** (1 / self.interval), before * 2.0)
@@ -92,7 +77,7 @@ class SmoothScaler:
         return {"scale": exact.to(torch.float32), "exact": exact, "overflowed": overflowed}
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constants, for display."""
+        """Return one line that describes the rule with its constants."""
         return (
             f"smooth from {scale_in_words(self.init_scale)}, x2 every step until the first overflow, then x2 within "
             f"{self.interval} clean steps, x0.5 on overflow, within {scale_in_words(self.min_scale)} to "

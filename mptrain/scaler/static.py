@@ -1,7 +1,5 @@
 """Static loss scaling (Micikevicius et al. 2018, section 3.2), and no loss scaling, which is a static scale of 1.
 
-    scale(t + 1) = scale(t)
-
 Overflows are still detected; ``on_overflow`` chooses whether they skip the update.
 """
 
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
 class StaticScaler:
     """Loss scaling rule that multiplies every loss by the same constant.
 
-    Attributes:
-        scale: Factor of the loss and divisor of the gradients. A power of two changes only exponents and loses no bits;
-            the paper's networks trained with 8 to 32768.
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
+    A power of two changes only exponents and loses no bits; the paper's networks trained with 8 to 32768.
     """
 
     scale: PositiveFloat = 1024.0
@@ -48,37 +43,25 @@ class StaticScaler:
         return self.scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state on a device: the constant as ``scale``, float32 of shape (1,)."""
+        """Return the constant as ``scale``, float32 of shape (1,)."""
         return {"scale": torch.tensor([self.scale], dtype=torch.float32, device=device)}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the present constant as the state of a resumed run; a saved scale never replaces it.
-
-        Args:
-            saved: The state in the checkpoint.
-            device: The training device.
-
-        Returns:
-            The state, and a sentence for the user if the saved scale was another one, in a list.
-        """
+        """Return the present constant, which a saved scale never replaces, and a note for the user if they differ."""
         return _constant(self.initial(device), saved)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return ``state`` itself, because the loss scale never changes; see `Scaler.after`."""
+        """Return ``state`` itself."""
         return state
 
     def describe(self) -> str:
-        """Return one line that describes the loss scaling rule with its constant, for display."""
+        """Return one line that describes the rule with its constant."""
         return f"static {scale_in_words(self.scale)}, on overflow {self.on_overflow}"
 
 
 @dataclass(frozen=True)
 class NoScaler:
-    """Loss scaling rule for runs without loss scaling: a constant scale of 1, so that FP32 runs through the same code.
-
-    Attributes:
-        on_overflow: ``skip`` skips an update with non-finite gradients, ``apply`` applies it.
-    """
+    """Loss scaling rule for runs without loss scaling: a constant scale of 1, so that FP32 runs share the code."""
 
     on_overflow: OnOverflow = "skip"
 
@@ -88,27 +71,19 @@ class NoScaler:
         return 1.0
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return the scaler's state on a device: a ``scale`` of 1, float32 of shape (1,)."""
+        """Return a ``scale`` of 1, float32 of shape (1,)."""
         return {"scale": torch.ones(1, dtype=torch.float32, device=device)}
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return a loss scale of 1 as the state of a resumed run, whatever was saved.
-
-        Args:
-            saved: The state in the checkpoint.
-            device: The training device.
-
-        Returns:
-            The state, and a sentence for the user if the saved scale was not 1, in a list.
-        """
+        """Return a loss scale of 1, whatever was saved, and a note for the user if the saved scale was not 1."""
         return _constant(self.initial(device), saved)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return ``state`` itself, because the loss scale stays 1; see `Scaler.after`."""
+        """Return ``state`` itself."""
         return state
 
     def describe(self) -> str:
-        """Return one line for display that says that there is no loss scaling."""
+        """Return one line that says that there is no loss scaling."""
         return f"none (scale 1), on overflow {self.on_overflow}"
 
 

@@ -16,14 +16,10 @@ from mptrain.schedule.shapes import warmup_factor
 
 
 def improves(value: float, best: float | None, threshold: float, mode: Literal["rel", "abs"], *, higher: bool) -> bool:
-    """Return whether a metric is better than the best one so far by more than a threshold, as in ``ReduceLROnPlateau``.
+    """Return whether a metric is better than the best one by more than a threshold, as in ``ReduceLROnPlateau``.
 
-    Args:
-        value: Metric of this validation; NaN is never better.
-        best: Best metric so far; None before the first finite one.
-        threshold: Change that is not yet an improvement.
-        mode: ``rel`` takes the threshold as a fraction of the best metric, ``abs`` in units of the metric.
-        higher: Whether a higher metric is better.
+    NaN is never better. ``best`` is None before the first finite metric. ``rel`` takes the threshold as a fraction of
+    the best metric, ``abs`` in units of the metric.
     """
     sign = 1.0 if higher else -1.0
     best = -sign * math.inf if best is None else best
@@ -35,12 +31,9 @@ def improves(value: float, best: float | None, threshold: float, mode: Literal["
 class PlateauState:
     """State of a plateau schedule between validations.
 
-    Attributes:
-        metric: Name of the metric; empty before the first validation.
-        best: Best metric so far; None before the first finite one.
-        bad: Number of consecutive validations without improvement.
-        cooldown: Number of validations in which ``bad`` still stays 0.
-        factor: Learning rate as a fraction of the base rate, apart from the warm-up.
+    ``metric`` is empty before the first validation, ``best`` None before the first finite one. ``bad`` counts
+    consecutive validations without improvement, and stays 0 in the next ``cooldown`` ones. ``factor`` is the learning
+    rate as a fraction of the base rate, apart from the warm-up.
     """
 
     metric: str = ""
@@ -57,15 +50,12 @@ class Plateau:
     It behaves as ``torch.optim.lr_scheduler.ReduceLROnPlateau`` with ``eps=0``, stepped once after each validation.
 
     Attributes:
-        factor: Factor of the learning rate at each reduction.
         patience: Number of consecutive validations without improvement that do not reduce the rate.
-        threshold: Change of the metric that is not yet an improvement.
-        threshold_mode: Unit of the threshold: ``rel`` (a fraction of the best metric) or ``abs`` (that of the metric).
+        threshold: Change of the metric that is not yet an improvement, as a fraction of the best if ``rel``.
         cooldown: Number of validations after a reduction that are not counted.
         min_factor: Smallest learning rate, as a fraction of the base rate.
         metric: Name of the validation metric. None means the metric of the task, or else the validation loss.
-        mode: ``max`` if a higher metric is better, ``min`` if a lower one is. None means the direction of the task's
-            metric, and lower for a loss.
+        mode: ``max`` if a higher metric is better. None means the direction of the task's metric, and lower for a loss.
         warmup: Number of updates with linear warm-up of the learning rate.
     """
 
@@ -80,20 +70,11 @@ class Plateau:
     warmup: NonNegativeInt = 0
 
     def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
-        """Return the learning rates of a run without reductions: constant after the warm-up.
-
-        See `mptrain.schedule.shapes.TabulatedSchedule.rates`.
-        """
+        """Return the learning rates of a run without reductions: constant after the warm-up."""
         return [lr * warmup_factor(update, self.warmup) for update in range(planned + 1)]
 
     def after(self, state: PlateauState, value: float, *, higher: bool) -> PlateauState:
-        """Return the state after a validation; its ``factor`` is smaller if the rate is reduced.
-
-        Args:
-            state: State before the validation.
-            value: Metric of the validation.
-            higher: Whether a higher metric is better.
-        """
+        """Return the state after a validation; its ``factor`` is smaller if the rate is reduced."""
         better = improves(value, state.best, self.threshold, self.threshold_mode, higher=higher)
         best, bad = (value, 0) if better else (state.best, state.bad + 1)
         cooldown, bad = (state.cooldown - 1, 0) if state.cooldown else (0, bad)
@@ -104,18 +85,9 @@ class Plateau:
 
 
 class RateReduction:
-    """Plateau schedule of one learner (a model with its optimizer), with its state and its table of learning rates.
+    """Plateau schedule of one learner, with its state and its learning rates by number of applied updates.
 
-    Args:
-        rule: The schedule.
-        lr: Base learning rate.
-        rates: The learner's learning rate by number of applied updates, float32, shape (planned + 1,). A reduction
-            changes it in place, because captured CUDA graphs read it at its address.
-
-    Attributes:
-        rule: As given.
-        lr: As given.
-        state: State after the last validation.
+    ``rates`` is float32, shape (planned + 1,). A reduction changes it in place: CUDA graphs read it at its address.
     """
 
     def __init__(self, rule: Plateau, lr: float, rates: Tensor) -> None:
@@ -124,16 +96,7 @@ class RateReduction:
         self._rates = rates
 
     def after_validation(self, metric: str, value: float, *, higher: bool) -> bool:
-        """Update the state after a validation, and reduce the learning rates if the metric no longer improves.
-
-        Args:
-            metric: Name of the metric. If it is another than before, its best value is forgotten.
-            value: Value of the metric.
-            higher: Whether a higher value is better.
-
-        Returns:
-            Whether the rate was reduced.
-        """
+        """Update the state, new for another metric, and return whether the learning rates were reduced."""
         before = self.state
         if before.metric != metric:
             before = PlateauState(metric, factor=before.factor)
@@ -153,13 +116,9 @@ class RateReduction:
         return asdict(self.state)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint, and the table of learning rates.
+        """Restore state and rates from an untrusted saved state; an empty one, of another schedule, starts afresh.
 
-        Args:
-            saved: Result of `state_dict`, untrusted; empty from a run with another schedule, which starts afresh.
-
-        Raises:
-            CheckpointError: A value is missing or has another type.
+        Raises CheckpointError if a value is missing or has another type.
         """
         kinds = {"metric": str, "best": float | None, "bad": int, "cooldown": int, "factor": float}
         fine = all(isinstance(saved.get(name), kind) for name, kind in kinds.items())

@@ -18,21 +18,10 @@ if TYPE_CHECKING:
 def rate_table(
     schedule: Schedule | TabulatedSchedule, lr: float, planned: int, device: torch.device, steps_per_epoch: int = 1
 ) -> Tensor:
-    """Return the learning rate of every planned update of a run, as a device tensor.
+    """Return the learning rate of every planned update, float32 of shape (planned + 1,), on a device.
 
-    Args:
-        schedule: Learning rate schedule.
-        lr: Base learning rate, which the schedule's factors multiply.
-        planned: Number of planned updates.
-        device: Device of the result.
-        steps_per_epoch: Number of updates in one epoch, for a schedule that advances by epochs.
-
-    Returns:
-        float32, shape (planned + 1,): entry u is the rate of the update after u applied ones. The last entry is for a
-        caller that reads the rate once more after the last update.
-
-    Raises:
-        ConfigError: A learning rate is not finite.
+    Entry u is the rate of the update after u applied ones. The last entry is for a caller that reads the rate once more
+    after the last update. ``steps_per_epoch`` counts updates. Raises ConfigError if a rate is not finite.
     """
     if isinstance(schedule, TabulatedSchedule):
         rates = schedule.rates(lr, planned, steps_per_epoch)

@@ -1,6 +1,7 @@
 """Learning rate schedules: pure functions from the number of an update to a factor of the base learning rate.
 
-A training step whose update is skipped (for an overflow) does not count as an update and does not advance a schedule.
+A training step whose update is skipped (for an overflow) does not count as an update. ``warmup`` is the number of
+updates with linear warm-up of the rate, ``final`` that after the last planned update, as a fraction of the base rate.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ class Schedule(Protocol):
     """Interface of a learning rate schedule."""
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor by which the base learning rate is multiplied in one update.
-
-        Args:
-            update: Number of the update, from 0.
-            planned: Number of planned updates of the run.
-        """
+        """Return the factor of the base learning rate in an update (from 0) of a run of ``planned`` updates."""
 
 
 @runtime_checkable
@@ -30,73 +26,35 @@ class TabulatedSchedule(Protocol):
     """Interface of a learning rate schedule that returns all rates of a run at once, not factors of the base rate."""
 
     def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
-        """Return the learning rate of every update of a run, and one more rate after the last.
-
-        Args:
-            lr: Base learning rate.
-            planned: Number of planned updates of the run.
-            steps_per_epoch: Number of updates in one epoch.
-
-        Returns:
-            ``planned + 1`` rates. Entry u is the rate of the update after u applied ones.
-        """
+        """Return ``planned + 1`` learning rates: entry u is that of the update after u applied ones."""
 
 
 def warmup_factor(update: int, warmup: int) -> float:
-    """Return the factor of the learning rate from a linear warm-up.
-
-    Args:
-        update: Number of the update, from 0.
-        warmup: Number of updates with warm-up; 0 for none.
-
-    Returns:
-        1/warmup at the first update, rising linearly to 1 at update ``warmup - 1``, then 1.
-    """
+    """Return the factor from a linear warm-up, 1/warmup to 1 at update ``warmup - 1``; then, or without one, 1."""
     return min(1.0, (update + 1) / warmup) if warmup else 1.0
 
 
 def progress(update: int, planned: int, warmup: int) -> float:
-    """Return the progress of a run after the warm-up of the learning rate, from 0 to 1.
-
-    Args:
-        update: Number of the update, from 0.
-        planned: Number of planned updates, including those with warm-up.
-        warmup: Number of updates with warm-up, during which the progress is 0.
-
-    Returns:
-        The share of the remaining updates that were applied; it reaches 1 only after the last planned update.
-    """
+    """Return the share of the updates after the warm-up that were applied: 1 only after the last planned update."""
     return min(1.0, max(0.0, (update - warmup) / max(1, planned - warmup)))
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Schedule with a constant learning rate after an optional warm-up.
-
-    Attributes:
-        warmup: Number of updates with linear warm-up of the learning rate.
-    """
+    """Schedule with a constant learning rate after an optional warm-up."""
 
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update: that of the warm-up, then 1.
-
-        See `Schedule.factor`.
-        """
+        """Return the factor of the warm-up, then 1."""
         return warmup_factor(update, self.warmup)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Schedule that multiplies the learning rate by a factor at each milestone of the run.
+    """Schedule that multiplies the learning rate by ``gamma`` at each milestone, a fraction of the planned updates.
 
     He et al. 2015 divide it by 10 after 30, 60 and 80 of 90 epochs.
-
-    Attributes:
-        milestones: Points of the run at which the rate changes, as fractions of the planned updates, each from 0 to 1.
-        gamma: Factor of the learning rate at each milestone.
-        warmup: Number of updates with linear warm-up of the learning rate.
     """
 
     milestones: tuple[Fraction, ...] = (0.333333, 0.666667, 0.888889)
@@ -104,10 +62,7 @@ class Step:
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        It is the warm-up's factor times ``gamma`` to the power of the number of milestones passed.
-        """
+        """Return the warm-up's factor times ``gamma`` to the power of the number of milestones passed."""
         # In floating point 0.55 * 100 is 55.00000000000001; the milestone is 55.
         passed = sum(update >= round(milestone * planned) for milestone in self.milestones)
         return warmup_factor(update, self.warmup) * self.gamma**passed
@@ -115,43 +70,26 @@ class Step:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Schedule with cosine decay of the learning rate, without restarts (Loshchilov and Hutter 2017).
-
-    Attributes:
-        final: Learning rate after the last planned update, as a fraction of the base rate.
-        warmup: Number of updates with linear warm-up of the learning rate.
-    """
+    """Schedule with cosine decay of the learning rate, without restarts (Loshchilov and Hutter 2017)."""
 
     final: Fraction = 0.0
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        After the warm-up it falls along half a cosine wave from 1 to ``final``, which it reaches after the last planned
-        update.
-        """
+        """Return the warm-up's factor, then half a cosine wave from 1 to ``final``."""
         wave = 0.5 * (1 + math.cos(math.pi * progress(update, planned, self.warmup)))
         return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * wave)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Schedule with linear decay of the learning rate.
-
-    Attributes:
-        final: Learning rate after the last planned update, as a fraction of the base rate.
-        warmup: Number of updates with linear warm-up of the learning rate.
-    """
+    """Schedule with linear decay of the learning rate."""
 
     final: Fraction = 0.0
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        After the warm-up it falls linearly from 1 to ``final``, which it reaches after the last planned update.
-        """
+        """Return the warm-up's factor, then a linear decay from 1 to ``final``."""
         line = 1 - progress(update, planned, self.warmup)
         return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * line)
 
@@ -160,56 +98,35 @@ class Linear:
 class InverseSqrt:
     """Schedule with decay of the learning rate by the inverse square root of the update's number (Vaswani et al. 2017).
 
-    The rule is their equation 3, but the rate at the end of the warm-up is the base rate; in the paper it is width^-0.5
-    * warmup^-0.5.
-
-    Attributes:
-        warmup: Number of updates with linear warm-up of the learning rate.
+    This is their equation 3, with the base rate at the end of the warm-up in place of width^-0.5 * warmup^-0.5.
     """
 
     warmup: PositiveInt = 4000
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        It rises linearly to 1 at update ``warmup - 1`` and then falls as ``sqrt(warmup / (update + 1))``.
-        """
+        """Return a linear rise to 1 at update ``warmup - 1``, then ``sqrt(warmup / (update + 1))``."""
         return min(warmup_factor(update, self.warmup), math.sqrt(self.warmup / (update + 1)))
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Schedule with polynomial decay of the learning rate (``torch.optim.lr_scheduler.PolynomialLR``).
-
-    Chen et al. 2017 (DeepLab) use the power 0.9.
-
-    Attributes:
-        power: Exponent of the share of updates that remain; 1 is a linear decay.
-        final: Learning rate after the last planned update, as a fraction of the base rate.
-        warmup: Number of updates with linear warm-up of the learning rate.
-    """
+    """Schedule with polynomial decay of the rate (``PolynomialLR`` of torch; DeepLab, Chen et al. 2017, has 0.9)."""
 
     power: PositiveFloat = 0.9
     final: Fraction = 0.0
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        After the warm-up it falls from 1 to ``final`` as ``(1 - progress) ** power``.
-        """
+        """Return the warm-up's factor, then ``(1 - progress) ** power``, scaled to fall from 1 to ``final``."""
         left = math.pow(1 - progress(update, planned, self.warmup), self.power)
         return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * left)
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Schedule that multiplies the learning rate by the same factor after every update (``ExponentialLR`` of torch).
+    """Schedule that multiplies the rate by ``gamma`` after every update, as ``ExponentialLR`` of torch.
 
-    Attributes:
-        final: Learning rate after the last planned update, as a fraction of the base rate. Not used with ``gamma``.
-        gamma: Factor of the learning rate for each update. None computes it from ``final``.
-        warmup: Number of updates with linear warm-up of the learning rate.
+    Without ``gamma`` the rate reaches ``final`` after the last planned update.
     """
 
     final: PositiveFraction = 0.01
@@ -217,10 +134,7 @@ class Exponential:
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        After the warm-up it is ``final ** progress``, or ``gamma`` to the power of the updates since.
-        """
+        """Return the warm-up's factor, then ``final ** progress``, or ``gamma`` to the power of the updates since."""
         decay, times = self.final, progress(update, planned, self.warmup)
         if self.gamma is not None:
             decay, times = self.gamma, max(0, update - self.warmup)
@@ -231,14 +145,8 @@ class Exponential:
 class WarmupStableDecay:
     """Schedule with warm-up, a constant learning rate, and a decay at the end of the run (Hu et al. 2024, MiniCPM).
 
-    Hägele et al. 2024 compare shapes of the decay; ``sqrt`` is their "1-sqrt".
-
-    Attributes:
-        warmup: Number of updates with linear warm-up of the learning rate.
-        decay: Length of the decay, as a fraction of the planned updates.
-        shape: Shape of the decay over its progress p: ``linear`` (1 - p), ``cosine`` (half a wave) or ``sqrt``
-            (1 - sqrt(p)).
-        final: Learning rate after the last planned update, as a fraction of the base rate.
+    ``decay`` is the length of the decay as a fraction of the planned updates. Over its progress p it falls as
+    ``linear`` (1 - p), ``cosine`` (half a wave) or ``sqrt`` (1 - sqrt(p), the "1-sqrt" of Hägele et al. 2024).
     """
 
     warmup: NonNegativeInt = 100
@@ -247,10 +155,7 @@ class WarmupStableDecay:
     final: Fraction = 0.0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        It rises to 1 in the warm-up, stays there, and falls to ``final``, reached after the last planned update.
-        """
+        """Return the warm-up's factor, then 1, then the decay to ``final``, reached after the last planned update."""
         done = progress(update, planned, planned - round(self.decay * planned))
         left = {"linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "sqrt": 1 - math.sqrt(done)}
         return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * left[self.shape])
@@ -260,13 +165,8 @@ class WarmupStableDecay:
 class OneCycle:
     """Schedule of the one-cycle policy (Smith and Topin 2018), with the rates of ``OneCycleLR`` of torch in two phases.
 
-    The base learning rate is the peak, ``max_lr`` of torch. The momentum stays constant.
-
-    Attributes:
-        pct_start: Length of the rise, as a fraction of the planned updates.
-        div_factor: Peak divided by the first rate.
-        final_div_factor: First rate divided by the last one.
-        anneal_strategy: Shape of rise and fall: ``cos`` (half a wave) or ``linear``.
+    The base learning rate is the peak, ``max_lr`` of torch. The momentum stays constant. ``pct_start`` is the length of
+    the rise as a fraction of the planned updates. The shape of rise and fall is ``cos`` (half a wave) or ``linear``.
     """
 
     pct_start: Fraction = 0.3
@@ -275,11 +175,7 @@ class OneCycle:
     anneal_strategy: Literal["cos", "linear"] = "cos"
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        It rises from ``1 / div_factor`` to 1 and then falls to ``1 / (div_factor * final_div_factor)``, which the last
-        planned update has.
-        """
+        """Return a rise from ``1 / div_factor`` to 1, then a fall to ``1 / (div_factor * final_div_factor)``."""
         peak, last, first = self.pct_start * planned - 1, planned - 1, 1 / self.div_factor
         if update < peak:
             start, end, done = first, 1.0, update / peak
@@ -295,11 +191,8 @@ class OneCycle:
 class CosineRestarts:
     """Schedule with cosine decay of the learning rate and warm restarts (SGDR, Loshchilov and Hutter 2017).
 
-    Attributes:
-        period: Length of the first decay, as a fraction of the planned updates.
-        multiplier: Factor of the length of each decay after the first.
-        final: Learning rate at the end of each decay, as a fraction of the base rate.
-        warmup: Number of updates with linear warm-up of the learning rate, before the first decay.
+    ``period`` is the length of the first decay as a fraction of the planned updates, ``multiplier`` the factor of the
+    length of each decay after it. The rate is ``final`` at the end of each decay.
     """
 
     period: PositiveFraction = 0.25
@@ -308,10 +201,7 @@ class CosineRestarts:
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
-        """Return the factor of the base learning rate in an update; see `Schedule.factor`.
-
-        After the warm-up it falls from 1 to ``final`` in each period, and the next period starts at 1 again.
-        """
+        """Return the warm-up's factor, then in each period half a cosine wave from 1 to ``final``."""
         length, since = max(1, round(self.period * planned)), max(0, update - self.warmup)
         if self.multiplier == 1:
             since %= length

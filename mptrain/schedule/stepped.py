@@ -41,21 +41,12 @@ _FIXED = {"momentum": 0.9, "weight_decay": 0.0}
 
 
 def torch_scheduler(name: str) -> type[Any]:
-    """Return a scheduler class of torch.optim.lr_scheduler by its name, such as ``StepLR``.
-
-    Raises:
-        ConfigError: There is no such class; names the nearest.
-    """
+    """Return a scheduler class of torch.optim.lr_scheduler by name; without one, ConfigError names the nearest."""
     return _named(torch.optim.lr_scheduler, name)
 
 
 def timm_scheduler(name: str) -> type[Any]:
-    """Return a scheduler class of timm.scheduler by its name, such as ``TanhLRScheduler``.
-
-    Raises:
-        EnvironmentRefused: timm is not installed.
-        ConfigError: There is no such class; names the nearest.
-    """
+    """Return a scheduler class of timm.scheduler by name, or raise ConfigError; EnvironmentRefused without timm."""
     return _named(load_extra("timm.scheduler", "timm", "schedule=timm"), name)
 
 
@@ -69,14 +60,7 @@ def _named(package: Any, name: str) -> type[Any]:
 
 
 def refuse_scheduler(scheduler: Any) -> None:
-    """Refuse a scheduler class that cannot be built from a configuration.
-
-    Args:
-        scheduler: The class, or a function, which is never refused.
-
-    Raises:
-        ConfigError: The class needs metrics, functions or other schedulers; says what to use instead.
-    """
+    """Raise ConfigError for a scheduler class that needs metrics, functions or other schedulers; functions may pass."""
     name = getattr(scheduler, "__name__", "")
     if isinstance(scheduler, type) and name in _REFUSED and scheduler.__module__.startswith(("torch.", "timm.")):
         reason, hint = _REFUSED[name]
@@ -87,13 +71,9 @@ def refuse_scheduler(scheduler: Any) -> None:
 class SteppedSchedule:
     """Schedule with the learning rates that a scheduler of torch or timm, or one like them, gives to an optimizer.
 
-    Attributes:
-        name: Name of the scheduler, for messages.
-        make: Function that returns the scheduler object. Its keyword arguments are ``optimizer``, ``max_lr`` (the base
-            learning rate), ``length`` (steps of the scheduler in the run) and ``steps_per_epoch`` (steps of it in one
-            epoch).
-        interval: Time between two steps of the scheduler: ``update`` or ``epoch``.
-        notes: Arguments that mptrain sets, for the user, one sentence each.
+    ``make`` returns the scheduler object. Its keyword arguments are ``optimizer``, ``max_lr`` (the base learning rate),
+    ``length`` (steps of the scheduler in the run) and ``steps_per_epoch`` (steps of it in one epoch). ``interval`` is
+    the time between two of its steps. ``notes`` tell the user of arguments that mptrain sets.
     """
 
     name: str
@@ -102,12 +82,10 @@ class SteppedSchedule:
     notes: tuple[str, ...] = ()
 
     def rates(self, lr: float, planned: int, steps_per_epoch: int) -> list[float]:
-        """Return the learning rates of a run; see `mptrain.schedule.shapes.TabulatedSchedule.rates`.
+        """Return the learning rates of a run.
 
-        The entry after the last update repeats the one before it, because some schedulers refuse a further step.
-
-        Raises:
-            ConfigError: The scheduler cannot be built or stepped, or changes other settings than the learning rate.
+        The entry after the last update repeats the one before it, because some schedulers refuse a further step. Raises
+        ConfigError if the scheduler cannot be built or stepped, or changes other settings than the learning rate.
         """
         every = steps_per_epoch if self.interval == "epoch" else 1
         weight = torch.nn.Parameter(torch.zeros(()))
