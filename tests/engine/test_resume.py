@@ -134,12 +134,12 @@ def test_trap_38_constants_of_the_configuration_win_over_the_checkpoint_and_are_
     capped = continue_loop(loop, *TINY, "precision=amp_dynamic", "scaler.max_scale=65536", "scaler.hysteresis=2")
     assert capped.parts.learners[0].scale.item() == 65536
     assert capped.notes == [
-        "the scaler's scale continues at 65536; it was 2^18 in the checkpoint",
+        "the scaler's scale continues at 65536; it was 262144 in the checkpoint",
         "the scaler's hysteresis_tracker continues at 2; it was 3 in the checkpoint",
     ]
     static = continue_loop(capped, *TINY, "precision=amp_static", "scaler.scale=8")
     assert static.parts.learners[0].scale.item() == 8
-    assert static.notes == ["the loss scale continues at 8; it was 262144 in the checkpoint"]
+    assert static.notes == ["the loss scale continues at 8; it was 2^18 in the checkpoint"]
 
 
 def test_trap_32_masters_follow_a_load(tmp_path):
