@@ -111,8 +111,7 @@ def compute_reference(
     said32: Outputs = {}
     fp32 = _gradients_under(record_outputs(said32, said), parts, batch)
     scaled = {
-        exponent: _gradients_under(record_outputs({}, said), parts, batch, 2.0**exponent)
-        for exponent in FP32_EXPONENTS
+        exponent: _gradients_under(record_outputs({}, said), parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS
     }
     shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
     tolerance = EPSILONS * form.epsilon
