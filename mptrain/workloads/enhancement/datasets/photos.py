@@ -103,10 +103,10 @@ class PhotoFolder(PhotoDataset):
         """
         root = self.root.expanduser()
         train = root / "train"
-        found = {"train": files_below(train if train.is_dir() else root)}
+        found = {"train": _photos_in(train if train.is_dir() else root)}
         for split in ("val", "test"):
             if train.is_dir() and (root / split).is_dir():
-                found[split] = files_below(root / split)
+                found[split] = _photos_in(root / split)
         everything = found["train"]
         for split, asked in (("test", self.test_photos), ("val", self.val_photos)):
             if split in found:
@@ -128,7 +128,7 @@ class PhotoFolder(PhotoDataset):
 load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
 
 
-def files_below(folder: Path) -> list[str]:
+def _photos_in(folder: Path) -> list[str]:
     """Return the paths of the image files in a folder and its subfolders, sorted, without hidden files and folders.
 
     Raises:
