@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.doctor_data import data_lines
 from mptrain.cli.messages import line_width, say, waiting, wrapped
+from mptrain.config.build import settings_restored
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.findings import Finding
@@ -29,6 +30,7 @@ NAMED = 4
 _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
 
 
+@settings_restored()
 def doctor_model(config: Config) -> int:
     """Check the data files of a configuration and the gradients of its first step, and print the problems found.
 

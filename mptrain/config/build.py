@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,6 +200,20 @@ def build(
         require_monitored(parts, config.train)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
+
+
+@contextlib.contextmanager
+def settings_restored() -> Iterator[None]:
+    """Restore afterwards what keys of a run set for the whole process: torch's threads and its choice of kernels."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def _ready(config: Config, comm: Communicator) -> torch.device:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
 
+#: Passes in which a tensor that accumulates is found: a mean over all batches keeps 3/4 of what it was before the last.
+_PASSES = 4
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """Result of a rehearsed training step: parameters without training, and the operators that ran with their dtypes.
@@ -61,11 +65,17 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
-    if halves := rounded_tensors(parts, batch, found):
+    trained = {
+        name
+        for learner in parts.learners
+        for name, parameter in zip(learner.weights.names, learner.weights.params, strict=True)
+        if parameter.dtype.itemsize == 2
+    }
+    if halves := (*rounded_tensors(parts, batch, found), *(name for name in found.changed if name in trained)):
         more = f" and {len(halves) - 3} more" if halves[3:] else ""
         telemetry.warn(
-            f"forward passes change {len(halves)} buffers or frozen parameters in {parts.policy.parameters}, which "
-            f"rounds small changes away: {', '.join(halves[:3])}{more} (precision.keep_fp32 can name their modules)"
+            f"forward passes change {', '.join(halves[:3])}{more} in {parts.policy.parameters}, which rounds small "
+            "changes away (precision.keep_fp32 can name their modules)"
         )
     if options.train.compile:
         parts.compile()
@@ -162,9 +172,10 @@ def _changed_tensors(parts: Parts, changed: list[str], census: OperatorCensus) -
 def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[str, ...]:
     """Return the changed tensors in half precision that accumulate over steps, unless an optimizer updates them.
 
-    A tensor accumulates if most of a shift of all its values is still there after a step, as in a counter or a running
-    mean. Rounding does not harm others, such as the vectors of a spectral norm. With several ranks, or if a pass fails
-    with shifted values, all changed ones are returned.
+    A tensor accumulates if most of a shift of all its finite values is still there after another pass, as in a counter
+    or a running mean. The passes before the shift are for means over all batches so far, which forget their start, and
+    for observers that start at inf. Rounding does not harm other tensors, such as the vectors of a spectral norm. With
+    several ranks, or if a pass fails with shifted values, all changed ones are returned.
     """
     trained = {id(one) for learner in parts.learners for one in learner.weights.params}
     tensors: dict[str, torch.Tensor] = {
@@ -176,25 +187,31 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     ]
     if parts.comm.world_size > 1 or not halves:
         return tuple(halves)
-    shifts = {name: max(1.0, float(tensors[name].abs().max())) / 8 for name in halves}
+    micro, plan = batch.split(parts.plan.accumulate)[0], replace(parts.plan, accumulate=1)
+    shifts: dict[str, float] = {}
     ends: list[list[torch.Tensor]] = []
     try:
         for times in (0, 1):
-            with parts.plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
-                for name, shift in shifts.items():
-                    tensors[name].add_(times * shift)
-                for learner in parts.learners:
-                    with torch.enable_grad():
-                        accumulate_gradients(learner, parts.model, batch.clone(), parts.plan)
-                    learner.weights.gradients.zero_grad()
-                parts.plan.guard.settle()
+            with plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
+                for left in reversed(range(_PASSES)):
+                    for name in halves if left == 0 else ():
+                        finite = tensors[name].float().nan_to_num(posinf=0.0, neginf=0.0)
+                        shifts[name] = max(1.0, float(finite.abs().max())) / 8
+                        tensors[name].add_(times * shifts[name])
+                    for learner in parts.learners:
+                        with torch.enable_grad():
+                            accumulate_gradients(learner, parts.model, micro.clone(), plan)
+                        learner.weights.gradients.zero_grad()
+                    plan.guard.settle()
                 ends.append([tensors[name].float() for name in halves])
     except Exception as error:  # a model may refuse the shifted values
         if isinstance(error, torch.AcceleratorError) or out_of_memory(error):
             raise
         return tuple(halves)
-    moved = [float((after - before).min()) for before, after in zip(*ends, strict=True)]
-    return tuple(name for name, by in zip(halves, moved, strict=True) if by > shifts[name] / 2)
+    moved = [(after - before)[before.isfinite()] for before, after in zip(*ends, strict=True)]
+    return tuple(
+        name for name, by in zip(halves, moved, strict=True) if by.numel() and float(by.min()) > shifts[name] / 2
+    )
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:

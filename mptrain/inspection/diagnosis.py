@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mptrain.config.build import build
+from mptrain.config.build import build, settings_restored
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
@@ -59,6 +59,7 @@ class DiagnosisResult:
     steps_left: int = 0
 
 
+@settings_restored()
 def diagnose_run(
     run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
 ) -> DiagnosisResult:
@@ -98,6 +99,7 @@ def diagnose_run(
     return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides), max(left, 0))
 
 
+@settings_restored()
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:
     """Diagnose a training step of a configuration without a run, and write nothing.
 

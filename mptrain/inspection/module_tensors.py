@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
@@ -36,6 +37,11 @@ Change = Callable[[str, Tensor], Tensor]
 #: Dtypes of indices, which are compared too: one that is made in half precision may choose another row.
 INDICES = (torch.int64, torch.int32)
 
+#: Names of the functions of torch that make an integer of a number itself, so that its rounding is in the integer.
+_CASTS = ("to", "long", "int", "type", "type_as", "copy_")
+
+_CHOICE = "mptrain_choice"  # attribute of tensors
+
 #: Separator of caller and module in the key of a boundary; names of modules have no blanks.
 HANDED = " to "
 
@@ -49,16 +55,45 @@ def owner(boundary: str) -> str:
     return boundary.partition(HANDED)[0]
 
 
-def record_outputs(found: Outputs) -> Change:
-    """Return a function for `hook_outputs` that records module outputs and leaves them unchanged.
+class Choices(TorchFunctionMode):
+    """Mode that marks integers that come from comparing numbers, such as the indices of ``topk``, and what they become.
+
+    At a near tie the rounding of any format chooses another index, so a choice is no evidence of an error, and passes
+    are compared that make the same choices.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, and mark its result."""
+        result = func(*args, **(kwargs or {}))
+        compares = getattr(func, "__name__", "") not in _CASTS
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if any(is_choice(one) or (compares and one.is_floating_point()) for one in given):
+            for one in tree_leaves(result):
+                if isinstance(one, torch.Tensor) and not one.is_floating_point():
+                    setattr(one, _CHOICE, True)
+        return result
+
+
+def is_choice(tensor: Tensor) -> bool:
+    """Return whether `Choices` has marked a tensor."""
+    return hasattr(tensor, _CHOICE)
+
+
+def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
+    """Return a function for `hook_outputs` that records module outputs and leaves them unchanged, except `Choices`.
 
     Args:
         found: Mapping from module name to outputs, call by call, to which detached copies are added.
+        said: Recorded tensors of each boundary, call by call, whose choices are made again; None to choose anew.
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
         if current_pass() == "forward":  # not computed again by activation checkpointing
-            found.setdefault(name, []).append(value.detach().clone())
+            known = found.setdefault(name, [])
+            other = next(iter((said or {}).get(name, [])[len(known) :]), value)
+            if is_choice(value) and other.shape == value.shape:
+                value = other
+            known.append(value.detach().clone())
         return value
 
     return keep
@@ -97,6 +132,8 @@ class OutputReplacement:
         other = recorded[at] if at < len(recorded) else value
         if other.shape != value.shape:
             return value
+        if is_choice(value):
+            return other
         if not value.is_floating_point():
             off, size = self._own.get(name, (0.0, 0.0))
             self._own[name] = math.hypot(off, norm(other != value)), math.hypot(size, value.numel() ** 0.5)
@@ -183,7 +220,7 @@ def hook_step(parts: Parts, change: Change) -> Iterator[None]:
     for learner, one in zip(parts.learners, objectives, strict=True):
         learner.objective = replace(one, loss=_changed(one.loss, change))
     try:
-        with hook_outputs(parts.model, change):
+        with Choices(), hook_outputs(parts.model, change):
             yield
     finally:
         for learner, one in zip(parts.learners, objectives, strict=True):

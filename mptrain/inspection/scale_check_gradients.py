@@ -109,8 +109,10 @@ def compute_reference(
     values = largest_values(parts.model)
     notes = disable_dropout(parts.model)
     said32: Outputs = {}
-    fp32 = _gradients_under(record_outputs(said32), parts, batch)
-    scaled = {exponent: gradients(parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS}
+    fp32 = _gradients_under(record_outputs(said32, said), parts, batch)
+    scaled = {
+        exponent: _gradients_under(record_outputs({}, said), parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS
+    }
     shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
     tolerance = EPSILONS * form.epsilon
     wrong = {name.rpartition(".")[0] for name, shift in shifts.items() if not shift <= tolerance * norm(fp32[name])}
@@ -120,12 +122,12 @@ def compute_reference(
         notes = (*notes, "the model does not run in FP64, so gradients are compared with FP32")
     batch = batch.cast(dtype)
     right: Outputs = {}
-    wide = _gradients_under(record_outputs(right), parts, batch)
+    wide = _gradients_under(record_outputs(right, said), parts, batch)
     replacement = OutputReplacement(said)
     with _weights(parts.model, weights or {}):
         exact = _gradients_under(replacement, parts, batch.cast(inputs).cast(dtype))
     exact32 = _gradients_under(OutputReplacement(said32), parts, batch)
-    rounded = _rounded_outputs(parts, batch, form)
+    rounded = _rounded_outputs(parts, batch, form, said)
     return Reference(
         dtype=str(dtype).removeprefix("torch."),
         exact=exact,
@@ -217,10 +219,10 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     return found
 
 
-def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
-    """Return the gradients at scale 1 with a function applied at every boundary."""
+def _gradients_under(change: Change, parts: Parts, batch: Batch, scale: float = 1.0) -> Gradients:
+    """Return the gradients at a loss scale, divided by it, with a function applied at every boundary."""
     with hook_step(parts, change):
-        return gradients(parts, batch, 1.0)
+        return gradients(parts, batch, scale)
 
 
 def is_finite(parts: Parts, batch: Batch) -> bool:
@@ -435,14 +437,14 @@ def _with_float32_loss(learner: Learner) -> Objective:
     return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
 
 
-def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
+def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Outputs:
     """Return the module outputs with weights, inputs and all outputs rounded to a half-precision format.
 
     The weights of the model stay rounded.
     """
     half = DTYPES[form.name]  # type: ignore[index]
     found: Outputs = {}
-    keep = record_outputs(found)
+    keep = record_outputs(found, said)
 
     def rounded(name: str, value: Tensor) -> Tensor:
         return keep(name, value.to(half).to(value.dtype) if value.is_floating_point() and name != LOSS else value)

@@ -87,7 +87,7 @@ class PeerWatchdog:
             self._thread.join(LOOK)  # short, because an abort of collectives may still be running
         if done:
             with contextlib.suppress(RuntimeError):
-                self._store.set(f"{_ALIVE}/{self._rank}", _DONE)
+                self._store.set(f"{_DONE}/{self._rank}", "")  # a key of its own: the thread may still set the other
 
     def notice(self) -> None:
         """Tell the watchdog that this process knows of the lost rank and is exiting, so that it is not killed."""
@@ -130,7 +130,7 @@ class PeerWatchdog:
                 sign = self._store.get(key) if self._store.check([key]) else b""
                 last, silent = self._signs.get(rank, (b"", 0))
                 # Counted in own checks, so that a suspended process does not count other ranks as silent.
-                silent = silent + 1 if sign not in (b"", _DONE.encode()) and sign == last else 0
+                silent = silent + 1 if sign and sign == last and not self._store.check([f"{_DONE}/{rank}"]) else 0
                 self._signs[rank] = sign, silent
                 if silent >= SILENT:
                     self._store.set(_GONE, said := f"rank {rank} sends no heartbeat")

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import torch
 
-from mptrain.config.build import build
+from mptrain.config.build import build, settings_restored
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
@@ -49,6 +49,7 @@ class Evaluation:
     notes: tuple[str, ...]
 
 
+@settings_restored()
 def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: bool) -> Evaluation:
     """Evaluate a checkpoint of a run, ``last`` or ``best``, on the validation and test splits of its data.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from mptrain.config.build_workload import name_doctor
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
-from mptrain.config.trust import allow_argument, search_path
+from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested
 from mptrain.errors import (
@@ -21,7 +22,6 @@ from mptrain.errors import (
     EnvironmentRefused,
     FirstBatchError,
     MptrainError,
-    NumericsError,
     Preempted,
     StorageError,
     kernel_refusal,
@@ -39,20 +39,13 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     own packages, whose traceback may be written to the run directory. Any other ``error`` is returned itself.
     """
     name_doctor(error, config)
-    trust = allow_argument(config.extensions.allow)
-    resume = search_path(config.extensions.allow) + torchrun_command("mptrain resume")
-    again = f"continue with: {resume} {directory.root}{trust}"
+    if isinstance(error, MptrainError):
+        error.hint = _complete(error.hint, config, directory)
+    again = _complete(f"continue with: mptrain resume {directory.root}", config, directory)
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
             return why
         return Preempted(f"{comm.who_ended()} before training began", again, EXIT_PREEMPTED, saved=False, asked=False)
-    if isinstance(error, NumericsError) and trust:
-        line = f"mptrain diagnose {directory.root}"
-        whole = f"{search_path(config.extensions.allow)}{line}{trust}"
-        return NumericsError(str(error), error.hint.replace(line, whole))
-    if isinstance(error, Preempted) and (trust or resume not in error.hint):
-        hint = error.hint.replace("mptrain resume", resume)
-        return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
     if isinstance(error, KeyboardInterrupt):
         by, code = "interrupted", EXIT_INTERRUPTED
         if isinstance(error, EndRequested):
@@ -76,6 +69,16 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error
+
+
+def _complete(hint: str, config: Config, directory: RunDirectory) -> str:
+    """Return a hint whose commands on the run, here or where it was moved to, have what the run's own code needs."""
+
+    def complete(line: re.Match[str]) -> str:
+        command = torchrun_command(line[0]) if line[1] == "resume" else line[0]
+        return command_with(command, config.extensions.allow)
+
+    return re.sub(rf"mptrain (resume|diagnose) ({re.escape(str(directory.root))}|/\S+)", complete, hint)
 
 
 def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:

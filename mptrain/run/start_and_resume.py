@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.build import build
+from mptrain.config.build import build, settings_restored
 from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.parallelism import check_parallelism, device_of
@@ -129,6 +129,7 @@ class RunInfo:
 Show = Callable[[RunInfo], Sequence[Sink]]
 
 
+@settings_restored()
 def launch(config: Config, show: Show) -> Outcome:
     """Train a configuration: start a new run, or resume the existing run of its name if ``run.resume`` allows it.
 
@@ -184,6 +185,7 @@ def _restarted_run(root: str) -> RunDirectory:
     return directory
 
 
+@settings_restored()
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
 

@@ -170,8 +170,7 @@ class CheckpointStore:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        resume = f"mptrain resume {self.folder.parent}"
-        hint = f"restore it from a copy; an unfinished run can resume from an earlier checkpoint: {resume}"
+        hint = "restore it from a copy, or resume the run, if it is unfinished, from the checkpoint before it"
         other = self.best() if which == LAST else None
         return hint if other in (None, damaged) else f"use --best for {other.name}, or {hint}"
 

@@ -89,4 +89,5 @@ class NoScaler:
 
 def _constant(own: ScalerState, saved: ScalerState) -> tuple[ScalerState, list[str]]:
     now, before = float(own["scale"]), float(saved["scale"])
-    return own, [] if now == before else [f"the loss scale continues at {now:g}; it was {before:g} in the checkpoint"]
+    at, was = scale_in_words(now), scale_in_words(before)
+    return own, [] if now == before else [f"the loss scale continues at {at}; it was {was} in the checkpoint"]

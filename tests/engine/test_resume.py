@@ -139,7 +139,7 @@ def test_trap_38_constants_of_the_configuration_win_over_the_checkpoint_and_are_
     ]
     static = continue_loop(capped, *TINY, "precision=amp_static", "scaler.scale=8")
     assert static.parts.learners[0].scale.item() == 8
-    assert static.notes == ["the loss scale continues at 8; it was 262144 in the checkpoint"]
+    assert static.notes == ["the loss scale continues at 8; it was 2^18 in the checkpoint"]
 
 
 def test_trap_32_masters_follow_a_load(tmp_path):

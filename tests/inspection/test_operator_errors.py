@@ -139,6 +139,40 @@ def test_an_index_that_half_precision_rounds_is_a_fault_of_the_module_that_makes
     assert found.hint.endswith("odd]")
 
 
+class Chooses(nn.Module):
+    """Reads the row of a table that the larger of two numbers names; half precision rounds both to the same number."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, WIDTH)
+
+    def forward(self, given):
+        total = given.sum(1)
+        return given + self.table(self.chosen(torch.stack([total, total * (1 + 2.0**-13)], 1)) + 1)
+
+    def chosen(self, scores):
+        return scores.argmax(1)
+
+
+class Ranks(Chooses):
+    def chosen(self, scores):
+        return scores.topk(2).indices[:, 0].view(-1, 1).flatten()
+
+
+class Thresholds(Chooses):
+    def chosen(self, scores):
+        return torch.where(scores[:, 1] > scores[:, 0], 2, 0).to(torch.int32)
+
+
+@pytest.mark.parametrize("kind", [Chooses, Ranks, Thresholds])
+def test_a_choice_at_a_near_tie_is_no_finding(kind, monkeypatch):
+    given = torch.full((1, 1), 1.1)
+    with torch.no_grad():
+        half, wide = (kind.chosen(None, torch.stack([x, x * (1 + 2.0**-13)], 1)[..., 0]) for x in (given.half(), given))
+    assert kind is Ranks or half.item() != wide.item()  # torch does not say which of equals is first
+    assert not examined(kind, monkeypatch).findings
+
+
 class Masked(nn.Module):
     """Attention among the numbers of a row whose mask is a number of FP32, cast; one row is masked altogether."""
 

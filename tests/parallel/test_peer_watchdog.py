@@ -153,6 +153,32 @@ def test_a_rank_that_has_done_its_work_is_not_missed_by_a_device_that_is_busy(qu
     watched.close()
 
 
+def test_a_heartbeat_that_is_late_does_not_undo_that_a_rank_has_done_its_work(quick):
+    """Its thread may still be in the store when the wait for it ends."""
+    store, writing, go_on = HashStore(), threading.Event(), threading.Event()
+
+    class Slow:
+        def set(self, key, value):
+            if threading.current_thread() is ended._thread:
+                writing.set()
+                go_on.wait(5)
+            store.set(key, value)
+
+        def check(self, keys):
+            return store.check(keys)
+
+    ended = PeerWatchdog(1, [], Slow(), str, bool, str, bool, speaks=False)
+    ended.begin()
+    assert writing.wait(5)
+    ended.end(done=True)
+    go_on.set()
+    ended._thread.join(5)
+    assert store.check(["alive/1"])
+    watched = Watched(store=store)
+    assert not watched.until_lost(0.5)
+    watched.close()
+
+
 def test_who_has_ended_is_not_missed_where_the_device_is_idle_now_and_then(quick):
     """As at a run's end, where ranks end one after the other."""
     watched = Watched(ended="rank 1 exited with exit code 3")

@@ -84,8 +84,29 @@ def test_an_operator_that_is_not_deterministic_is_refused_by_name(tmp_path, monk
     assert "train.deterministic=true: put_ of torch may give other bits each time" in ended.stderr
     assert "hint: set train.deterministic=false" in ended.stderr
     assert "Traceback" not in ended.stderr
-    torch.use_deterministic_algorithms(False)
     assert run_in_process(*WORDS, "run.name=other", cwd=tmp_path).returncode == 0
+
+
+def settings():
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads()
+
+
+def test_settings_of_one_command_do_not_reach_the_next_in_the_same_process(tmp_path):
+    before = settings()
+    words = ("train.deterministic=true", f"threads={before[2] + 1}")
+    for command in (
+        WORDS,
+        ("resume", "run", "train.epochs=2", *words),
+        ("eval", "run"),  # the keys are in the run's own configuration now
+        ("diagnose", "run"),
+        ("diagnose", *WORDS[:-1], *words),
+        ("doctor", *WORDS[:-1], *words),
+    ):
+        ended = run_in_process(*command, *(words if command is WORDS else ()), cwd=tmp_path)
+        assert ended.returncode == 0, (command, ended.stderr)
+        assert settings() == before, command
+    run_in_process(*WORDS[:-1], "train.cudnn_benchmark=true", cwd=tmp_path)
+    assert settings() == before
 
 
 @pytest.mark.parametrize("place", ["mptrain.engine.rehearsal", "mptrain.engine.step"])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mptrain.config.compose import compose
-from mptrain.errors import Preempted
+from mptrain.errors import NumericsError, Preempted, StorageError
 from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.run.failure_report import explain_error
 
@@ -22,7 +22,7 @@ def hint_of(error, words=()):
 
 
 @pytest.mark.parametrize(
-    "error", [Preempted("SIGTERM", "continue with: mptrain resume outputs/r", 75), KeyboardInterrupt()]
+    "ended", [lambda: Preempted("SIGTERM", "continue with: mptrain resume outputs/r", 75), KeyboardInterrupt]
 )
 @pytest.mark.parametrize(
     ("words", "count", "here", "machines", "expected"),
@@ -36,9 +36,27 @@ def hint_of(error, words=()):
         ((TRUST,), 2, 2, "1", f"torchrun --nproc-per-node=2 -m mptrain resume outputs/r '{TRUST}'"),
     ],
 )
-def test_a_run_is_gone_on_with_as_it_was_begun(torchrun, error, words, count, here, machines, expected):
+def test_a_run_is_gone_on_with_as_it_was_begun(torchrun, ended, words, count, here, machines, expected):
     torchrun(count, here, machines)
-    assert hint_of(error, words) == f"continue with: {expected}"
+    assert hint_of(ended(), words) == f"continue with: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StorageError("", "to continue: mptrain resume /new/place"), "to continue: {}mptrain resume /new/place{}"),
+        (StorageError("", "write mptrain resume outputs/r"), "write {}mptrain resume outputs/r{}"),
+        (NumericsError("", "x; mptrain diagnose outputs/r tries it"), "x; {}mptrain diagnose outputs/r{} tries it"),
+        (NumericsError("", "mptrain diagnose names the operator"), "mptrain diagnose names the operator"),
+    ],
+)
+def test_every_command_in_the_hint_of_a_run_finds_and_allows_its_code(monkeypatch, error, expected):
+    monkeypatch.setenv("PYTHONPATH", "my code")
+    plain = error.hint
+    assert explain_error(error, compose([]), DIRECTORY, SINGLE_PROCESS).hint == plain
+    shown = explain_error(error, compose([TRUST]), DIRECTORY, SINGLE_PROCESS)
+    assert shown is error
+    assert shown.hint == expected.format("PYTHONPATH='my code' ", f" '{TRUST}'")
 
 
 @pytest.fixture

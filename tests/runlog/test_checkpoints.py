@@ -179,8 +179,7 @@ def test_a_flipped_bit_anywhere_falls_back_to_the_previous_checkpoint(store, off
     with pytest.raises(StorageError, match=r"step-00000002\.pt is damaged") as refused:
         store.load("last")
     assert refused.value.hint == (
-        "restore it from a copy; an unfinished run can resume from an earlier checkpoint: "
-        f"mptrain resume {store.folder.parent}"
+        "restore it from a copy, or resume the run, if it is unfinished, from the checkpoint before it"
     )
 
 

@@ -36,7 +36,7 @@ def test_trap_38_a_saved_scale_never_replaces_a_constant_one_and_the_difference_
     own = scaler.initial(CPU)["scale"]
     state, notes = scaler.resume({"scale": torch.tensor([4096.0])}, CPU)
     assert torch.equal(state["scale"], own)
-    assert notes == [f"the loss scale continues at {own.item():g}; it was 4096 in the checkpoint"]
+    assert notes == [f"the loss scale continues at {own.item():g}; it was 2^12 in the checkpoint"]
     assert scaler.resume({"scale": own}, CPU)[1] == []
 
 

@@ -71,7 +71,12 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
         place, name = os.path.split(picture.path)
         if place not in names:
             try:
-                names[place] = set(os.listdir(place))  # noqa: PTH208 (a path object for each takes seconds)
+                with os.scandir(place) as entries:  # says of most what they are without another call
+                    names[place] = {
+                        one.name
+                        for one in entries
+                        if one.is_file(follow_symlinks=False) or os.path.isfile(one)  # noqa: PTH113
+                    }
             except (OSError, ValueError):
                 names[place] = set()
         if name not in names[place]:

@@ -104,6 +104,8 @@ def picture_size(path: str) -> tuple[int, int]:
         OSError: The file is not a picture, or `read_picture` does not support its mode. The other exceptions of
             `UNDECODABLE` mean the same.
     """
+    if why := special_file(path):
+        raise OSError(why)
     with _opened(path) as file:
         return file.size
 
@@ -113,8 +115,6 @@ def _opened(path: str) -> Iterator[ImageFile]:
     """Open a file, read its header, and raise OSError for modes without a defined value range."""
     from PIL import Image, UnidentifiedImageError
 
-    if why := special_file(path):
-        raise OSError(why)
     try:
         with Image.open(path) as file:
             if not _bits(file):

@@ -53,7 +53,6 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
     import numpy as np
     from scipy.signal import resample_poly
 
-    _require_file(path)
     own_rate, samples = _decoded(Path(path))
     _require_sound(path, own_rate, len(samples))
     wanted = rate or own_rate
@@ -77,7 +76,8 @@ def recording_seconds(path: str | Path) -> float:
     The errors are those of `read_recording`.
     """
     path = Path(path)
-    _require_file(path)
+    if why := special_file(path):
+        raise RecordingError(path, why)
     if path.suffix.lower() == ".wav":
         try:
             with wave.open(str(path), "rb") as file:
@@ -90,11 +90,6 @@ def recording_seconds(path: str | Path) -> float:
         rate, samples = about.samplerate, about.frames
     _require_sound(path, rate, samples)
     return float(samples / rate)
-
-
-def _require_file(path: str | Path) -> None:
-    if why := special_file(path):
-        raise RecordingError(path, why)
 
 
 def _require_sound(path: str | Path, rate: int, samples: int) -> None:

@@ -7,16 +7,23 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import wavfile
 
 from mptrain.cli.main import main
 from mptrain.errors import DataError
 from mptrain.workloads.base import data_files
 from mptrain.workloads.base.data_files import files_below, special_file, walk
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.sample_digests import file_digests
+from mptrain.workloads.detection import detection_images
+from mptrain.workloads.images import picture_files
 from mptrain.workloads.images.image_listing import has_images
-from mptrain.workloads.images.picture_files import picture_size
-from mptrain.workloads.sound.audio_files import RecordingError, recording_seconds
+from mptrain.workloads.images.picture_files import picture_size, read_picture
+from mptrain.workloads.sound import audio_files
+from mptrain.workloads.sound.audio_files import RecordingError, read_recording, recording_seconds
 
 #: Each data set that takes a path, with its key and a suffix of its files.
 TAKES = {
@@ -106,6 +113,30 @@ def test_lists_of_files_lead_to_no_special_file_either(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="not a file"):
             picture_size(path)
     assert special_file("list.tsv") == special_file("nowhere") == special_file(".") == ""
+
+
+def test_a_sample_is_opened_without_another_look_at_what_its_path_is(tmp_path, monkeypatch):
+    """The search for the files, or reading their headers, has looked at each."""
+    Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
+    wavfile.write(tmp_path / "a.wav", 8000, np.zeros(8, dtype=np.int16))
+    assert picture_size(str(tmp_path / "a.png")) == (4, 3)
+    assert recording_seconds(tmp_path / "a.wav") == 0.001
+    for module in (picture_files, audio_files):
+        monkeypatch.setattr(module, "special_file", None)
+    assert read_picture(str(tmp_path / "a.png"), 3, Faults("stop")).size == (4, 3)
+    assert len(read_recording(tmp_path / "a.wav")) == 8
+
+
+def test_pictures_of_a_list_too_long_to_read_all_headers_are_regular_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(detection_images, "HEADERS", 0)
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "to_pipe.png").symlink_to("pipe.png")
+    (tmp_path / "file.png").touch()
+    (tmp_path / "to_file.png").symlink_to("file.png")
+    names = ("pipe", "to_pipe", "file", "to_file", "none")
+    pictures = [detection_images.AnnotatedImage(str(tmp_path / f"{name}.png"), (), None) for name in names]
+    found = detection_images.present(pictures, tmp_path, Faults("skip"))
+    assert [Path(one.path).stem for one in found] == ["file", "to_file"]
 
 
 def test_many_folders_with_a_file_each_are_searched_and_what_has_no_images_has_none(tmp_path, monkeypatch):

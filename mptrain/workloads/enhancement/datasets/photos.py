@@ -80,10 +80,10 @@ class PhotoFolder(PhotoDataset):
     def files(self) -> dict[str, list[str]]:
         root = self.root.expanduser()
         train = root / "train"
-        found = {"train": files_below(train if train.is_dir() else root)}
+        found = {"train": _photos_in(train if train.is_dir() else root)}
         for split in ("val", "test"):
             if train.is_dir() and (root / split).is_dir():
-                found[split] = files_below(root / split)
+                found[split] = _photos_in(root / split)
         everything = found["train"]
         for split, asked in (("test", self.test_photos), ("val", self.val_photos)):
             if split in found:
@@ -105,7 +105,7 @@ class PhotoFolder(PhotoDataset):
 load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
 
 
-def files_below(folder: Path) -> list[str]:
+def _photos_in(folder: Path) -> list[str]:
     """Return the paths of the image files below a folder, sorted, without hidden ones; DataError if there are none."""
     hint = f"set dataset.root=FOLDER; known suffixes: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no own files"
     if not folder.is_dir():
