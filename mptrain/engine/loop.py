@@ -127,9 +127,8 @@ class Loop:
         Raises:
             NumericsError: A learner applied no update, or the last evaluation is not finite.
         """
-        for warning in require_success(
-            self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
-        ):
+        parts, logs, root = self.parts, self.telemetry.step_log.learner_logs, self.storage.paths.root
+        for warning in require_success(self.progress, logs, parts.task.metric, root, half=parts.policy.half):
             self.telemetry.warn(warning)
 
     def _train(self) -> None:

@@ -5,6 +5,7 @@ It assigns values to steps, counts applied updates, and detects a run that only 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -36,6 +37,7 @@ class LearnerLog:
         history: Overflow history, which assigns phases to overflows.
         refused: Number of skipped updates in the steps read so far.
         last: Newest step record; None before the first.
+        finite_losses: First and newest finite loss of the steps read in this process; empty before the first.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
@@ -45,6 +47,7 @@ class LearnerLog:
         self.refused = 0
         self.history = OverflowHistory(floor=learner.scaler.floor)
         self.last: StepRecord | None = None
+        self.finite_losses: tuple[float, ...] = ()
         self._refuses = learner.scaler.on_overflow == "skip"
         self._measures = measure_of(learner.scaler) is not None
         self._parameters = learner.weights.names
@@ -68,6 +71,8 @@ class LearnerLog:
         loss, loss_scale, overflow, grad_norm, lr, _, _ = row
         self.last = StepRecord(self.name, step, self.updates, epoch, loss, loss_scale, overflow, skipped, grad_norm, lr)
         sink.take(self.last)
+        if math.isfinite(loss):
+            self.finite_losses = (*self.finite_losses[:1], loss)
         phase = self.history.observe(
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
         )
