@@ -66,15 +66,17 @@ def explain_divergence(config: Config, losses: Sequence[float]) -> Divergence | 
     if step > LATEST:
         return Divergence(step, Finding("updates", (), what), None)
 
+    steps = min(step + BEYOND, len(losses))  # schedules end with the run
+
     def end(word: str) -> float:
-        saved = saved_step_at(*build(with_overrides(config, word)), None, step + BEYOND + 1)
+        saved = saved_step_at(*build(with_overrides(config, word)), None, steps + 1)
         return math.nan if saved is None else float(saved.state["accounts"]["main"]["last"]["loss"])
 
     if end("precision=fp32") <= FAR * losses[0]:
         return None
     for word in (f"optimizer.lr={rate * factor:.6g}" for factor in LOWER):
         if (loss := end(word)) <= FAR * losses[0]:
-            outcome = f"after {step + BEYOND} steps from the start the loss is {loss:.3g}"
+            outcome = f"after {steps} steps from the start the loss is {loss:.3g}"
             what = f"the run diverged because optimizer.lr={rate:g} is too high, in any precision: {what}"
             remedy = Remedy((word,), "a lower learning rate", True, outcome)
             return Divergence(step, Finding("updates", (), what), remedy)

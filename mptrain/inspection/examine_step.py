@@ -87,7 +87,8 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
     if not fault:
         case = _case(config, place, seen)
         found = _examination(subject, case, remarks)
-        faulty = check_evaluation(place.parts, case.in_fp32) if case.is_sound else None
+        batch = None if place.record.losses else place.saved_step.batch
+        faulty = check_evaluation(place.parts, case.in_fp32, batch) if case.is_sound else None
         return found if faulty is None else with_cause(found, *faulty)
     remarks = (*remarks, f"this step has an injected fault: {fault}")
     case = replace(_case(config, place, seen), faulted=True)

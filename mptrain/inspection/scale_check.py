@@ -193,8 +193,9 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
     notes = (*fewer, *notes, *_near_the_top(reference, inspection.outputs, form))
     found = findings(evidence)
-    if not evidence.breaks_half and (faulty := check_evaluation(parts, lambda: another()[0])) is not None:
-        found.append(faulty[0])
+    wide_batch = prepared.cast(torch.float32)
+    faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
+    found += [faulty[0]] if faulty is not None else []
     return _report(evidence, found, batch, notes, modules, reference.dtype)
 
 

@@ -74,3 +74,11 @@ def test_the_arithmetic_of_the_task_in_evaluation_is_examined_too():
     words = (*faulty_networks.with_fault("none"), *SMALL, "task._target_=faulty_networks.LogarithmInEvaluation")
     (found,) = check_scaling(compose((*words, "precision=bf16")), lambda _: None).findings
     assert (found.kind, found.operator) == ("evaluation", "log")
+
+
+def test_statistics_that_training_has_yet_to_take_are_no_fault():
+    """Before the first step the norm of raw inputs lets them through as they are, and FP16 cannot hold them."""
+    words = (*faulty_networks.INPUTS["raw_columns"], *SMALL)
+    report = check_scaling(compose((*words, "precision=amp_dynamic")), lambda _: None)
+    assert "evaluation" not in {one.kind for one in report.findings}
+    assert diagnose_config(compose((*words, "precision=amp_dynamic"))).found.cause == "none"
