@@ -6,15 +6,18 @@ which nothing is wrong.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from mptrain.workloads.classification.task import Classify
+from mptrain.workloads.images.datasets.digits import load_digits
 
 WIDTH = 32
 
@@ -26,6 +29,15 @@ class LossInLogitsDtype(Classify):
     def _cross_entropy(self, logits, targets):
         with torch.autocast(logits.device.type, enabled=False):
             return F.cross_entropy(logits, targets).float()
+
+
+@dataclass(frozen=True)
+class LogarithmInEvaluation(Classify):
+    """Measures a logarithm of differences, of which some are negative."""
+
+    def measure(self, model, batch):
+        found = super().measure(model, batch)
+        return {**found, "loss": torch.log(found["loss"] - found["loss"].max() - 1)}
 
 
 def _function(change):
@@ -255,6 +267,62 @@ class CastsToHalf(nn.Module):
         return torch.tanh((given * 2.0**18).half()).to(given.dtype) + given
 
 
+def tiny_directions():
+    """A linear layer with weight normalisation whose directions vanish in FP16, as a checkpoint may have them."""
+    made = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    with torch.no_grad():
+        made.parametrizations.weight.original1.mul_(1e-8)
+    return made
+
+
+class PaddedRows(nn.Module):
+    """Attention over the numbers of rows of different lengths, some of length 0; the mask is FP32's lowest number."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward = nn.Linear(1, 12)
+
+    def forward(self, given):
+        query, key, value = self.inward(given.unsqueeze(2)).chunk(3, 2)
+        lengths = torch.arange(len(given)) % 9 * 4
+        padding = torch.arange(WIDTH) >= lengths[:, None]
+        bias = torch.zeros(padding.shape).masked_fill(padding, torch.finfo(torch.float32).min)
+        scores = query @ key.transpose(1, 2) / 2 + bias[:, None].to(query.dtype)
+        return given + (scores.softmax(2).to(value.dtype) @ value).mean(2)
+
+
+class Whiten(nn.Module):
+    """Decorrelates the columns of a batch by the Cholesky factor of their covariance, which torch has in FP32 alone."""
+
+    def forward(self, given):
+        centred = given - given.mean(0)
+        unit = torch.eye(given.shape[1], dtype=given.dtype, device=given.device)
+        factor = torch.linalg.cholesky(centred.T @ centred / len(given) + 0.1 * unit)
+        return torch.linalg.solve_triangular(factor, centred.T, upper=False).T
+
+
+@dataclass(frozen=True)
+class SummedLoss(Classify):
+    """A loss that is a sum over many terms instead of their mean."""
+
+    def _cross_entropy(self, logits, targets):
+        return 1e7 * super()._cross_entropy(logits, targets)
+
+
+@functools.wraps(load_digits)
+def raw_digits(*args, **kwargs):
+    """Images in units in which people have their measurements: far from 0, and beyond the range of FP16."""
+    made = load_digits(*args, **kwargs)
+    prepare = made.prepare
+
+    def raw(batch, device, memory_format):
+        prepared = prepare(batch, device, memory_format)
+        return replace(prepared, inputs=prepared.inputs * 1e3 + 1e6)
+
+    made.prepare = raw
+    return made
+
+
 def steer(grad):
     return grad / (torch.linalg.vector_norm(grad.float()) + 1e-6).to(grad.dtype)
 
@@ -363,6 +431,9 @@ FAULTS = {
     "detaches": Fault(Detaches, "no gradient", in_fp32=True),
 }
 
+#: Modules of small inputs as people have them; `INPUTS` has their words.
+ODD = {"tiny_directions": Fault(tiny_directions), "padded_rows": Fault(PaddedRows), "whiten": Fault(Whiten)}
+
 _OWN = ("extensions.allow=[faulty_networks]", "~model.widths", "dataset.image_size=8")
 
 #: The words of networks in which nothing is wrong.
@@ -397,6 +468,18 @@ def with_fault(fault):
     return (*_OWN, "model._target_=faulty_networks.network", f"+model.fault={fault}")
 
 
+#: The words of small inputs as people have them, in which nothing is wrong in FP32.
+INPUTS = {
+    **{name: with_fault(name) for name in ODD},
+    "summed_loss": (*with_fault("none"), "task._target_=faulty_networks.SummedLoss"),
+    "raw_columns": (
+        *_OWN,
+        "model._target_=faulty_networks.standardising_network",
+        "dataset._target_=faulty_networks.raw_digits",
+    ),
+}
+
+
 class Network(nn.Module):
     """Three linear layers with a fault between the first two.
 
@@ -409,7 +492,7 @@ class Network(nn.Module):
     def __init__(self, features, num_classes, fault):
         super().__init__()
         self.first = nn.Linear(features, WIDTH)
-        self.odd = FAULTS[fault].make()
+        self.odd = {**FAULTS, **ODD}[fault].make()
         self.second = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, num_classes)
 
@@ -420,6 +503,11 @@ class Network(nn.Module):
 
 def network(*, num_classes: int, in_channels: int, image_size: int, fault: str) -> nn.Module:
     return Network(in_channels * image_size**2, num_classes, fault)
+
+
+def standardising_network(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    features = in_channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(features), Network(features, num_classes, "none"))
 
 
 def small_convnext(*, num_classes: int, in_channels: int, layer_scale: float = 1e-6) -> nn.Module:

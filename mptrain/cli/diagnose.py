@@ -82,7 +82,8 @@ def diagnose(words: Sequence[str]) -> int:
         if of_run and done.steps_left:
             say(f"\nto train on with the fix: {command_with(f'{of_run} {fix}', packages)}")
         else:
-            ended = "the run has no steps left to train; " if of_run else ""
+            why = "its weights have diverged" if done.found.cause == "updates" else "the run has no steps left to train"
+            ended = f"{why}; " if of_run else ""
             start = "start another run and " if of_run else ""
             say(f"\n{ended}to train with the fix, {start}add {fix}{allow_argument(packages)}")
         if done.steps_left and fix_words[0].startswith("scaler.scale="):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from mptrain.cli.messages import line_width, say, waiting, wrapped
 from mptrain.config.build import settings_restored
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
-from mptrain.inspection.findings import Finding
+from mptrain.inspection.findings import Finding, label
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
@@ -57,7 +58,7 @@ def doctor_model(config: Config) -> int:
     lines = wrapped(verdict(report), f"{name}: ", indent="")
     if report.modules:
         lines += ["", *table(report.modules, line_width(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
-    for sentence in [*_about_scales(report), *report.notes]:
+    for sentence in [*_largest_error(report), *_about_scales(report), *report.notes]:
         lines += wrapped(sentence, "note: ")
     for finding in report.findings:
         lines += ["", *wrapped(_said(finding), "found: "), *wrapped(finding.hint, "hint: ")]
@@ -75,6 +76,15 @@ def verdict(report: ScalingReport) -> str:
     if not scales.good:
         return f"{wrong}; no loss scale is usable for all modules"
     return f"{wrong}; usable loss scales: {_span(scales.good)}, middle 2^{scales.best}"
+
+
+def _largest_error(report: ScalingReport) -> list[str]:
+    """Return a sentence on the module whose gradients half precision changes most; nothing if none is judged."""
+    errors = {one.name: math.hypot(one.expected, one.best) for one in report.modules if one.judged}
+    worst = max(errors, key=lambda one: errors[one], default=None)
+    if worst is None or math.isinf(errors[worst]):
+        return []
+    return [f"gradients are off by up to {_share(errors[worst])}, most in {label(worst)}"]
 
 
 def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:

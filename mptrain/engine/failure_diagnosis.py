@@ -35,9 +35,10 @@ class Diagnosis:
     Attributes:
         step: Number of attempted steps, skipped ones included.
         refused: Number of consecutive overflows.
-        cause: Earliest part of the step that is not finite: ``input`` (the batch holds inf or NaN), ``weights`` (a
-            parameter or buffer holds inf or NaN that did not at the start), ``forward`` (all of these are finite, but
-            the loss is not) or ``backward`` (the loss is finite, but gradients are not).
+        cause: Earliest part of the step that is not finite: ``input`` (the batch holds inf or NaN), ``cast`` (only
+            after the cast to the input dtype of the model), ``weights`` (a parameter or buffer holds inf or NaN that
+            did not at the start), ``forward`` (all of these are finite, but the loss is not) or ``backward`` (the loss
+            is finite, but gradients are not).
         tensors: Names of the first of ``count`` non-finite inputs, weights or gradients, each with ``inf`` or ``nan``.
     """
 
@@ -63,16 +64,21 @@ class Diagnosis:
 
 _WHAT = {
     "input": "the batch itself is not finite",
+    "cast": "the data are finite, the batch is not after the cast to the input dtype of the model",
     "weights": "weights or buffers are not finite",
     "forward": "the loss is not finite, although inputs and weights are; non-finite gradients",
     "backward": "inputs, weights and loss are finite; non-finite gradients",
 }
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
+    "cast": "standardise the inputs in the data set, or choose a mode whose inputs stay FP32 (precision=amp_dynamic)",
     "weights": "weights or buffers are not finite: resume from an earlier checkpoint with scaler.on_overflow=skip",
     "forward": "the loss is not finite, although inputs and weights are: lower optimizer.lr{precision}",
     "backward": "only gradients overflow: {lower}{precision}",
 }
+
+#: Multiple of the first loss, that of an untrained network, above which a run has diverged.
+FAR = 8.0
 
 #: Advice on precision, by compute dtype.
 _PRECISION = {
@@ -104,13 +110,17 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
         count, tensors = found["gradients"]
     keys = _scale_keys(learner.scaler)
     follow = ", or let it follow the gradients (scaler=dynamic)" if hasattr(learner.scaler, "scale") else ""
-    advice = _ADVICE[cause].format(
-        lower=f"lower the scale{keys}{follow}" if keys else "lower optimizer.lr",
-        precision=_PRECISION.get(parts.policy.compute, ""),
-    )
+    lower = f"lower the scale{keys}{follow}" if keys else "lower optimizer.lr"
+    if getattr(learner.scaler, "min_scale", None) and last.loss_scale <= learner.scaler.floor:
+        lower = _below(last.loss_scale)
+    advice = _ADVICE[cause].format(lower=lower, precision=_PRECISION.get(parts.policy.compute, ""))
     if learner.name != "main":
         advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
+
+
+def _below(floor: float) -> str:
+    return f"set scaler.init_scale and scaler.min_scale below {scale_in_words(floor)}"
 
 
 def diagnose_overflows(
@@ -133,17 +143,24 @@ def diagnose_overflows(
     assert log.last is not None
     found = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
     diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # the earliest cause
+    if diagnosis.cause == "forward" and _diverged(log):
+        diagnosis = replace(diagnosis, advice="the run diverged: lower optimizer.lr, or clip with train.clip_norm")
     if parts.fault.is_at(diagnosis.step):
         first = "a fault was injected on purpose (inject.*): remove it first"
         diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
     if parts.comm.is_rank_zero:
-        whole, world_size = batch, 1
-        if parts.comm.world_size > 1:
+        whole, world_size, wide = batch, 1, False
+        if parts.comm.world_size > 1 or diagnosis.cause == "input":
             with contextlib.suppress(Exception):  # out of memory or file missing: keep this rank's part
                 fetched = parts.loaders["train"].whole_batch(progress.epoch, progress.batch - 1)
-                whole, world_size = parts.prepare(fetched), parts.comm.world_size
-        _keep(folder, diagnosis, whole, random, world_size)
-    return diagnosis
+                unrounded = parts.prepare_float32(fetched)
+                finite = all(bool(one.isfinite().all()) for one in unrounded.tensors().values())
+                if diagnosis.cause == "input" and finite and not parts.fault.is_at(diagnosis.step):
+                    diagnosis = replace(diagnosis, cause="cast", advice=_ADVICE["cast"])
+                if finite or parts.comm.world_size > 1:
+                    whole, world_size, wide = unrounded, parts.comm.world_size, True
+        _keep(folder, diagnosis, whole, random, world_size, wide=wide)
+    return parts.comm.broadcast_object(diagnosis)
 
 
 def _scale_keys(scaler: Scaler) -> str:
@@ -157,46 +174,66 @@ def is_finite(parts: Parts) -> bool:
 
 
 def require_success(
-    progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, *, half: bool
+    progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, root: Path, *, half: bool
 ) -> list[str]:
     """Raise an error if a finished run trained nothing because of its numerics; return warnings for the user.
 
     Raises NumericsError if a learner applied no update, and not only because its initial loss scale was still
     decreasing, for which there is a warning; or if a loss or the task's ``metric`` is not finite in the last
-    evaluation. ``half`` says that the run computes in half precision.
+    evaluation. ``half`` says that the run computes in half precision. ``root``, the run directory, is for a command.
     """
-    warnings = []
+    warnings, examine = [], f"mptrain diagnose {root}"
     for log in learner_logs:
         if not progress.step or log.updates:
             continue
         whose = "" if len(learner_logs) == 1 else f" of the {log.name}"
         what = f"none of {progress.step} updates{whose} was applied: every step overflowed"
+        if not log.finite_losses:
+            raise NumericsError(f"{what}, and no loss was finite", f"{examine} names the module and the operator")
+        first, *_, scale = progress.learners[log.name].scale_path or (0.0, 0.0)
+        if log.history.floor >= scale < first:
+            raise NumericsError(f"{what}, at the lowest loss scale too", f"{_below(scale)}; {examine} tries a scale")
         if log.history.counts.keys() != {"calibrating"}:
             raise NumericsError(what, "lower the loss scale (scaler.scale, scaler.init_scale), or train for more steps")
         warnings.append(f"{what}, because the loss scale was still decreasing; train for more steps")
     for split, metrics in progress.last.items():
-        for name, value in metrics.items():
-            if (name == metric or name.endswith("loss")) and not math.isfinite(value):
-                trained = all(log.last is not None and math.isfinite(log.last.loss) for log in learner_logs)
-                what = f"the last {name.replace('_', ' ')} on {split} is {value}"
-                if trained and (half or math.isnan(value)):  # an infinity in FP32 is large weights
-                    raise NumericsError(
-                        f"{what}, although the last training loss is finite",
-                        "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr"
-                        if half
-                        else f"check what the model and the task compute in evaluation only, and the data of {split}",
-                    )
+        for name, value in nonfinite_metrics(metrics, metric).items():
+            what = f"the last {name.replace('_', ' ')} on {split} is {value}"
+            if any(map(_diverged, learner_logs)):
                 compare = ", or compare with precision=fp32" if half else ""
                 raise NumericsError(
                     f"the run diverged: {what}", f"lower optimizer.lr, or clip with train.clip_norm{compare}"
                 )
+            if unexpected := sum(log.history.counts.get("unexpected", 0) for log in learner_logs):
+                steps = "1 training step" if unexpected == 1 else f"{unexpected} training steps"
+                raise NumericsError(f"{what}, and {steps} overflowed unexpectedly", f"{examine} examines them")
+            wide = "evaluate in FP32 (precision.eval=fp32); if that is not finite either, " if half else ""
+            raise NumericsError(
+                f"{what}, although no training step overflowed unexpectedly",
+                f"{wide}{examine} examines an evaluation of this model too",
+            )
     return warnings
 
 
-def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], world_size: int) -> None:
+def nonfinite_metrics(metrics: Mapping[str, float], metric: str | None) -> dict[str, float]:
+    """Return the losses and the main metric of an evaluation that are not finite, by name."""
+    judged = {name: value for name, value in metrics.items() if name == metric or name.endswith("loss")}
+    return {name: value for name, value in judged.items() if not math.isfinite(value)}
+
+
+def _diverged(log: LearnerLog) -> bool:
+    rose = bool(log.finite_losses) and log.finite_losses[-1] > FAR * log.finite_losses[0] > 0
+    broken = log.last is not None and not math.isfinite(log.last.loss)
+    return rose or (broken and log.updates > 0 and 0 < log.refused == log.history.consecutive)
+
+
+def _keep(
+    folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], world_size: int, *, wide: bool
+) -> None:
     """Write ``diagnosis.json`` and ``step.pt``, loadable with ``weights_only=True``.
 
-    ``world_size`` is the number of ranks that ran the step, or 1 if ``batch`` is only one rank's part.
+    ``world_size`` is the number of ranks that ran the step, or 1 if ``batch`` is only one rank's part. ``wide`` says
+    that ``batch`` has the dtype of the data set, before the cast to the input dtype of the model.
     """
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)
@@ -206,6 +243,7 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
             "counts": list(batch.counts) if batch.counts else None,
             "random": random,
             "ranks": world_size,
+            "wide": wide,
         }
         draft = temporary(folder / "step.pt")
         torch.save(saved, draft)

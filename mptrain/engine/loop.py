@@ -100,9 +100,8 @@ class Loop:
 
     def require_success(self) -> None:
         """Raise NumericsError if the run trained nothing because of its numerics; warn if it was too short to."""
-        for warning in require_success(
-            self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
-        ):
+        parts, logs, root = self.parts, self.telemetry.step_log.learner_logs, self.storage.paths.root
+        for warning in require_success(self.progress, logs, parts.task.metric, root, half=parts.policy.half):
             self.telemetry.warn(warning)
 
     def _train(self) -> None:

@@ -5,6 +5,7 @@ It assigns values to steps, counts applied updates, and detects a run that only 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,7 +26,8 @@ class LearnerLog:
     """Log of the training steps of one learner, whose values reach the host through a ring.
 
     ``updates`` and ``refused`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
-    to overflows. ``last`` is the newest step record; None before the first.
+    to overflows. ``last`` is the newest step record; None before the first. ``finite_losses`` are the first and newest finite loss
+    of the steps read in this process.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
@@ -35,6 +37,7 @@ class LearnerLog:
         self.refused = 0
         self.history = OverflowHistory(floor=learner.scaler.floor)
         self.last: StepRecord | None = None
+        self.finite_losses: tuple[float, ...] = ()
         self._refuses = learner.scaler.on_overflow == "skip"
         self._measures = measure_of(learner.scaler) is not None
         self._parameters = learner.weights.names
@@ -48,6 +51,8 @@ class LearnerLog:
         loss, loss_scale, overflow, grad_norm, lr, _, _ = row
         self.last = StepRecord(self.name, step, self.updates, epoch, loss, loss_scale, overflow, skipped, grad_norm, lr)
         sink.take(self.last)
+        if math.isfinite(loss):
+            self.finite_losses = (*self.finite_losses[:1], loss)
         phase = self.history.observe(
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
         )

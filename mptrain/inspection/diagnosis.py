@@ -20,7 +20,8 @@ from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
-from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine
+from mptrain.inspection.divergence import Divergence, explain_divergence
+from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.inspection.findings import listed
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
@@ -51,7 +52,7 @@ class DiagnosisResult:
     Attributes:
         found: The diagnosis: causes of failure, statistics of modules, and remedies tried.
         page: Path of the written HTML page; None without a run.
-        steps_left: Number of steps that the run would train if it is resumed; 0 without a run.
+        steps_left: Number of steps that the run would train if it is resumed; 0 without a run, or if it has diverged.
     """
 
     found: Examination
@@ -84,7 +85,15 @@ def diagnose_run(
     if overrides:
         own, _ = build(reload(text, allow=config.extensions.allow, fetch=allowed_downloads(config)), weights=False)
         before = _begins(own)
-    place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
+    diverged = _diverged(directory, config) if step is None and not overrides else None
+    remedy = diverged.remedy if diverged is not None else None
+    if diverged is not None and remedy is not None:
+        place = _standing(directory, config, diverged.step)
+    else:
+        place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
+        if diverged is not None:
+            late = f"{diverged.cause.what}: a lower optimizer.lr may prevent it"
+            place = replace(place, remarks=(*place.remarks, late))
     if overrides:
         changed = f"with {' '.join(overrides)}, unlike the run itself"
         if place.trained:
@@ -93,9 +102,11 @@ def diagnose_run(
         if not place.trained:
             place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
+    if diverged is not None and remedy is not None:
+        found = with_cause(found, diverged.cause, remedy)
     saved = manifests_in(CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).folder)
     planned = config.train.planned(place.parts.loaders["train"].steps_per_epoch)
-    left = planned - (step_of(saved[0]) if saved else 0)
+    left = planned - (step_of(saved[0]) if saved else 0) if remedy is None else 0
     return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides), max(left, 0))
 
 
@@ -119,6 +130,16 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
 def _begins(parts: Parts) -> dict[str, _Beginning]:
     """Return, by learner name, the class of its scaler (loss scaling rule) and the scale with which that starts."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
+
+
+def _diverged(directory: RunDirectory, config: Config) -> Divergence | None:
+    """Return how a run of one learner diverged because of its learning rate; None if it did not."""
+    try:
+        steps = list(read_run(directory.root).steps())
+    except StorageError:
+        return None
+    alone = all(one.learner == "main" for one in steps)
+    return explain_divergence(config, [one.loss for one in steps]) if alone else None
 
 
 def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
@@ -164,6 +185,7 @@ class FailedStep:
         batch: The prepared batch of the step, on the CPU.
         random: State of all random generators before the step; None if it was not saved.
         ranks: Number of ranks, each of which had a part of the batch.
+        wide: As `SavedStep.wide`.
     """
 
     step: int
@@ -173,6 +195,7 @@ class FailedStep:
     batch: Batch
     random: Mapping[str, Any] | None
     ranks: int = 1
+    wide: bool = False
 
 
 def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> FailedStep:
@@ -201,6 +224,7 @@ def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> Faile
             batch=batch,
             random=saved["random"],
             ranks=int(saved["ranks"]),
+            wide=bool(saved.get("wide", False)),
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error
@@ -225,7 +249,7 @@ def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> L
     scales[failed_step.learner] = failed_step.loss_scale
     random = failed_step.random or loaded.state["random"]
     saved_step = SavedStep(
-        failed_step.step, loaded.state, failed_step.batch.to(parts.device), False, scales, random, done=same
+        failed_step.step, loaded.state, failed_step.batch.to(parts.device), failed_step.wide, scales, random, done=same
     )
     return LocatedStep(parts, saved_step, failed_step.learner, tuple(remarks), because=because)
 

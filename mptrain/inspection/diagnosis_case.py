@@ -17,7 +17,15 @@ from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, listed, no_fault
+from mptrain.inspection.findings import (
+    Finding,
+    compare_with_fp32,
+    describe_errors,
+    find_causes,
+    inexact,
+    listed,
+    no_fault,
+)
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
@@ -100,6 +108,10 @@ class DiagnosisCase:
         restore_step(parts, self.saved_step)
         return parts
 
+    def in_fp32(self) -> Parts:
+        """Return newly built parts in ``precision=fp32`` with the saved state restored."""
+        return self._built(with_overrides(self.config, "precision=fp32"))
+
     @functools.cached_property
     def rounded(self) -> tuple[str, ...]:
         """Half-precision buffers and frozen parameters in which small changes of the forward pass are lost."""
@@ -157,7 +169,7 @@ class DiagnosisCase:
         """
         if not self.seen.finite or not self.is_sound:
             return ()
-        agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
+        agree = f"; {describe_errors(self.accuracy)}" if self.accuracy is not None else ""
         infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
         more = inexact(self.seen, self.accuracy) if self.accuracy is not None else []
         if self.rounded:

@@ -15,7 +15,8 @@ from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, did_you_mean
 from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of, with_overrides, without_initial_nonfinite
-from mptrain.inspection.findings import listed
+from mptrain.inspection.evaluation_check import check_evaluation
+from mptrain.inspection.findings import Finding, listed
 from mptrain.inspection.observations import module_rows, step_notes, underflows
 from mptrain.inspection.remedies import remedies
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
@@ -84,7 +85,11 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
     remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
     fault = _fault(place.parts, seen.step)
     if not fault:
-        return _examination(subject, _case(config, place, seen), remarks)
+        case = _case(config, place, seen)
+        found = _examination(subject, case, remarks)
+        batch = None if place.record.losses else place.saved_step.batch
+        faulty = check_evaluation(place.parts, case.in_fp32, batch) if case.is_sound else None
+        return found if faulty is None else with_cause(found, *faulty)
     remarks = (*remarks, f"this step has an injected fault: {fault}")
     case = replace(_case(config, place, seen), faulted=True)
     if case.is_sound:  # every remedy would inject the fault again
@@ -96,6 +101,19 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
     found = _examination(subject, clean, remarks)
     return replace(found, verdict=f"even without the injected fault, {found.verdict}")
+
+
+def with_cause(found: Examination, cause: Finding, remedy: Remedy) -> Examination:
+    """Return an examination with a cause outside the step, and the remedy tried.
+
+    Args:
+        found: Examination of the step.
+        cause: The cause, of kind ``updates`` or ``evaluation``.
+        remedy: The remedy.
+    """
+    kind, module, operator = cast("CauseKind", cause.kind), cause.module, cause.operator
+    found = replace(found, cause=kind, module=module, operator=operator, verdict=cause.what)
+    return replace(found, also=(), remedies=(remedy,))
 
 
 def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:

@@ -75,8 +75,7 @@ def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding
     if (module := accuracy.ill_conditioned) is not None:
         far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}: not a problem of half precision"
         return Finding("none", (module,), f"{finite}; but {far}")
-    agree = f"its outputs and gradients agree with those of FP32 ({describe_errors(accuracy)})"
-    return Finding("none", (), f"{finite}, and {agree}")
+    return Finding("none", (), f"{finite}; {describe_errors(accuracy)}")
 
 
 def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
@@ -206,15 +205,21 @@ def operator_name(operation: Operation) -> str:
     return "a cast" if operation.operator == "_to_copy" else operation.operator
 
 
+def describe_operator(operation: Operation) -> str:
+    """Return a clause on an operator call that returns inf or NaN: its name, module, result and inputs."""
+    where = "the task" if operation.module == LOSS else label(operation.module)
+    return f"{operator_name(operation)} in {where} returns {operation.kind} for {operation.given}"
+
+
 def percent(share: float) -> str:
     """Format a share in [0, 1] as a percentage with three digits, such as ``12.5 %``."""
     return f"{100 * share:.3g} %"
 
 
 def describe_errors(accuracy: StepAccuracy) -> str:
-    """Return the largest errors of a step that rounding explains, as part of a sentence."""
+    """Return the largest errors of a step, all explained by rounding, as a clause."""
     outputs, gradients = accuracy.largest_errors
-    return f"rounding changes outputs by up to {percent(outputs)}, gradients by {percent(gradients)}"
+    return f"outputs are within {percent(outputs)} of FP32, gradients within {percent(gradients)}"
 
 
 def _input(seen: Observation) -> str:

@@ -255,10 +255,10 @@ def _try_remedy(
     if offender is None:
         if why := changed.refusal() or _why_worse(case, changed):
             return Remedy(words, text, False, why), changed
-        agrees = "finite on this batch"
+        outcome = "no values are lost on this batch" if underflow else "finite on this batch"
         if changed.accuracy is not None:
-            agrees += f", and agrees with FP32 ({describe_errors(changed.accuracy)})"
-        return Remedy(words, text, True, "no values are lost on this batch" if underflow else agrees), changed
+            outcome += f"; {describe_errors(changed.accuracy)}"
+        return Remedy(words, text, True, outcome), changed
     if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
         text = f"{text}, and {another.text}"
         return Remedy((*words, *another.words), text, True, another.outcome), changed

@@ -16,6 +16,7 @@ from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.diagnosis_case import with_overrides
+from mptrain.inspection.evaluation_check import check_evaluation
 from mptrain.inspection.findings import Finding, label, listed
 from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.module_tensors import HANDED, Outputs
@@ -30,6 +31,7 @@ from mptrain.inspection.scale_check_findings import (
 from mptrain.inspection.scale_check_observation import StepInspection, half_weights, inspect_step
 from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
 from mptrain.inspection.step_accuracy import largest_errors, why_worse
+from mptrain.inspection.zero_gradients import without_gradient
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
@@ -114,9 +116,9 @@ def _helps(config: Config, words: str, report: ScalingReport, tell: Callable[[st
         return False
     before = largest_errors(report.evidence.outputs, report.modules) if report.modules else None
     stay = {(one.kind, one.where) for one in report.findings if not one.keep}
-    return {(one.kind, one.where) for one in after.findings} <= stay and not why_worse(
-        before, largest_errors(after.evidence.outputs, after.modules)
-    )
+    new = {(one.kind, one.where) for one in after.findings if one.kind != "fp32"} - stay  # FP32 has the others too
+    errors = largest_errors(after.evidence.outputs, after.modules)
+    return after.evidence.fp32_finite and not new and not why_worse(before, errors)
 
 
 def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
@@ -130,7 +132,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
             wide, _ = build(replace(config, precision=_FP32))
             wide.model.train()
             rehearse(wide, wide.prepare(batch))
-        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
+        return _report(evidence, findings(evidence), batch, fewer)
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
     unrounded = wide.prepare(batch)
@@ -139,11 +141,11 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     if columns := lost_columns(unrounded, half):
         evidence = replace(evidence, lost_columns=columns)
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
-        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
+        return _report(evidence, findings(evidence), batch, fewer)
     if not passes.is_finite(wide, wide.prepare(batch)):
         breaking = passes.breaking_operators(wide, wide.prepare(batch))
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
-        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, fewer)
+        return _report(evidence, findings(evidence), batch, fewer)
     reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
@@ -159,7 +161,9 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
-    evidence = replace(evidence, modules=modules, outputs=reference.outputs)
+    zero = [name for name, one in reference.distances.items() if one.elements and one.reference == 0 == one.expected]
+    saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
+    evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
     if wrong := wrong_outputs(evidence):
         breaking = passes.breaking_operators(parts, prepared)
         inexact = passes.operator_errors(
@@ -189,9 +193,24 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     notes = reference.notes if step == 1 else (*reference.notes, "only every second scale was tried: steps are slow")
     notes = (*fewer, *notes, *_near_the_top(reference, inspection.outputs, form))
     found = findings(evidence)
-    notes = (*notes, *(f"{listed([label(name) for name in one.where])}: {one.what}" for one in found if one.minor))
+    wide_batch = prepared.cast(torch.float32)
+    faulty = None if evidence.breaks_half else check_evaluation(parts, lambda: another()[0], wide_batch)
+    found += [faulty[0]] if faulty is not None else []
+    return _report(evidence, found, batch, notes, modules, reference.dtype)
+
+
+def _report(
+    evidence: ScalingEvidence,
+    found: Sequence[Finding],
+    batch: Batch,
+    notes: tuple[str, ...],
+    modules: Sequence[ModuleScaling] = (),
+    reference: str = "",
+) -> ScalingReport:
+    """Return the report with minor findings among its notes."""
+    minor = (f"{listed([label(name) for name in one.where])}: {one.what}" for one in found if one.minor)
     found = [one for one in found if not one.minor]
-    return ScalingReport(evidence, found, modules, reference.dtype, batch.samples, notes)
+    return ScalingReport(evidence, found, modules, reference, batch.samples, (*notes, *minor))
 
 
 def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:

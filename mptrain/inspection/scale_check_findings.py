@@ -39,13 +39,16 @@ _OPERATOR = (
     "that is not selected still has a gradient"
 )
 
+_ALL_MASKED = "a softmax over a row that is -inf everywhere is 0 / 0: leave one entry of each row unmasked"
+
 
 def findings(evidence: ScalingEvidence) -> list[Finding]:
     """Return all problems of training a network in a half-precision mode, causes first.
 
     Their kinds are ``refused``, ``input``, ``constant``, ``value``, ``norm``, ``changed``, ``narrow``, ``cast``,
-    ``output``, ``no_gradient``, ``proportion``, ``fp32``; for gradients ``overflow``, ``error``, ``drift``, ``range``;
-    and ``scale``. If the step is not finite in FP32, there are no findings on gradients and scales.
+    ``output``, ``no_gradient``, ``zero_gradient``, ``saddle``, ``proportion``, ``fp32``; for gradients ``overflow``,
+    ``error``, ``drift``, ``range``; and ``scale``. If the step is not finite in FP32, there are no findings on
+    gradients and scales.
 
     Args:
         evidence: Measurements and observations of the network's first step.
@@ -196,7 +199,8 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
         f"{operator_name(first)} in the {first.phase} pass returns {first.kind} in FP32 too, for {first.given}: "
         f"neither {form} nor the loss scale is the cause"
     )
-    yield Finding("fp32", (first.module,), what, _OPERATOR)
+    masked = "softmax" in first.operator and not first.finite_inputs
+    yield Finding("fp32", (first.module,), what, _ALL_MASKED if masked else _OPERATOR)
 
 
 def _refused(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -296,6 +300,15 @@ def _no_gradient(evidence: ScalingEvidence) -> Iterator[Finding]:
         what = f"{_count(names, 'parameter')} get{'s' if len(names) == 1 else ''} no gradient"
         hint = "check for detach(), no_grad() or .data on the way to the loss, or freeze them explicitly"
         yield Finding("no_gradient", names, what, hint, minor=True)
+    if names := tuple(evidence.zero_gradient):
+        what = f"the gradient of {_count(names, 'parameter')} is exactly zero on this batch, in FP64 too"
+        yield Finding("zero_gradient", names, what, "", minor=True)
+    if names := tuple(evidence.saddles):
+        stays = (
+            "is exactly zero, in FP64 too, and stays zero while the others train: factors of one product are all zero"
+        )
+        hint = "initialise all but one of the factors with other numbers than zero"
+        yield Finding("saddle", names, f"the gradient of {_count(names, 'parameter')} {stays}", hint)
 
 
 def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:

@@ -117,7 +117,7 @@ def compute_reference(
     tolerance = EPSILONS * form.epsilon
     wrong = {name.rpartition(".")[0] for name, shift in shifts.items() if not shift <= tolerance * norm(fp32[name])}
     breaks = find_breaks(parts, batch, (1.0, 2.0 ** FP32_EXPONENTS[-1]), wrong, tolerance) if wrong else ()
-    dtype = torch.float64 if _runs_in_float64(parts, batch) else torch.float32
+    dtype = torch.float64 if runs_in_float64(parts, batch) else torch.float32
     if dtype == torch.float32:
         notes = (*notes, "the model does not run in FP64, so gradients are compared with FP32")
     batch = batch.cast(dtype)
@@ -292,7 +292,7 @@ def operator_errors(
     parts, batch = wide()
     parts.model.train()
     disable_dropout(parts.model)
-    if not _runs_in_float64(parts, batch):
+    if not runs_in_float64(parts, batch):
         return {}
     batch = batch.cast(torch.float64)
 
@@ -415,8 +415,13 @@ def _copy(values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
         tensor.copy_(values[name])
 
 
-def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
-    """Return whether the model and its task run in FP64, and leave the model in FP64 if so, otherwise in FP32."""
+def runs_in_float64(parts: Parts, batch: Batch) -> bool:
+    """Return whether the model and its task run in FP64, and leave the model in FP64 if so, otherwise in FP32.
+
+    Args:
+        parts: The run, whose losses become float32.
+        batch: The prepared batch.
+    """
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
     try:

@@ -363,6 +363,8 @@ class ScalingEvidence:
         half_norms: Norm layers whose parameters, statistics and arithmetic are half precision.
         lost_values: Largest value of each parameter or buffer that exceeds the largest half-precision number.
         no_gradient: Parameters without a gradient.
+        saddles: Parameters whose gradient stays exactly zero since others that are zero multiply them.
+        zero_gradient: Other parameters whose gradient stays exactly zero on this batch.
         outputs: Errors at each boundary of modules, by the keys of `mptrain.inspection.module_tensors.Outputs`, in the
             order of the forward pass.
         operators: First operator of modules with wrong outputs whose result is wrong but finite.
@@ -390,6 +392,8 @@ class ScalingEvidence:
     half_norms: Sequence[str] = ()
     lost_values: Mapping[str, float] = field(default_factory=dict)
     no_gradient: Sequence[str] = ()
+    saddles: Sequence[str] = ()
+    zero_gradient: Sequence[str] = ()
     outputs: Mapping[str, OutputErrors] = field(default_factory=dict)
     operators: Mapping[str, OperatorError] = field(default_factory=dict)
     breaks: Sequence[str] = ()

@@ -30,6 +30,8 @@ NAMES: Final[dict[CauseKind, str]] = {
     "loss": "the loss",
     "backward": "the backward pass alone",
     "refused": "an operator that torch refuses",
+    "updates": "the updates before this step",
+    "evaluation": "an evaluation",
     "none": "nothing",
 }
 

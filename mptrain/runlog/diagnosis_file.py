@@ -22,8 +22,8 @@ SCHEMA = 2
 _LONGEST = 60
 
 #: Place where a step fails: the batch, the weights, the forward pass, the loss, only the backward pass, an operator
-#: that torch refuses, or none.
-CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "none"]
+#: that torch refuses, the updates before it (the run diverged), an evaluation of its weights, or none.
+CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "updates", "evaluation", "none"]
 
 
 @dataclass(frozen=True, slots=True)

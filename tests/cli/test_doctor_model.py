@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 from PIL import Image
@@ -23,6 +24,7 @@ def test_a_sound_model_ends_with_0_and_a_table(terminal):
     assert [row.split()[0] for row in rows[:4]] == ["1", "3", "5", "7"]
     assert "one step of 8 samples" in terminal.out
     assert "note: the constant scale, 2^10, is usable" in terminal.out
+    assert re.search(r"note: gradients are off by up to 0\.0\d+ %, most in [1357]\n", terminal.out)
     assert "found:" not in terminal.out
     assert not terminal.err
 

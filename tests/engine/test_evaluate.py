@@ -122,21 +122,25 @@ def test_samples_and_loss_terms_are_counted_apart(tmp_path):
 @pytest.mark.parametrize(
     ("precision", "loss", "said"),
     [
-        ("fp16_dynamic", 1.0, "the last loss on val is inf, although the last training loss is finite"),
-        ("fp16_dynamic", math.nan, "the run diverged: the last loss on val is inf"),
-        ("fp32", 1.0, "the run diverged: the last loss on val is inf"),
+        ("fp16_dynamic", 1.0, "the last loss on val is inf, although no training step overflowed unexpectedly"),
+        ("fp16_dynamic", math.nan, "the last loss on val is inf, and 1 training step overflowed unexpectedly"),
+        ("fp32", 1.0, "the last loss on val is inf, although no training step overflowed unexpectedly"),
+        ("fp16_dynamic", 1e6, "the run diverged: the last loss on val is inf"),
+        ("fp32", 1e6, "the run diverged: the last loss on val is inf"),
     ],
 )
 def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, precision, loss, said):
     loop = loop_of(tmp_path, *TINY, f"precision={precision}", "train.max_steps=1")
     loop.run()
     [log] = loop.telemetry.step_log.learner_logs
-    log.updates, log.last = 1, dataclasses.replace(log.last, loss=loss)
+    log.updates, log.last, log.finite_losses = 1, dataclasses.replace(log.last, loss=loss), (2.3, loss)
+    log.history.counts = {} if math.isfinite(loss) else {"unexpected": 1}
     loop.progress.last["val"] = {"loss": math.inf}
     with pytest.raises(NumericsError) as stopped:
         loop.require_success()
     assert str(stopped.value) == said
-    assert ("precision.eval=fp32" in stopped.value.hint) == ("training loss" in said)
+    wide = precision != "fp32" and "although" in said
+    assert ("precision.eval=fp32" in stopped.value.hint) == wide
     assert ("compare with precision=fp32" in stopped.value.hint) == (precision != "fp32" and "diverged" in said)
 
 
@@ -144,6 +148,6 @@ def test_an_evaluation_that_alone_is_nan_in_fp32_is_not_to_be_compared_with_fp32
     loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.max_steps=1")
     loop.run()
     loop.progress.last["val"] = {"loss": math.nan}
-    with pytest.raises(NumericsError, match="the last loss on val is nan, although the last training loss") as stopped:
+    with pytest.raises(NumericsError, match="the last loss on val is nan, although no training step") as stopped:
         loop.require_success()
-    assert "in evaluation only" in stopped.value.hint
+    assert stopped.value.hint.startswith(f"mptrain diagnose {loop.storage.paths.root} examines an evaluation")

@@ -95,7 +95,7 @@ FOUND = {
     "constant": ["proportion"],
     "clip_in_half": ["drift"],
     "shrink": ["range"],
-    "sqrt_at_zero": ["fp32", "narrow"],
+    "sqrt_at_zero": ["fp32"],
     "divides": ["fp32"],
     "cancels_in_fp32": ["fp32"],
 }

@@ -61,6 +61,64 @@ def test_trap_01_persistent_nan_ends_within_patience_with_finite_weights_in_the_
     assert torch.load(failure / "step.pt", weights_only=True)["batch"]["inputs"].isnan().any()
 
 
+@pytest.mark.parametrize("nan", [False, True])
+def test_infinities_of_the_cast_are_told_from_those_of_the_data(tmp_path, nan):
+    loop = loop_of(tmp_path, *TINY, "precision=fp16_dynamic", "train.max_consecutive_overflows=3")
+    prepare = loop.parts.dataset.prepare
+
+    def raw(batch, device, memory_format):
+        prepared = prepare(batch, device, memory_format)
+        prepared.inputs.mul_(1e6)
+        if nan:
+            prepared.inputs[0, 0, 0, 0] = math.nan
+        return prepared
+
+    object.__setattr__(loop.parts.dataset, "prepare", raw)
+    with pytest.raises(NumericsError) as stop:
+        loop.run()
+    failure = loop.storage.paths.failure
+    cause = json.loads((failure / "diagnosis.json").read_text())["cause"]
+    assert cause == ("input" if nan else "cast")
+    assert ("the data holds inf or NaN" in stop.value.hint) is nan
+    assert ("standardise the inputs in the data set" in stop.value.hint) is not nan
+    kept = torch.load(failure / "step.pt", weights_only=True)
+    assert kept["wide"] is not nan
+    assert nan or (kept["batch"]["inputs"].isfinite().all() and kept["batch"]["inputs"].max() > 65504)
+
+
+def test_gradients_that_overflow_at_the_lowest_scale_ask_for_a_lower_one(tmp_path):
+    words = (
+        *TINY,
+        "precision=fp16_dynamic",
+        "train.max_steps=6",
+        "scaler.init_scale=1073741824",
+        "scaler.max_scale=null",
+    )
+    loop = loop_of(tmp_path, *words, "scaler.min_scale=536870912")
+    loop.run()
+    with pytest.raises(
+        NumericsError, match="none of 6 updates was applied: every step overflowed, at the lowest"
+    ) as stop:
+        loop.require_success()
+    assert stop.value.hint.startswith("set scaler.init_scale and scaler.min_scale below 2^29; mptrain diagnose ")
+    again = loop_of(tmp_path / "again", *words, "scaler.min_scale=536870912", "train.max_consecutive_overflows=4")
+    with pytest.raises(NumericsError) as stop:
+        again.run()
+    assert "set scaler.init_scale and scaler.min_scale below 2^29" in stop.value.hint
+
+
+def test_a_loss_that_is_never_finite_asks_for_no_lower_scale(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "precision=fp16_dynamic", "train.max_steps=6")
+    loop.parts.model.register_forward_hook(lambda m, args, out: out * math.nan)
+    loop.run()
+    with pytest.raises(
+        NumericsError, match="none of 6 updates was applied: every step overflowed, and no loss"
+    ) as stop:
+        loop.require_success()
+    assert "scale" not in stop.value.hint
+    assert "mptrain diagnose" in stop.value.hint
+
+
 def test_the_random_state_before_the_last_step_is_kept(tmp_path):
     words = (
         *TINY,
