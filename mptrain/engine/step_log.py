@@ -26,8 +26,8 @@ class LearnerLog:
     """Log of the training steps of one learner, whose values reach the host through a ring.
 
     ``updates`` and ``refused`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
-    to overflows. ``last`` is the newest step record; None before the first. ``finite_losses`` are the first and newest finite loss
-    of the steps read in this process.
+    to overflows. ``last`` is the newest step record; None before the first. ``finite_losses`` are the first and newest
+    finite loss of the steps read in this process.
     """
 
     def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
