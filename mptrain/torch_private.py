@@ -29,7 +29,6 @@ __all__ = [
     "Convolution",
     "Dropout",
     "TorchDispatchMode",
-    "abort_group",
     "amp_update_scale_",
     "current_autograd_node",
     "disable_current_modes",
@@ -173,13 +172,6 @@ def set_group_timeout(timeout: timedelta, group: Any) -> None:
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     change(timeout, group)
-
-
-def abort_group(group: Any) -> None:
-    """Abort the device collectives (such as NCCL's) that a process group is running."""
-    from torch.distributed import distributed_c10d
-
-    distributed_c10d._abort_process_group(group)
 
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:

@@ -215,9 +215,7 @@ class Loop:
         comm, telemetry = self.parts.comm, self.telemetry
         comm.send_error(error)
         lost = comm.is_lost(error)
-        if lost:
-            comm.abandon()
-        else:
+        if not lost:
             telemetry.record_expected()
         if not lost or self.parts.device.type == "cpu":  # an accelerator may wait for the lost rank forever
             telemetry.step_log.flush()

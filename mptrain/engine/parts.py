@@ -84,7 +84,7 @@ class Parts:
 
     @functools.cached_property
     def _transfer(self) -> Transfer:
-        return Transfer(self.device, self.comm)
+        return Transfer(self.device)
 
     def must_be_finite(self) -> dict[str, Tensor]:
         """Return the full-precision parameters and floating-point buffers by name, without those in ``infinite``."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mptrain.device import capabilities, event_now, widest
-from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 
 if TYPE_CHECKING:
     from mptrain.engine.step import StepValues
@@ -43,15 +42,11 @@ class Row(NamedTuple):
 class Ring:
     """Buffer for the values of one learner's recent training steps, which reaches the host without stopping the device.
 
-    ``capacity`` steps are copied together, as one block. ``parameters`` is the length of `Verdict.norms`. Collectives
-    of ``comm`` may block the device.
+    ``capacity`` steps are copied together, as one block. ``parameters`` is the length of `Verdict.norms`.
     """
 
-    def __init__(
-        self, capacity: int, parameters: int, device: torch.device, comm: Communicator = SINGLE_PROCESS
-    ) -> None:
+    def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
         self._capacity = capacity
-        self._comm = comm
         size, has = capacity * (_SCALARS + parameters), capabilities(device)
         self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
         self._kept: list[StepValues] = []
@@ -117,7 +112,7 @@ class Ring:
         rows, length, event = self._in_flight
         if not wait and not event.query():
             return
-        self._comm.wait_for(event)
+        event.synchronize()
         assert self._host is not None
         self._read += _rows(self._host[:length], rows)
         self._in_flight = None

@@ -37,7 +37,7 @@ class Telemetry:
         self._progress, self._planned = progress, planned
         self.sink = Fanout((storage.writer, EpochTotals(progress), *displays))
         self.rings = tuple(
-            Ring(options.log.ring, len(learner.weights.names), parts.device, parts.comm) for learner in parts.learners
+            Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
         )
         logs = [
             LearnerLog(learner, ring, parts.plan.guard.count)

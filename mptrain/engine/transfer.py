@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.device import capabilities, current_stream, event_now, new_stream, on_stream
-from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
@@ -25,8 +24,7 @@ class Transfer:
     copy does not queue behind that step. A device without streams copies in order with the steps.
     """
 
-    def __init__(self, device: torch.device, comm: Communicator = SINGLE_PROCESS) -> None:
-        self._comm = comm
+    def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(device) if capabilities(device).streams else None
         self._device = device
         self._before: deque[torch.Event] = deque()
@@ -49,4 +47,4 @@ class Transfer:
         """Wait, sleeping, until at most `AHEAD` batches on the device are ahead of training."""
         self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
-            self._comm.wait_for(self._before.popleft())
+            self._before.popleft().synchronize()

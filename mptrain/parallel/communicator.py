@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,22 +22,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from typing_extensions import override
 
-from mptrain.device import current_stream
 from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted
-from mptrain.parallel.peer_watchdog import PeerWatchdog
-from mptrain.torch_private import abort_group, set_group_timeout
+from mptrain.torch_private import set_group_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
     from torch.distributed import ProcessGroup, Store
 
 Value = TypeVar("Value")
-
-#: Seconds between polls of an event, and seconds to wait for device collectives to abort.
-_POLL, _ABORTED = 0.0005, 2.0
 
 #: Store key under which a rank publishes its error, and seconds that other ranks wait for it.
 _WHY, _WORD = "why", 0.5
@@ -117,16 +111,6 @@ class Communicator:
         """Return the error that another rank published before it exited; None if none did."""
         return None
 
-    def abandon(self) -> None:
-        """Abort collectives on the device that wait for a rank that has exited."""
-
-    def wait_for(self, event: torch.Event) -> None:
-        """Wait on the host for a device event, without hanging if the device waits for a rank that has exited.
-
-        A run waits for its device only through this method.
-        """
-        event.synchronize()
-
     def is_lost(self, error: BaseException) -> bool:
         """Return whether an exception is a consequence of the exit or hang of another rank, not this rank's error."""
         return False
@@ -176,9 +160,6 @@ class DistributedCommunicator(Communicator):
         RankLost: Not all ranks have joined.
     """
 
-    _peer_watchdog: PeerWatchdog | None = None
-    _aborted = False
-
     def __init__(
         self,
         rank: int,
@@ -197,7 +178,7 @@ class DistributedCommunicator(Communicator):
         self.store = store
         self._children = children or {}
         self._dist = dist
-        self._timeout, self._heard = timedelta(seconds=timeout), time.monotonic()
+        self._timeout = timedelta(seconds=timeout)
         until_met = timedelta(seconds=timeout if meeting is None else min(meeting, timeout))
         with self._noticing_loss():
             dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store, timeout=until_met)
@@ -207,77 +188,15 @@ class DistributedCommunicator(Communicator):
         self.name = "gloo"
 
     def use(self, device: torch.device) -> None:
-        """Create the NCCL process group of a CUDA device, and start the watchdog."""
+        """Create the NCCL process group of a CUDA device; its own watchdog ends processes that wait for a lost rank."""
         if device.type == "cuda" and self.group is self._host:
-            # Otherwise torch kills the process when a collective is aborted or times out; torchrun sets this variable
-            # too. `PeerWatchdog` aborts collectives instead.
-            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
-            self.watch_peers(current_stream(device).query)
 
-    def watch_peers(self, idle: Callable[[], bool]) -> None:
-        """Start the watchdog thread for ranks that exit while this rank's device waits for them (`PeerWatchdog`).
-
-        ``idle`` returns whether the device has finished all its work.
-        """
-        self._peer_watchdog = PeerWatchdog(
-            self.rank,
-            list(range(1, self.world_size)) if self.is_rank_zero else [0],
-            self.store,
-            lambda: describe_ended_rank(self._children),
-            idle,
-            self._silence,
-            self._give_up,
-            speaks=self.local_rank == 0,
-        )
-        self._peer_watchdog.begin()
-
-    def wait_for(self, event: torch.Event) -> None:
-        """Wait on the host for a device event; raise RankLost if the device waits for a rank that has exited.
-
-        Results computed since that exit must not be used.
-        """
-        while not event.query() and not self._missed():
-            time.sleep(_POLL)
-        if self._missed():
-            self._notice()
-            raise RankLost(self._missed())
-        self._heard = time.monotonic()  # a device that makes progress is not waiting for a rank
-
+    @override
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an exception is a consequence of the loss of another rank.
-
-        Once the watchdog has found a lost rank, every exception except an `MptrainError` counts, because aborted
-        collectives raise many different errors.
-        """
-        own = not isinstance(error, Exception) or isinstance(error, MptrainError)
-        return is_rank_loss(error) or (bool(self._missed()) and not own)
-
-    def _silence(self) -> str:
-        """Return a message if no collective or device event has completed within the timeout; otherwise empty."""
-        timeout = self._timeout.total_seconds()
-        return f"no rank has responded for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
-
-    def _missed(self) -> str:
-        return "" if self._peer_watchdog is None else self._peer_watchdog.lost
-
-    def _notice(self) -> None:
-        if self._peer_watchdog is not None:
-            self._peer_watchdog.notice()
-
-    def _give_up(self) -> None:
-        """Abort the collectives of the device in a thread, because the abort may take long."""
-        group, self._aborted = self.group, True
-
-        def abort() -> None:
-            with contextlib.suppress(Exception):
-                abort_group(group)
-
-        thread = threading.Thread(target=abort, daemon=True)
-        thread.start()
-        thread.join(_ABORTED)
+        return is_rank_loss(error)
 
     @override
     def all_reduce_ints(self, numbers: Sequence[int]) -> list[int]:
@@ -384,16 +303,8 @@ class DistributedCommunicator(Communicator):
                 time.sleep(0.02)
         return None
 
-    def abandon(self) -> None:
-        """Abort device collectives that wait for a lost rank; gloo does not wait for a closed connection."""
-        self._notice()
-        if self.group is not self._host and not self._aborted:
-            self._give_up()
-
     def who_ended(self) -> str:
-        """Return a phrase about the lost rank: of the watchdog, of the exit of a forked process, or a general one."""
-        if missed := self._missed():
-            return missed
+        """Return a phrase about the lost rank: of the exit of a forked process, or a general one."""
         deadline = time.monotonic() + _WORD
         while self._children and time.monotonic() < deadline:
             if ending := describe_ended_rank(self._children):
@@ -422,10 +333,8 @@ class DistributedCommunicator(Communicator):
     def _noticing_loss(self) -> Iterator[None]:
         try:
             yield
-            self._heard = time.monotonic()
         except Exception as error:
             if self.is_lost(error):
-                self._notice()
                 raise RankLost(self.who_ended()) from error
             raise
 
@@ -433,13 +342,8 @@ class DistributedCommunicator(Communicator):
     def describe(self) -> str:
         return f"{self.world_size} ranks ({self.name})"
 
-    def leave(self, *, done: bool = False) -> None:
-        """Leave the process group and stop the watchdog, at the end of the run or after an error.
-
-        ``done`` says that this rank has done all its work, so that the others do not count it as lost.
-        """
-        if self._peer_watchdog is not None:
-            self._peer_watchdog.end(done=done)
+    def leave(self) -> None:
+        """Leave the process group, at the end of the run or after an error."""
         with contextlib.suppress(Exception):  # fails if a rank is lost
             self._dist.destroy_process_group()
 

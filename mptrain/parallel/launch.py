@@ -84,7 +84,7 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
         )
         try:
             yield group
-            group.leave(done=True)
+            group.leave()
         finally:
             group.leave()
     elif options.procs is None or options.procs == 1:
@@ -180,7 +180,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
         _come(store, rank, timeout)
         group = DistributedCommunicator(rank, count, rank, count, timeout, store, MEETING)
         yield group
-        group.leave(done=True)
+        group.leave()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except MptrainError as error:  # rank 0 reports it

@@ -34,7 +34,7 @@ class Collectives(Protocol):
     """Protocol of the collective operations of the ranks that write one checkpoint together.
 
     ``broadcast_object`` returns the value of rank 0, and ``all_gather_object`` the values of all ranks in rank order.
-    ``raise_for_all`` raises an error of one rank on every rank. ``wait_for`` waits for an event of the device.
+    ``raise_for_all`` raises an error of one rank on every rank.
     """
 
     rank: int
@@ -44,8 +44,6 @@ class Collectives(Protocol):
     def all_gather_object(self, value: Value) -> list[Value]: ...  # noqa: D102
 
     def raise_for_all(self, error: Exception | None) -> None: ...  # noqa: D102
-
-    def wait_for(self, event: torch.Event) -> None: ...  # noqa: D102
 
 
 def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:

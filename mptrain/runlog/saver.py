@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -74,7 +72,7 @@ class Saver:
             async_save = False
 
         def write() -> None:
-            self._copy.wait(*(() if comm is None else (comm.wait_for,)))
+            self._copy.wait()
             self._writer.force(records)
             self._store.save(
                 state,
@@ -180,10 +178,10 @@ class HostCopy:
         taken: dict[str, Any] = _rebuilt(state, hosts, {})
         return taken
 
-    def wait(self, wait_for: Callable[[torch.Event], None] = operator.methodcaller("synchronize")) -> None:
-        """Wait until the asynchronous copies of the last `take` are complete; ``wait_for`` waits for a device event."""
+    def wait(self) -> None:
+        """Wait until the asynchronous copies of the last `take` are complete."""
         for arrival in self._arrivals:
-            wait_for(arrival)
+            arrival.synchronize()
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
         keys = [
