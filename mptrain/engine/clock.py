@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -100,9 +98,6 @@ class Clock:
             self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
 
-_RAPL = Path("/sys/class/powercap")
-
-
 class EnergyMeter(Protocol):
     """Interface of a meter of the energy that a device uses."""
 
@@ -115,30 +110,6 @@ class NoMeter:
 
     def read(self) -> None:
         """Return None."""
-
-
-class RaplMeter:
-    """Energy meter of all packages of a CPU, read from Linux's powercap files, a folder per package.
-
-    ``energy_uj`` counts microjoules and wraps at ``max_energy_range_uj``. One wrap between two reads is corrected; a
-    second one (after about an hour) cannot be detected.
-    """
-
-    def __init__(self, packages: list[Path]) -> None:
-        self._packages = [(package / "energy_uj", _number(package / "max_energy_range_uj")) for package in packages]
-        self._last = [_number(counter) for counter, _ in self._packages]
-        self._microjoules = 0
-
-    def read(self) -> float | None:
-        """Return the joules of all packages since this meter was created; None if they cannot be read."""
-        try:
-            now = [_number(counter) for counter, _ in self._packages]
-        except (OSError, ValueError):
-            return None
-        for (_, most), before, after in zip(self._packages, self._last, now, strict=True):
-            self._microjoules += after - before if after >= before else after - before + most
-        self._last = now
-        return self._microjoules / 1e6
 
 
 class NvmlMeter:
@@ -155,17 +126,9 @@ class NvmlMeter:
             return None
 
 
-def energy_meter(device: torch.device, rapl: Path = _RAPL) -> EnergyMeter:
-    """Return the energy meter of a device; a `NoMeter` if it reports no energy."""
-    if device.type == "cuda":
-        return _nvml_meter(device)
-    if device.type != "cpu":
-        return NoMeter()
-    packages = sorted(rapl.glob("intel-rapl:?")) + sorted(rapl.glob("intel-rapl:??"))  # sub-zones have two colons
-    with contextlib.suppress(OSError, ValueError):
-        if packages:
-            return RaplMeter(packages)
-    return NoMeter()
+def energy_meter(device: torch.device) -> EnergyMeter:
+    """Return the energy meter of a device: of a CUDA device NVML's, if pynvml is installed; else a `NoMeter`."""
+    return _nvml_meter(device) if device.type == "cuda" else NoMeter()
 
 
 def _nvml_meter(device: torch.device) -> EnergyMeter:
@@ -179,7 +142,3 @@ def _nvml_meter(device: torch.device) -> EnergyMeter:
     except Exception:  # no package, no driver, or a device without an energy counter
         return NoMeter()
     return meter if meter.read() is not None else NoMeter()
-
-
-def _number(path: Path) -> int:
-    return int(path.read_text(encoding="ascii"))
