@@ -45,7 +45,7 @@ class Rehearsal:
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
         operators: Operators that ran, with their dtypes, and casts: `OperatorCensus.table`.
         in_half: Operators that ran with half-precision tensors.
-        changed: Names of parameters that passes change, and of changed buffers in half precision, on any rank.
+        changed: Names of parameters that passes change, and of buffers in half precision that they write, on any rank.
     """
 
     untrained: dict[str, list[str]]
