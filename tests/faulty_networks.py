@@ -32,6 +32,15 @@ class LossInLogitsDtype(Classify):
 
 
 @dataclass(frozen=True)
+class OffsetLoss(Classify):
+    """Cross-entropy of logits that are far from 0 in between, in whatever dtype they have."""
+
+    def _cross_entropy(self, logits, targets):
+        with torch.autocast(logits.device.type, enabled=False):
+            return F.cross_entropy((logits + 300) * 300 / 300, targets).float()
+
+
+@dataclass(frozen=True)
 class LogarithmInEvaluation(Classify):
     """Measures a logarithm of differences, of which some are negative."""
 
