@@ -166,9 +166,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
     if wrong := wrong_outputs(evidence):
         breaking = passes.breaking_operators(parts, prepared)
-        inexact = passes.operator_errors(
-            (parts, prepared), another, inspection.outputs, wrong, form, half_weights(parts.model)
-        )
+        inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
         breaks_half = [one for one in breaking if one.phase == "forward"]
         evidence = replace(evidence, breaks_half=breaks_half, operators=inexact)
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
