@@ -238,8 +238,8 @@ def is_finite(parts: Parts, batch: Batch) -> bool:
     return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
 
 
-def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
-    """Return the operator calls of a step without a loss scale that return inf or NaN for finite inputs, in order.
+def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
+    """Return the operator calls of a step without a loss scale, in order.
 
     Args:
         parts: The run.
@@ -251,7 +251,7 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
     plan = replace(parts.plan, products=observer.inside(parts.plan.products))
     with trail.followed(parts.model):
         gradients(replace(parts, plan=plan), batch, 1.0)
-    return tuple(operation for operation in observer.operations if operation.breaks)
+    return tuple(observer.operations)
 
 
 def operator_errors(
