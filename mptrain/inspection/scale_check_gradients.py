@@ -406,6 +406,10 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
     return module
 
 
+def _both(first: Change, then: Change) -> Change:
+    return lambda name, value: then(name, first(name, value))
+
+
 def _leave_out_unread(
     parts: Parts, batch: Batch, said: Outputs, right: Outputs, wide: Gradients, tolerance: float
 ) -> list[str]:
@@ -422,9 +426,7 @@ def _leave_out_unread(
             if one.shape == other.shape and not (one.isfinite() | ~other.isfinite()).all():
                 found: Outputs = {}
                 others = {boundary: [*tensors[:at], one, *tensors[at + 1 :]]}
-                keep, swap = record_outputs(found, said), OutputReplacement(others)
-                change: Change = lambda name, value, keep=keep, swap=swap: keep(name, swap(name, value))  # noqa: E731
-                grads = _gradients_under(change, parts, batch)
+                grads = _gradients_under(_both(OutputReplacement(others), record_outputs(found, said)), parts, batch)
                 same = [distance(grads[name], grad) <= tolerance * norm(grad) for name, grad in wide.items()]
                 if not all(same) or relative_error(found[LOSS], right[LOSS]) > tolerance:
                     return unread
