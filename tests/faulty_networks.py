@@ -32,6 +32,15 @@ class LossInLogitsDtype(Classify):
 
 
 @dataclass(frozen=True)
+class OffsetLoss(Classify):
+    """Cross-entropy of logits that are far from 0 in between, in whatever dtype they have."""
+
+    def _cross_entropy(self, logits, targets):
+        with torch.autocast(logits.device.type, enabled=False):
+            return F.cross_entropy((logits + 300) * 300 / 300, targets).float()
+
+
+@dataclass(frozen=True)
 class LogarithmInEvaluation(Classify):
     """Measures a logarithm of differences, of which some are negative."""
 
@@ -309,6 +318,16 @@ class SummedLoss(Classify):
         return 1e7 * super()._cross_entropy(logits, targets)
 
 
+@dataclass(frozen=True)
+class BendingLoss(Classify):
+    """Cross-entropy and second differences of neighbours that are nearly equal, in the dtype of the logits."""
+
+    def _cross_entropy(self, logits, targets):
+        smooth = 1 + 1e-3 * logits
+        bend = (smooth[:, 2:] - 2 * smooth[:, 1:-1] + smooth[:, :-2]) * 70000
+        return super()._cross_entropy(logits, targets) + 1e-4 * bend.float().square().mean()
+
+
 @functools.wraps(load_digits)
 def raw_digits(*args, **kwargs):
     """Images in units in which people have their measurements: far from 0, and beyond the range of FP16."""
@@ -503,6 +522,26 @@ class Network(nn.Module):
 
 def network(*, num_classes: int, in_channels: int, image_size: int, fault: str) -> nn.Module:
     return Network(in_channels * image_size**2, num_classes, fault)
+
+
+class Whole(nn.Module):
+    """A network in one module: no entry of ``precision.keep_fp32`` leaves a product in half precision.
+
+    Args:
+        compute: What happens between its two layers.
+    """
+
+    def __init__(self, features, num_classes, compute):
+        super().__init__()
+        self.inward, self.outward, self.compute = nn.Linear(features, WIDTH), nn.Linear(WIDTH, num_classes), compute
+
+    def forward(self, images):
+        return self.outward(self.compute(self.inward(images)))
+
+
+def cancelling_whole(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    whole = Whole(in_channels * image_size**2, num_classes, lambda hidden: (hidden * 0.01 + 1000) - 1000)
+    return named(flat=nn.Flatten(), whole=whole)
 
 
 def standardising_network(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:

@@ -68,6 +68,7 @@ class BufferGuard:
         self.lasting: list[Tensor] = []
         self._memory: list[tuple[Tensor, Tensor]] = []
         self._said: set[str] = set()
+        self._undone = 0  # times that `unchanged` has increased the version of every guarded tensor
         self._places: list[_Place] = []
         by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         seen: set[int] = set()
@@ -194,14 +195,16 @@ class BufferGuard:
         for (memory, _), kept in zip(self._memory, before, strict=True):
             memory.copy_(kept)
         increment_version(self._guarded)
+        self._undone += 1
 
     @contextlib.contextmanager
     def unharmed(self) -> Iterator[tuple[list[str], list[str]]]:
         """Undo all changes of buffers, parameters and plain attributes of modules on exit, and say what they were.
 
         Plain attributes are tensors, numbers, texts, None, and what lists, sets, dictionaries and deques hold. Yields
-        two lists that are filled at the exit: names of the parameters, and of the buffers in half precision, that were
-        changed; and names of the buffers that became tensors which a skipped step cannot restore. Raises as `settle`.
+        two lists that are filled at the exit: names of the parameters that were changed, and of the buffers in half
+        precision that were written, even if rounding left them as they were; and names of the buffers that became
+        tensors which a skipped step cannot restore. Raises as `settle`.
         """
         self.snapshot()
         places, changed, unguarded = self._places, list[str](), list[str]()
@@ -211,16 +214,21 @@ class BufferGuard:
             if isinstance(one := place.tensor, nn.Parameter)
         ]
         halves = [
-            (place.path, place.memory, place.memory.to("cpu", copy=True))
+            (place.path, own, own._version - self._undone, place.memory, place.memory.to("cpu", copy=True))
             for place in places
-            if place.memory is not None and place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
+            if (own := place.tensor) is not None and place.memory is not None
+            if place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
         ]
         attributes = [(vars(module), _public(vars(module))) for module in self._modules]
         tensors = [_contents(one) for _, kept in attributes for one, _ in kept.values() if _is_plain(one)]
         try:
             yield changed, unguarded
             self.settle()
-            changed += [path for path, memory, values in halves if not torch.equal(memory.cpu(), values)]
+            changed += [
+                path
+                for path, own, version, memory, values in halves
+                if own._version - self._undone != version or not torch.equal(memory.cpu(), values)
+            ]
             for path, one, memory, *_ in before:
                 if _kind(one) != _kind(memory):
                     raise _exchanged(path, one)

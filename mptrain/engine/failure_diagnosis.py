@@ -194,7 +194,7 @@ def require_success(
         if log.history.floor >= scale < first:
             raise NumericsError(f"{what}, at the lowest loss scale too", f"{_below(scale)}; {examine} tries a scale")
         if log.history.counts.keys() != {"calibrating"}:
-            raise NumericsError(what, "lower the loss scale (scaler.scale, scaler.init_scale), or train for more steps")
+            raise NumericsError(what, f"{examine} names the module and the operator, and tests fixes")
         warnings.append(f"{what}, because the loss scale was still decreasing; train for more steps")
     for split, metrics in progress.last.items():
         for name, value in nonfinite_metrics(metrics, metric).items():

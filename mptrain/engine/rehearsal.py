@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
 
 
-#: Passes in which a tensor that accumulates is found: a mean over all batches keeps 3/4 of what it was before the last.
-_PASSES = 4
+#: Numbers of passes after which a tensor that accumulates is found, and by how much more of a shift a mean over all
+#: batches, which keeps more of what it was with each batch, keeps after the larger number (1/2 and 3/4).
+_PASSES, _MORE = (2, 4), 0.1
+
+#: Error of a running mean, relative to its value, above which rounding harms it. A mean that keeps the share r of what
+#: it was stops changing where (1 - r) times its error is half a unit in the last place: about eps / (2 (1 - r)).
+_STALLED = 0.01
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Rehearsal:
         untrained: Names of the parameters that will not be trained, by reason: ``frozen``, ``no_learner``,
             ``no_gradient``; and, as ``unguarded``, of the buffers that a skipped step cannot restore.
         operators: Result of `OperatorCensus.table`; those in ``in_half`` ran with half-precision tensors.
-        changed: Names of parameters that passes change, and of changed buffers in half precision, on any rank.
+        changed: Names of parameters that passes change, and of buffers in half precision that they write, on any rank.
     """
 
     untrained: dict[str, list[str]]
@@ -172,10 +177,11 @@ def _changed_tensors(parts: Parts, changed: list[str], census: OperatorCensus) -
 def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[str, ...]:
     """Return the changed tensors in half precision that accumulate over steps, unless an optimizer updates them.
 
-    A tensor accumulates if most of a shift of all its finite values is still there after another pass, as in a counter
-    or a running mean. The passes before the shift are for means over all batches so far, which forget their start, and
-    for observers that start at inf. Rounding does not harm other tensors, such as the vectors of a spectral norm. With
-    several ranks, or if a pass fails with shifted values, all changed ones are returned.
+    A tensor accumulates if so much of a shift of all its finite values is still there after another pass, as in a
+    counter or a slow running mean, that rounding makes it stop at a wrong value (`_STALLED`). The passes before the
+    shift are for means over all batches so far, which forget their start, and for observers that start at inf. Rounding
+    does not harm other tensors, such as the vectors of a spectral norm. With several ranks, or if a pass fails with
+    shifted values, all changed ones are returned.
     """
     trained = {id(one) for learner in parts.learners for one in learner.weights.params}
     tensors: dict[str, torch.Tensor] = {
@@ -189,28 +195,34 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
         return tuple(halves)
     micro, plan = batch.split(parts.plan.accumulate)[0], replace(parts.plan, accumulate=1)
     shifts: dict[str, float] = {}
-    ends: list[list[torch.Tensor]] = []
+
+    def run(passes: int, times: int) -> list[torch.Tensor]:
+        with plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
+            for left in reversed(range(passes)):
+                for name in halves if left == 0 else ():
+                    finite = tensors[name].float().nan_to_num(posinf=0.0, neginf=0.0)
+                    shifts[name] = max(1.0, float(finite.abs().max())) / 8
+                    tensors[name].add_(times * shifts[name])
+                for learner in parts.learners:
+                    with torch.enable_grad():
+                        accumulate_gradients(learner, parts.model, micro.clone(), plan)
+                    learner.weights.gradients.zero_grad()
+                plan.guard.settle()
+            return [tensors[name].float() for name in halves]
+
+    shares: dict[str, list[float]] = {name: [] for name in halves}
     try:
-        for times in (0, 1):
-            with plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
-                for left in reversed(range(_PASSES)):
-                    for name in halves if left == 0 else ():
-                        finite = tensors[name].float().nan_to_num(posinf=0.0, neginf=0.0)
-                        shifts[name] = max(1.0, float(finite.abs().max())) / 8
-                        tensors[name].add_(times * shifts[name])
-                    for learner in parts.learners:
-                        with torch.enable_grad():
-                            accumulate_gradients(learner, parts.model, micro.clone(), plan)
-                        learner.weights.gradients.zero_grad()
-                    plan.guard.settle()
-                ends.append([tensors[name].float() for name in halves])
+        for passes in _PASSES:
+            for name, before, after in zip(halves, run(passes, 0), run(passes, 1), strict=True):
+                moved = (after - before)[before.isfinite()]
+                shares[name].append(float(moved.min()) / shifts[name] if moved.numel() else 0.0)
     except Exception as error:  # a model may refuse the shifted values
         if isinstance(error, torch.AcceleratorError) or out_of_memory(error):
             raise
         return tuple(halves)
-    moved = [(after - before)[before.isfinite()] for before, after in zip(*ends, strict=True)]
+    limits = {name: 1 - torch.finfo(tensors[name].dtype).eps / (2 * _STALLED) for name in halves}
     return tuple(
-        name for name, by in zip(halves, moved, strict=True) if by.numel() and float(by.min()) > shifts[name] / 2
+        name for name, (early, late) in shares.items() if late > limits[name] or (late > 0.5 and late > early + _MORE)
     )
 
 

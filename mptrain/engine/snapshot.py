@@ -227,6 +227,17 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
                 learner.average.restart()
 
 
+def load_carried(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Restore the non-persistent buffers from a checkpoint.
+
+    Args:
+        parts: The built run; changed in place.
+        saved: State in a checkpoint, whose buffers may have another floating-point dtype.
+    """
+    for name, buffer in parts.carried().items():
+        buffer.copy_(_held(saved["carried"][name], buffer))
+
+
 def _held(saved: Any, own: Any) -> Any:
     """Return a saved value saturated to the dtype of the model's tensor: an FP32 value may be beyond the FP16 range."""
     both_float = all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (saved, own))
@@ -250,8 +261,7 @@ def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) 
     with _reading():
         require_fit(parts, saved)
         load_weights(parts, saved)
-        for name, buffer in parts.carried().items():
-            buffer.copy_(saved["carried"][name])
+        load_carried(parts, saved)
         notes = _clamped(parts, saved)
         for learner in parts.learners:
             notes += learner.load_state_dict(saved["learners"][learner.name])

@@ -20,6 +20,7 @@ from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
+from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.divergence import Divergence, explain_divergence
 from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.inspection.findings import listed
@@ -123,7 +124,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
         MptrainError: The data or the device is missing, or training ends before that step.
     """
     parts, options = build(config)
-    place = LocatedStep(parts, _moment(parts, options, None, step), None, parts.notes)
+    place = LocatedStep(parts, _moment(config, parts, options, None, step), None, parts.notes)
     return DiagnosisResult(examine(" ".join(config.overrides), config, place, learner), None)
 
 
@@ -164,6 +165,7 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
         )
     parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
+    loaded = replace(loaded, state=with_fp32_values(config, loaded.state))
     place = replace(_ended(parts, failed_step, loaded), record=_on_record(directory, failed_step.step))
     restore_step(parts, place.saved_step)
     moved = _moved(directory, parts, failed_step) if place.saved_step.done else []
@@ -319,12 +321,13 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Loca
     trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
     if loaded is not None:
         _require_fit(parts, loaded.state)
-    saved_step = _moment(parts, options, loaded.state if loaded else None, wanted)
+    state = with_fp32_values(config, loaded.state) if loaded else None
+    saved_step = _moment(config, parts, options, state, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
     skipped = _unexpected(directory, config.extensions.allow) if step is None else ()
     place = LocatedStep(parts, saved_step, None, (remark, *skipped), _on_record(directory, wanted), trained=more)
-    state = directory.read_state()
-    return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
+    ended = directory.read_state()
+    return replace(place, because=_OF_RANKS) if ended is not None and ended.ranks > 1 else place
 
 
 def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, ...]:
@@ -341,14 +344,14 @@ def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, 
     return (f"{which} {listed([str(one) for one in steps])} overflowed unexpectedly; to examine the first: {line}",)
 
 
-def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
+def _moment(config: Config, parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
         raise ConfigError(f"--step {step}: training ends at step {planned:,}", f"write at most --step {planned}")
     saved_step = saved_step_at(parts, options, state, step)
     if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
-    return saved_step
+    return replace(saved_step, state=with_fp32_values(config, saved_step.state))
 
 
 def _require_fit(parts: Parts, state: Mapping[str, Any]) -> None:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
@@ -16,7 +20,7 @@ from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
-from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection.findings import (
     Finding,
     compare_with_fp32,
@@ -29,6 +33,7 @@ from mptrain.inspection.findings import (
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
+from mptrain.numerics.rounding import limited
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
 
@@ -44,6 +49,42 @@ def with_overrides(config: Config, *words: str) -> Config:
         ConfigError: The overrides are invalid for the configuration.
     """
     return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
+
+
+def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with the FP32 values of those tensors that are still what a newly built model is cast to.
+
+    Such a tensor is a constant, such as a table of positions in a buffer, or not trained yet. In half precision its
+    values are rounded and clamped, and FP32 would otherwise start from them too.
+
+    Args:
+        config: The configuration of the run.
+        state: State of the run, in the format of checkpoints.
+    """
+    dtypes = {getattr(one, "dtype", None) for one in (*state["model"].values(), *state["carried"].values())}
+    if (half := next((one for one in (torch.float16, torch.bfloat16) if one in dtypes), None)) is None:
+        return dict(state)
+    try:
+        wide = with_overrides(config, "precision=fp32")
+        try:
+            parts, _ = build(wide)
+        except (CheckpointError, DataError):  # the file that the run started from is gone
+            parts, _ = build(wide, weights=False)
+    except (EnvironmentRefused, ConfigError):
+        return dict(state)
+    finally:
+        set_matmul_precision(config.precision)
+    model, carried = (
+        {name: _unrounded(one, built.get(name), half) for name, one in state[at].items()}
+        for at, built in (("model", parts.model.state_dict()), ("carried", parts.carried()))
+    )
+    return {**state, "model": model, "carried": carried}
+
+
+def _unrounded(value: Any, exact: Any, half: torch.dtype) -> Any:
+    """Return an exact tensor if a value is its cast, which is clamped to the range of a dtype; else the value."""
+    both = all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in (value, exact))
+    return exact if both and torch.equal(limited(exact, half).to(value), value) else value
 
 
 @dataclass(frozen=True)

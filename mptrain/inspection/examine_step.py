@@ -137,6 +137,9 @@ def _examination(
     seen, cause = case.seen, case.cause
     exact = case.exact if tried is None and underflows(seen) else None
     others = case.causes[1:]
+    tried = remedies(case) if tried is None else tried
+    by_itself = next((one.text for one in tried if one.helped and not one.words), "") if not seen.finite else ""
+    others, overflows = ((), [one.what for one in others]) if by_itself else (others, [])
     return Examination(
         subject=subject,
         learner=seen.learner,
@@ -148,12 +151,12 @@ def _examination(
         cause=cast("CauseKind", cause.kind),
         module=cause.module,
         operator=cause.operator,
-        verdict=cause.what,
+        verdict=f"{by_itself}; until then {cause.what}" if by_itself else cause.what,
         also=tuple(FurtherCause(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
-        notes=(*case.remarks, *step_notes(seen, exact)),
+        notes=(*overflows, *case.remarks, *step_notes(seen, exact)),
         remarks=remarks,
         modules=module_rows(seen, case.causes),
-        remedies=remedies(case) if tried is None else tried,
+        remedies=tried,
         operators=dict(seen.census),
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.inspection.module_tensors import HANDED, owner
-from mptrain.inspection.scale_check_ranges import ModuleScaling
+from mptrain.inspection.scale_check_ranges import EPSILONS, ModuleScaling
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
@@ -331,6 +331,8 @@ def _off(seen: Observation, boundary: str, accuracy: StepAccuracy) -> str:
     if not math.isfinite(errors.half):
         return f"{subject} is not finite, although it is in FP32"
     explained = f", rounding explains {percent(allowed)}" if errors.half > allowed else ""
+    if EPSILONS * accuracy.form.epsilon < errors.explained < math.inf:  # rounding errors grow
+        explained = f" ({percent(errors.explained)} with only weights, inputs and outputs rounded)"
     return f"{subject} is off by {percent(errors.half)} against FP32{explained}"
 
 

@@ -25,7 +25,7 @@ from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
 from mptrain.precision.census import current_pass
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
-from mptrain.torch_private import tree_leaves, tree_map
+from mptrain.torch_private import disable_current_modes, tree_leaves, tree_map
 
 #: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
 #: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`.
@@ -216,6 +216,7 @@ def hook_step(parts: Parts, change: Change) -> Iterator[None]:
         parts: The run.
         change: Function from the key of a boundary and a tensor to the tensor that replaces it.
     """
+    change = disable_current_modes()(change)  # its operators are not those of the model
     objectives = [learner.objective for learner in parts.learners]
     for learner, one in zip(parts.learners, objectives, strict=True):
         learner.objective = replace(one, loss=_changed(one.loss, change))

@@ -1,9 +1,10 @@
 """The operator whose rounding makes a module's own arithmetic wrong in half precision, although all values are finite.
 
-The forward pass is computed in FP64, where only the results of one operator of the module are rounded to the format. It
-is repeated for each operator that returns half precision there. What the module is given (its inputs, its weights,
-outputs of its submodules) is the same in all passes. The operator that makes the module most wrong loses the accuracy:
-a sum of large numbers, a product that underflows, a constant or a position that the format cannot hold.
+The forward pass is computed in FP64, where only the results of one operator of the module are rounded to the format, in
+those of its calls that return half precision in the run. It is repeated for each such operator. What the module is
+given (its inputs, its weights, outputs of its submodules) is the same in all passes. The operator that makes the module
+most wrong loses the accuracy: a sum of large numbers, a product that underflows, a constant or a position that the
+format cannot hold. Or the module's own buffer or parameter does, if it is the one thing that is rounded.
 
 If no operator does, it is sought again with each operator computed in the format. An operator may round inside, such as
 a sum over indices, or take the difference of nearly equal values, which is exact: it makes the rounding of its inputs
@@ -17,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from mptrain.precision.census import current_pass, floating_in
 from mptrain.probe.module_trail import ModuleTrail
@@ -32,7 +32,8 @@ class OperatorError(NamedTuple):
     """Operator whose rounding makes its module wrong.
 
     Attributes:
-        operator: Name of the operator in torch, such as ``cumsum``; ``a cast`` for a conversion.
+        operator: Name of the operator in torch, such as ``cumsum``; ``a cast`` for a conversion; the qualified name of
+            a buffer or parameter that the module stores in half precision.
         error: Relative L2 error of what the module computes, if only the results of that operator are rounded.
     """
 
@@ -49,9 +50,10 @@ class RoundedOperator(ModuleObserver):
         half: The half-precision dtype.
         chosen: Name of the operator, as in `OperatorError`; None rounds nothing.
         inside: Whether the operator is computed in the dtype, so that its inputs are rounded too.
+        rounds: For the calls of an operator in a module, in order, whether they are rounded; all are if it has none.
 
     Attributes:
-        results: Copies of the floating-point results in the modules, in order, each with its module and operator.
+        calls: For the calls of each operator in a module, in order, whether they returned the dtype.
     """
 
     def __init__(
@@ -61,25 +63,30 @@ class RoundedOperator(ModuleObserver):
         half: torch.dtype,
         chosen: str | None = None,
         inside: bool = False,
+        rounds: Mapping[tuple[str, str], Sequence[bool]] | None = None,
     ) -> None:
         super().__init__(trail)
-        self.results: list[tuple[str, str, Tensor]] = []
+        self.calls: dict[tuple[str, str], list[bool]] = {}
         self._modules, self._half, self._chosen, self._inside = modules, half, chosen, inside
+        self._rounds = rounds or {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         module, name = self.trail.module(), func.overloadpacket.__name__
-        if self._inside and name.strip("_") == self._chosen and module in self._modules:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # no kernel in the dtype
-                if current_pass() == "forward" and not any(written_tensors(func, args, kwargs or {})):
-                    small = func(*tree_map(self._rounded, args), **tree_map(self._rounded, dict(kwargs or {})))
-                    return tree_map(lambda one: one.double() if _is_of(one, self._half) else one, small)
-        result = func(*args, **(kwargs or {}))
         if module not in self._modules or current_pass() != "forward" or (func.is_view and name not in _SHOWN):
-            return result
-        name = _SHOWN.get(name, name.strip("_"))
-        if name == self._chosen and torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        place = module, _SHOWN.get(name, name.strip("_"))
+        calls = self.calls.setdefault(place, [])
+        chosen = place[1] == self._chosen and self._rounds.get(place, ())[len(calls) : len(calls) + 1] != [False]
+        calls.append(False)
+        if chosen and self._inside and name not in _SHOWN and not any(written_tensors(func, args, kwargs or {})):
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # no kernel in the dtype
+                small = func(*tree_map(self._rounded, args), **tree_map(self._rounded, dict(kwargs or {})))
+                return tree_map(lambda one: one.double() if _is_of(one, self._half) else one, small)
+        result = func(*args, **(kwargs or {}))
+        calls[-1] = any(_is_of(one, self._half) for one in floating_in(result))
+        if chosen and torch.Tag.nondeterministic_seeded not in func.tags:
             written = list(written_tensors(func, args, kwargs or {}))
 
             def rounded(value: Any) -> Any:
@@ -89,8 +96,6 @@ class RoundedOperator(ModuleObserver):
                 return value.copy_(new) if any(value is one for one in written) else new.double()
 
             result = tree_map(rounded, result)
-        if self._chosen is None:
-            self.results += [(module, name, one.detach().clone()) for one in floating_in(result)]
         return result
 
     def _rounded(self, value: Any) -> Any:

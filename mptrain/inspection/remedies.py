@@ -4,7 +4,7 @@ The first column is the kind of the cause (`mptrain.runlog.diagnosis_file.CauseK
 
     backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
     forward     modules kept in FP32; then bfloat16; then FP32
-    loss        bfloat16; then FP32
+    loss        the loss in FP32; then bfloat16; then FP32
     input       the same step without the samples that are not finite
     none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
@@ -29,7 +29,7 @@ from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of
 from mptrain.inspection.findings import describe_errors, describe_module, first_break, first_cause, operator_name
 from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.observations import small_gradients
-from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
+from mptrain.inspection.scale_remedies import NO_CHANGE, higher_scale, lower_scale, raised_scale
 from mptrain.inspection.step_accuracy import why_worse
 from mptrain.inspection.step_replay import observe_step
 from mptrain.numerics.exponents import merged
@@ -93,6 +93,9 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "backward" if accuracy is None or not accuracy.disproportionate:
             another = _another_scale(case)
             return (() if another is None else (another,), _keeping(case, module), _other_precisions(case))
+        case "loss" if case.config.precision.half and _loss_in_half(case) and not case.fp32_fails:
+            text = "compute the loss in FP32, from logits.float()"
+            return (Remedy((), text, None, "the code of the task computes it"),), _other_precisions(case)
         case "backward" | "loss":  # precisions without a loss scale
             return (_other_precisions(case),)
         case "forward" | "refused":
@@ -107,6 +110,11 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
     if (small := small_gradients(case.seen)) is not None and (constant or not exact):
         return ((higher_scale(case, *small),),)
     return ()
+
+
+def _loss_in_half(case: DiagnosisCase) -> bool:
+    outputs = [one.outputs for one in case.seen.of("forward") if one.module == LOSS]
+    return any(counts.dtype == case.config.precision.compute for several in outputs for counts in several)
 
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
@@ -260,7 +268,7 @@ def _try_remedy(
             outcome += f"; {describe_errors(changed.accuracy)}"
         return Remedy(words, text, True, outcome), changed
     if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
-        text = f"{text}, and {another.text}"
+        text = f"{text}, and {another.text.removeprefix(NO_CHANGE)}"
         return Remedy((*words, *another.words), text, True, another.outcome), changed
     what = f"{offender} still loses values to underflow" if changed.is_sound else changed.cause.what
     return Remedy(words, text, False, "the step fails as before" if what == case.cause.what else what), changed

@@ -38,6 +38,7 @@ from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.probe.module_trail import LOSS
+from mptrain.probe.observer import Operation
 from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.
@@ -103,6 +104,8 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     words = next(
         (one for one in proposals(report.findings, report.evidence) if _helps(config, one, report, tell)), None
     )
+    if report.modules and not any(one.kind == "fp32" for one in report.findings):
+        words = words or "precision=fp32"  # in which the check computed the step too
     return replace(report, findings=with_words(report.findings, words))
 
 
@@ -143,7 +146,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     if not half_inputs.isfinite().all() and unrounded.inputs.isfinite().all():
         return _report(evidence, findings(evidence), batch, fewer)
     if not passes.is_finite(wide, wide.prepare(batch)):
-        breaking = passes.breaking_operators(wide, wide.prepare(batch))
+        breaking = [one for one in passes.operators(wide, wide.prepare(batch)) if one.breaks]
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
         return _report(evidence, findings(evidence), batch, fewer)
     reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights, half)
@@ -156,7 +159,7 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
 
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    broken = next((one for one in passes.breaking_operators(parts, prepared) if one.breaks), None)
+    broken = next((one for one in passes.operators(parts, prepared) if one.breaks), None)
     lowest = -HIGHEST if broken and (broken.phase, broken.module) == ("backward", LOSS) else 0
     measured = passes.compare_scales(parts, prepared, reference, range(lowest, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
@@ -165,12 +168,10 @@ def _check(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     saddles, dead = without_gradient(*another(), zero) if zero else ((), ())
     evidence = replace(evidence, modules=modules, outputs=reference.outputs, saddles=saddles, zero_gradient=dead)
     if wrong := wrong_outputs(evidence):
-        breaking = passes.breaking_operators(parts, prepared)
-        inexact = passes.operator_errors(
-            (parts, prepared), another, inspection.outputs, wrong, form, half_weights(parts.model)
-        )
-        breaks_half = [one for one in breaking if one.phase == "forward"]
-        evidence = replace(evidence, breaks_half=breaks_half, operators=inexact)
+        operations = [one for one in passes.operators(parts, prepared) if one.phase == "forward"]
+        inexact = passes.operator_errors((parts, prepared), another, inspection.outputs, wrong, form)
+        breaks_half, close = [one for one in operations if one.breaks], _close(parts, operations, form)
+        evidence = replace(evidence, breaks_half=breaks_half, close=close, operators=inexact)
     lost = {  # values that FP32 holds and the format cannot, in tensors stored in the format: clamped or infinite
         name: exact
         for name, value in inspection.values.items()
@@ -227,6 +228,16 @@ def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> t
         return ()
     share = f"{100 * largest / form.max:.0f} % of the largest {form.name} number: later steps may overflow"
     return (f"the output of {name or 'the model'} reaches {largest:.3g}, {share}",)
+
+
+def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple[str, ...]:
+    """Return the modules close to the largest number that are of the class of a module in which values overflow."""
+    classes = {name: type(module) for name, module in parts.model.named_modules()}
+    broken = {one.module: classes.get(one.module) for one in operations if one.breaks and one.kind == "inf"}
+    kinds = {*broken.values()} - {None}
+    largest = [(max(part.largest for part in one.outputs), one.module) for one in operations if one.finite_inputs]
+    high = [name for size, name in largest if size >= CLOSE * form.max and classes.get(name) in kinds]
+    return tuple(name for name in dict.fromkeys(high) if name not in broken)
 
 
 def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspection, float, tuple[str, ...]]:

@@ -64,7 +64,7 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
     judged, tolerance = [one for one in evidence.modules if one.judged], EPSILONS * evidence.form.epsilon
     agree = all(one.half <= one.allowed(tolerance) for one in evidence.outputs.values())
     if judged and agree and not any(one.wrong or not one.good for one in judged):  # nothing depends on infinities
-        causes = [replace(one, minor=one.minor or one.hint == _NO_FILL) for one in causes]
+        causes = [replace(one, minor=one.minor or (one.kind == "constant" and one.hint != _FILL)) for one in causes]
     if not evidence.fp32_finite:
         return [*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)]
     causes += _outputs(evidence, causes)
@@ -148,6 +148,7 @@ def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[s
         evidence: The evidence that they are derived from.
     """
     kept = dict.fromkeys(name for finding in found for name in finding.keep)
+    kept |= dict.fromkeys(_keep(evidence, evidence.close) if kept else ())
     outermost = [name for name in kept if name != LOSS and not any(is_inside(name, outer) for outer in kept)]
     if outermost and "" not in kept:
         yield f"precision.keep_fp32=[{','.join(dict.fromkeys([*evidence.keep_fp32, *outermost]))}]"
@@ -221,17 +222,20 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
     form, name = evidence.form, _NAMES[evidence.compute]
     groups: dict[tuple[float, str, str], list[str]] = {}
     for module, operator, value, becomes in evidence.constants:
-        groups.setdefault((value, operator, becomes), []).append(module)
+        if becomes != "unneeded" or (module, operator, value, "zero") not in evidence.constants:
+            groups.setdefault((value, operator, becomes), []).append(module)
     for (value, operator, becomes), modules in groups.items():
-        if becomes == "zero":
+        if becomes != "infinite":
             attribute = next((f"{evidence.epsilons[one]}=" for one in modules if one in evidence.epsilons), "")
             smallest = f"whose smallest number is {form.smallest_subnormal:.2g} ({operator})"
-            what, hint = f"{attribute}{value:g} rounds to zero in {name}, {smallest}", "use at least 1e-5"
+            without = ", which changes no result on this batch" if becomes == "unneeded" else ""
+            what, hint = f"{attribute}{value:g} rounds to zero in {name}, {smallest}{without}", "use at least 1e-5"
         else:
             raised = f"; torch raises an error: {evidence.refused}" if evidence.refused else ""
             what = f"{value:g} is beyond {form.max:g}, the largest {name} number ({operator}){raised}"
             hint = _FILL if _plain(operator) in _FILLS else _NO_FILL
-        yield Finding("constant", tuple(modules), what, hint, _keep(evidence, modules))
+        minor = becomes == "unneeded"
+        yield Finding("constant", tuple(modules), what, hint, _keep(evidence, modules), minor=minor)
 
 
 def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -391,15 +395,19 @@ def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -
         module: A module with earlier findings.
         first: The operator that overflows first, if any does.
     """
-    if module in evidence.half_norms or any(one == module and to == "zero" for one, _, _, to in evidence.constants):
+    if module in evidence.half_norms:
         return True
     inexact = evidence.operators.get(module)
     operators = {operator for one, operator in evidence.narrow if one == module}
-    operators |= {_plain(operator) for one, operator, _, _ in evidence.constants if one == module}
+    if (
+        first is not None or inexact is None or math.isinf(inexact.error)
+    ):  # numbers that vanish or overflow make infinities
+        lost = (one for one in evidence.constants if one[0] == module and one[3] != "unneeded")
+        operators |= {_plain(operator) for _, operator, *_ in lost}
     operators |= {"a cast" for one, dtype in evidence.casts if one == module and dtype != evidence.compute}
-    if first is None and inexact is not None:
-        return _plain(inexact.operator) in operators
-    return first is None or _plain(operator_name(first)) in operators
+    guilty = {_plain(operator_name(first))} if first is not None else set()
+    guilty |= {_plain(inexact.operator)} if inexact is not None else set()
+    return not guilty or bool(guilty & operators)
 
 
 def _errors(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:

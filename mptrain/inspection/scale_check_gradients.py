@@ -32,7 +32,6 @@ from mptrain.inspection.module_tensors import (
     distance,
     hook_step,
     norm,
-    owner,
     record_outputs,
     relative_error,
 )
@@ -97,7 +96,8 @@ def compute_reference(
         parts: The run in ``precision=fp32``. Its model is left in another dtype and cannot be used afterwards.
         batch: The prepared batch.
         form: The half-precision format, for the expected rounding errors.
-        said: Outputs of each module in half precision, call by call.
+        said: Outputs of each module in half precision, call by call. Those that are not finite, which changes neither
+            loss nor gradients, are replaced by exact ones.
         weights: Half-precision parameters by name that produced those outputs, if any. Their rounding belongs to the
             forward pass.
         inputs: Dtype of the model's inputs in half precision, whose rounding belongs to the forward pass too.
@@ -123,6 +123,9 @@ def compute_reference(
     batch = batch.cast(dtype)
     right: Outputs = {}
     wide = _gradients_under(record_outputs(right, said), parts, batch)
+    if unread := _leave_out_unread(parts, batch, said, right, wide, tolerance):
+        named = ", ".join(dict.fromkeys(one or "the model" for one in unread))
+        notes = (*notes, f"{named}: values are not finite in {form.name}, which changes neither loss nor gradients")
     replacement = OutputReplacement(said)
     with _weights(parts.model, weights or {}):
         exact = _gradients_under(replacement, parts, batch.cast(inputs).cast(dtype))
@@ -235,8 +238,8 @@ def is_finite(parts: Parts, batch: Batch) -> bool:
     return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
 
 
-def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
-    """Return the operator calls of a step without a loss scale that return inf or NaN for finite inputs, in order.
+def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
+    """Return the operator calls of a step without a loss scale, in order.
 
     Args:
         parts: The run.
@@ -248,16 +251,15 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
     plan = replace(parts.plan, products=observer.inside(parts.plan.products))
     with trail.followed(parts.model):
         gradients(replace(parts, plan=plan), batch, 1.0)
-    return tuple(operation for operation in observer.operations if operation.breaks)
+    return tuple(observer.operations)
 
 
 def operator_errors(
     half: tuple[Parts, Batch],
     wide: Callable[[], tuple[Parts, Batch]],
     said: Outputs,
-    modules: Collection[str],
+    wrong: Mapping[str, str],
     form: Format,
-    weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, OperatorError]:
     """Return the operator of each of some modules whose rounding makes the module wrong in the forward pass.
 
@@ -265,30 +267,27 @@ def operator_errors(
         half: The run in half precision and its prepared batch.
         wide: Function that returns a newly built run in ``precision=fp32`` and its batch.
         said: Tensors at the boundaries of modules in half precision, call by call.
-        modules: Qualified names of the modules.
+        wrong: The boundary at which each module is wrong (a key of ``said``), by qualified name of the module.
         form: The half-precision format.
-        weights: Half-precision parameters by name that produced ``said``, if any.
 
     Returns:
-        The operators by module; empty if the model or its task does not run in FP64.
+        The operators by module, or tensors that it stores; empty if the model or its task does not run in FP64.
     """
     dtype = DTYPES[form.name]  # type: ignore[index]
+    rounds: dict[tuple[str, str], list[bool]] = {}
 
     def observed(
         parts: Parts, batch: Batch, change: Change, chosen: str | None = None, inside: bool = False
     ) -> RoundedOperator:
         trail = ModuleTrail()
-        rounding = RoundedOperator(trail, modules, dtype, chosen, inside)
+        rounding = RoundedOperator(trail, wrong, dtype, chosen, inside, rounds)
         plan = replace(parts.plan, products=rounding.inside(parts.plan.products))
         with trail.followed(parts.model):
             _gradients_under(change, replace(parts, plan=plan), batch)
         return rounding
 
-    names = {
-        (module, name): None
-        for module, name, value in observed(*half, lambda _, value: value).results
-        if value.dtype == dtype
-    }
+    in_half = {place: calls for place, calls in observed(*half, lambda _, value: value).calls.items() if any(calls)}
+    stored = {name: one.detach() for name, one in _tensors(half[0].model).items() if one.dtype == dtype}
     parts, batch = wide()
     parts.model.train()
     disable_dropout(parts.model)
@@ -303,16 +302,26 @@ def operator_errors(
         return computed
 
     found: dict[str, OperatorError] = {}
-    with _weights(parts.model, weights or {}):
+
+    def judge(module: str, what: str, changed: Outputs, plain: Outputs) -> None:
+        error = relative_error(changed.get(wrong[module], []), plain.get(wrong[module], []))
+        known = found.get(module, OperatorError("", EPSILONS * form.epsilon / 4)).error
+        if error > SAME * known:  # the first of those that only pass values on
+            found[module] = OperatorError(what, error)
+
+    calls64 = observed(parts, batch, lambda _, value: value).calls
+    rounds.update({place: calls for place, calls in in_half.items() if len(calls) == len(calls64.get(place, ()))})
+    plain = own()
+    for name in [one for one in stored if one.rpartition(".")[0] in wrong]:
+        with _weights(parts.model, {name: stored[name]}):
+            judge(name.rpartition(".")[0], name, own(), plain)
+    with _weights(parts.model, stored):
         for inside in (False, True):
             plain = own(None, inside)
-            wanted = [(module, name) for module, name in names if module not in found]
+            wanted = [place for place in in_half if place[0] not in found or not inside]
             rounded = {chosen: own(chosen, inside) for chosen in dict.fromkeys(name for _, name in wanted)}
             for module, name in wanted:
-                errors = (relative_error(rounded[name][at], plain[at]) for at in plain if owner(at) == module)
-                known = found.get(module, OperatorError("", EPSILONS * form.epsilon / 4)).error
-                if (error := max(errors, default=0.0)) > SAME * known:  # the first of those that only pass values on
-                    found[module] = OperatorError(name, error)
+                judge(module, name, rounded[name], plain)
     return found
 
 
@@ -397,16 +406,49 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
     return module
 
 
+def _both(first: Change, then: Change) -> Change:
+    return lambda name, value: then(name, first(name, value))
+
+
+def _leave_out_unread(
+    parts: Parts, batch: Batch, said: Outputs, right: Outputs, wide: Gradients, tolerance: float
+) -> list[str]:
+    """Replace tensors that are infinite in half precision alone by exact ones if neither loss nor gradients change.
+
+    The first with which they change ends the search: others may follow from it.
+
+    Returns:
+        The boundaries of the replaced tensors.
+    """
+    unread: list[str] = []
+    for boundary, tensors in right.items():
+        for at, (one, other) in enumerate(zip(said.get(boundary, ()), tensors, strict=False)):
+            if one.shape == other.shape and not (one.isfinite() | ~other.isfinite()).all():
+                found: Outputs = {}
+                others = {boundary: [*tensors[:at], one, *tensors[at + 1 :]]}
+                grads = _gradients_under(_both(OutputReplacement(others), record_outputs(found, said)), parts, batch)
+                same = [distance(grads[name], grad) <= tolerance * norm(grad) for name, grad in wide.items()]
+                if not all(same) or relative_error(found[LOSS], right[LOSS]) > tolerance:
+                    return unread
+                said[boundary][at] = other
+                unread.append(boundary)
+    return unread
+
+
 @contextlib.contextmanager
 def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace the values of some parameters of a model inside the context, and restore them on exit."""
-    changed = {name: value for name, value in model.named_parameters() if name in others}
+    """Replace the values of some parameters and buffers of a model inside the context, and restore them on exit."""
+    changed = {name: value for name, value in _tensors(model).items() if name in others}
     before = {name: value.detach().clone() for name, value in changed.items()}
     try:
         _copy(others, changed)
         yield
     finally:
         _copy(before, changed)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 @torch.no_grad()

@@ -21,14 +21,14 @@ from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.inspection.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.inspection.random_draws import SameDraws
-from mptrain.inspection.scale_check_ranges import ScalingEvidence
+from mptrain.inspection.scale_check_ranges import EPSILONS, ScalingEvidence
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver
 from mptrain.scaler.static import NoScaler, StaticScaler
-from mptrain.torch_private import Dropout
+from mptrain.torch_private import Dropout, tree_map
 from mptrain.workloads.base.batch import Batch
 
 #: Operators that can take a number as operand, which the dtype of the tensor has to hold.
@@ -63,13 +63,14 @@ class Constant(NamedTuple):
         module: Qualified name of the module, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
         operator: Name of the operator with the number as operand.
         value: The number.
-        becomes: Its value in the format: ``zero`` or ``infinite``.
+        becomes: Its value in the format: ``zero`` or ``infinite``; ``unneeded`` if it rounds to zero, but the results
+            are as in FP32. torch converts a number to FP32 in most operators and rounds only the result.
     """
 
     module: str
     operator: str
     value: float
-    becomes: Literal["zero", "infinite"]
+    becomes: Literal["zero", "infinite", "unneeded"]
 
 
 class HalfArithmetic(ModuleObserver):
@@ -79,7 +80,8 @@ class HalfArithmetic(ModuleObserver):
         trail: Tracker of the current module. The caller follows it on the observed model.
 
     Attributes:
-        constants: Occurrences in the forward pass of constants that the format cannot hold.
+        constants: Constants in the forward pass that the format cannot hold. If the results of their operators differ
+            from those in FP32 for the same inputs by no more than rounding explains, infinite ones are left out.
         casts: Number of casts to each half-precision dtype, forward and backward, by module and dtype.
         narrow: Number of half-precision calls in the forward pass of operators that torch's autocast runs in FP32 on
             CUDA,
@@ -88,7 +90,7 @@ class HalfArithmetic(ModuleObserver):
 
     def __init__(self, trail: ModuleTrail) -> None:
         super().__init__(trail)
-        self.constants: Counter[Constant] = Counter()
+        self.constants: dict[Constant, None] = {}
         self.casts: Counter[tuple[str, str]] = Counter()
         self.narrow: Counter[tuple[str, str]] = Counter()
 
@@ -97,22 +99,30 @@ class HalfArithmetic(ModuleObserver):
     ) -> Any:
         name = func.overloadpacket.__name__
         forward = current_pass() == "forward"
-        if forward and name in _WITH_CONSTANT and (half := _half_dtype(args, kwargs)):
-            for value in _numbers(args, kwargs):
-                self._note(name, value, half)  # before the call, which may raise an error
+        half = _half_dtype(args, kwargs) if forward and name in _WITH_CONSTANT else ""
+        noted = list(self._constants(name, half, args, kwargs)) if half else []
+        exact = _in_fp32(func, args, kwargs) if noted else None  # before the call, which may write to its inputs
+        known = dict(self.constants)
+        self.constants |= dict.fromkeys(noted)  # before the call, which may raise an error
         result = func(*args, **(kwargs or {}))
+        if exact is not None and not _differs(result, exact, FORMATS[half]):
+            needless = (one._replace(becomes="unneeded") for one in noted if one.becomes == "zero")
+            self.constants = known | dict.fromkeys(needless)
         if (cast := cast_of(func, args, result)) is not None and cast[1] in _HALVES:
             self.casts[self.trail.module(), cast[1]] += 1
         if forward and name in _WIDE_IN_AUTOCAST and any(dtype_name(one) in _HALVES for one in floating_in(result)):
             self.narrow[self.trail.module(), name.strip("_").removesuffix("_forward")] += 1
         return result
 
-    def _note(self, operator: str, value: float, dtype: str) -> None:
-        form, magnitude = FORMATS[dtype], abs(value)
-        if math.isfinite(magnitude) and magnitude > form.max:
-            self.constants[Constant(self.trail.module(), operator, value, "infinite")] += 1
-        elif operator in _GUARDS and 0 < magnitude < form.smallest_subnormal:
-            self.constants[Constant(self.trail.module(), operator, value, "zero")] += 1
+    def _constants(
+        self, operator: str, dtype: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+    ) -> Iterator[Constant]:
+        form = FORMATS[dtype]
+        for value in _numbers(args, kwargs):
+            if form.max < abs(value) < math.inf:
+                yield Constant(self.trail.module(), operator, value, "infinite")
+            elif operator in _GUARDS and 0 < abs(value) < form.smallest_subnormal:
+                yield Constant(self.trail.module(), operator, value, "zero")
 
 
 _HALVES = ("float16", "bfloat16")
@@ -126,6 +136,22 @@ def _half_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> str:
         tensors = list(floating_in((args, kwargs)))
         names = {dtype_name(one) for one in [one for one in tensors if not _is_number(one)] or tensors}
     return names.pop() if len(names) == 1 and names <= set(_HALVES) else ""
+
+
+def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Tensor:
+    """Return the result of an operator for the same inputs in FP32; the inputs stay as they are."""
+
+    def wide(one: Any) -> Any:
+        return one.float() if isinstance(one, Tensor) and dtype_name(one) in _HALVES else one
+
+    kwargs = {key: torch.float32 if key == "dtype" else wide(value) for key, value in (kwargs or {}).items()}
+    return func(*tree_map(wide, args), **kwargs)  # type: ignore[no-any-return]
+
+
+def _differs(result: Tensor, exact: Tensor, form: Format) -> bool:
+    """Return whether an operator's result differs from that in FP32 in a value by more than rounding explains."""
+    near = (result.float() - exact).abs() <= EPSILONS * form.epsilon * exact.abs()
+    return bool((exact.isfinite() & ~near).any())  # waits for the device
 
 
 def _numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[float]:

@@ -357,7 +357,8 @@ class ScalingEvidence:
     Attributes:
         compute: Half-precision dtype of matrix products.
         modules: Gradient errors by module, in call order.
-        constants: Module, operator, value, and ``zero`` or ``infinite``, of each constant that the format cannot hold.
+        constants: Module, operator, value, and ``zero``, ``infinite`` or ``unneeded``, of each constant that the format
+            cannot hold.
         narrow: Module and operator of half-precision arithmetic that torch's autocast runs in FP32.
         casts: Module and dtype of casts to half-precision dtypes.
         half_norms: Norm layers whose parameters, statistics and arithmetic are half precision.
@@ -376,6 +377,8 @@ class ScalingEvidence:
         fp32_finite: Whether the step is finite in FP32.
         breaks_fp32: Operator calls that return inf or NaN for finite inputs in FP32, in order.
         breaks_half: Operator calls of the half-precision forward pass that do so, recorded if an output is wrong.
+        close: Modules of the class of one in ``breaks_half`` with values that are at least a quarter of the largest
+            number.
         keep_fp32: Entries of the option ``precision.keep_fp32``.
         autocast: Whether the precision mode uses autocast.
         lost_columns: Columns of the inputs that the cast to half precision rounds away, for display; empty for none.
@@ -404,6 +407,7 @@ class ScalingEvidence:
     fp32_finite: bool = True
     breaks_fp32: Sequence[Operation] = ()
     breaks_half: Sequence[Operation] = ()
+    close: Sequence[str] = ()
     keep_fp32: Sequence[str] = ()
     autocast: bool = False
     lost_columns: str = ""

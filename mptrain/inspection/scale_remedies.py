@@ -27,6 +27,9 @@ from mptrain.scaler import StaticScaler
 #: Share of gradients rounded to zero above which a scale is no remedy.
 LOSES = 0.1
 
+#: Beginning of the description of a remedy that the scaler applies itself.
+NO_CHANGE = "no change is needed: "
+
 #: Advice added to a higher scale, because it must not overflow at any other step.
 _MORE_STEPS = "mptrain recommend evaluates more steps than this one"
 
@@ -47,7 +50,7 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
     if isinstance(case.learner.scaler, StaticScaler) and (remedy := _dynamic(case, gradients)) is not None:
         return remedy
     if (landing := _by_itself(case, 2.0**edge)) is not None:
-        text = f"no change is needed: the scaler falls to {scale_in_words(landing)} by itself"
+        text = f"{NO_CHANGE}steps are skipped until the loss scale has fallen to {scale_in_words(landing)}, as usual"
         if (remedy := _lowered(case, (), text, landing, gradients)).helped:
             return remedy
     lowest = 0 if edge >= 0 else math.ceil(math.log2(FLOAT32.smallest_normal))

@@ -115,10 +115,11 @@ class StepAccuracy:
 
     @property
     def wrong_output(self) -> str | None:
-        """First boundary whose error is larger than rounding explains, a key of ``outputs``; later modules use it.
+        """Boundary whose error is larger than rounding explains, a key of ``outputs``; later modules use it.
 
-        It is one to which the module's own arithmetic adds the error, or else one that `lost_boundary` blames. None if
-        there is no such boundary, or if an earlier module is already wrong in FP32.
+        It is one to which the module's own arithmetic adds the error, of the first such module the one to which it adds
+        most; or else one that `lost_boundary` blames. None if there is no such boundary, or if an earlier module is
+        already wrong in FP32.
         """
         wrong = []
         for boundary, errors in self.outputs.items():
@@ -128,9 +129,11 @@ class StepAccuracy:
                 break
             if not errors.half <= self.allowed(boundary):
                 wrong.append(boundary)
-        own = (one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon)
-        lost = lost_boundary(self.outputs, self.modules, self.form)
-        return next(own, lost[0] if lost else None)
+        own = [one for one in wrong if not self.outputs[one].own <= EPSILONS * self.form.epsilon]
+        if not own:
+            lost = lost_boundary(self.outputs, self.modules, self.form)
+            return lost[0] if lost else None
+        return max((one for one in own if owner(one) == owner(own[0])), key=lambda one: self.outputs[one].own)
 
     def allowed(self, name: str) -> float:
         """Return the largest acceptable relative error of a module's output in half precision.
@@ -208,10 +211,10 @@ def measure_accuracy(
     modules = by_module(distances, form, list(reference.outputs))
     accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
     if (wrong_output := accuracy.wrong_output) is not None:
-        module = owner(wrong_output)
+        blamed = {owner(wrong_output): wrong_output}
         set_matmul_precision(parts.policy)
-        operators = operator_errors((parts, batch), lambda: (_alone(wide(), learner), batch32), said, [module], form)
-        accuracy = replace(accuracy, operator=operators.get(module))
+        operators = operator_errors((parts, batch), lambda: (_alone(wide(), learner), batch32), said, blamed, form)
+        accuracy = replace(accuracy, operator=next(iter(operators.values()), None))
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
     set_matmul_precision(parts.policy)

@@ -21,7 +21,7 @@ from torch import Tensor
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
-from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
+from mptrain.engine.snapshot import load_carried, load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.step import Learner, accumulate_gradients, train_step
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.errors import out_of_memory
@@ -107,8 +107,7 @@ def restore_step(parts: Parts, saved_step: SavedStep) -> None:
     load_weights(parts, saved_step.state)
     for learner in parts.learners:
         learner.load_state_dict(saved_step.state["learners"][learner.name])
-    for name, buffer in parts.carried().items():
-        buffer.copy_(saved_step.state["carried"][name])
+    load_carried(parts, saved_step.state)
 
 
 def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:

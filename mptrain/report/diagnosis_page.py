@@ -43,6 +43,9 @@ FINITE: Final = (
 #: Limits of the test of a fix.
 TESTED: Final = "on the batch of this step only; gradients of later steps may be larger"
 
+#: Label of a module in which inf or NaN arises.
+NOT_FINITE: Final = "first not finite"
+
 #: Share of the FP16 range from which a number in the table is highlighted.
 NEAR: Final = 0.25
 
@@ -66,11 +69,14 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
 
 def diagnosis_page(found: Examination) -> Page:
     """Return the report of an examined training step: its cause of failure, values of all modules, remedies."""
-    tone: Tone = "good" if found.cause == "none" else "bad"
+    overflows = found.cause == "backward" and any(row.breaks and breaking(row) == NOT_FINITE for row in found.modules)
+    as_usual = overflows and any(one.helped and not one.words for one in found.remedies)
+    tone: Tone = "good" if found.cause == "none" or as_usual else "bad"
+    failed = "skipped, as usual" if as_usual else f"fails in {NAMES[found.cause]}"
     return Page(
         over="mptrain step diagnosis",
         title=found.subject,
-        status=Cell("finite" if found.cause == "none" else f"fails in {NAMES[found.cause]}", tone),
+        status=Cell("finite" if found.cause == "none" else failed, tone),
         lead=f"{as_sentence(found.verdict, found.operator)}{f' {FINITE}.' if found.cause == 'none' else ''}",
         sections=(
             section("Step", Tiles(_tiles(found)), Bullets(found.remarks)),
@@ -93,7 +99,7 @@ def as_sentence(text: str, operator: str = "") -> str:
 def breaking(row: ModuleRow) -> str:
     """Return the label of the module in which a step's values become wrong: ``first not finite``, ``wrong values``."""
     reach = row.forward if row.breaks == "forward" else row.backward
-    return "wrong values" if reach is not None and not reach.inf and not reach.nan else "first not finite"
+    return "wrong values" if reach is not None and not reach.inf and not reach.nan else NOT_FINITE
 
 
 def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:

@@ -173,3 +173,14 @@ def test_a_buffer_stays_the_tensor_that_the_module_knows_and_a_copy_has_memory_o
     model.load_state_dict(twin.state_dict())
     assert model.norm.running_mean.tolist() == [1, 1]
     assert model.norm.running_mean.untyped_storage().data_ptr() == model.gain.untyped_storage().data_ptr()
+
+
+def test_a_half_precision_buffer_that_a_pass_writes_counts_as_changed_even_if_it_stays_the_same():
+    model = nn.BatchNorm1d(2).half()
+    guard = BufferGuard(model)
+    with guard.unharmed() as (changed, _), guard.unchanged():
+        model.running_mean.lerp_(torch.full((2,), 1e-8, dtype=torch.float16), 0.1)
+    assert changed == ["running_mean"]
+    with guard.unharmed() as (changed, _), guard.unchanged():
+        pass
+    assert changed == []

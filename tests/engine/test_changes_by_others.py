@@ -333,7 +333,7 @@ def test_one_that_begins_later_in_place_is_written_through_at_once(accumulate, m
 class Averages(nn.Module):
     """A frozen copy of a layer that follows it, in place or as a new parameter, as target networks do."""
 
-    assigns = False
+    assigns, rate = False, 0.02
 
     def __init__(self):
         super().__init__()
@@ -343,7 +343,7 @@ class Averages(nn.Module):
 
     def forward(self, images):
         if self.training:
-            new = torch.lerp(self.slow.weight, self.body.weight.detach(), 0.25)
+            new = torch.lerp(self.slow.weight, self.body.weight.detach(), type(self).rate)
             if type(self).assigns:
                 self.slow.weight = nn.Parameter(new, requires_grad=False)
             else:
@@ -365,8 +365,19 @@ def test_a_frozen_average_is_saved_as_it_is_and_small_changes_in_half_precision_
     torch.testing.assert_close(saved["slow.weight"].float(), wide.model.slow.weight, rtol=0.02, atol=2e-3)
 
 
+@pytest.mark.parametrize(("rate", "precisions"), [(0.02, ["fp16_dynamic", "bf16"]), (0.25, ["bf16"]), (0.5, [])])
+def test_an_average_is_warned_of_where_it_stops_at_a_wrong_value(rate, precisions, monkeypatch):
+    """About eps / (2 rate) beside the right one: 0.2 % in FP16 with a rate of 0.25, and 1.6 % in BF16."""
+    monkeypatch.setattr(Averages, "rate", rate)
+    for precision in ("fp16_dynamic", "bf16"):
+        run(Averages, f"precision={precision}", monkeypatch=monkeypatch)
+        assert (ROUNDED == ["slow.weight"]) is (precision in precisions), (precision, ROUNDED)
+
+
 class Accumulates(nn.Module):
     """A step counter, a running mean that is assigned, the last mean, and the rows of a queue: only two accumulate."""
+
+    rate = 0.02
 
     def __init__(self):
         super().__init__()
@@ -380,7 +391,7 @@ class Accumulates(nn.Module):
         if self.training:
             with torch.no_grad():
                 self.steps += 1
-                self.mean = torch.lerp(self.mean, hidden.mean(0).to(self.mean.dtype), 0.1)
+                self.mean = torch.lerp(self.mean, hidden.mean(0).to(self.mean.dtype), type(self).rate)
                 self.last.copy_(hidden.mean(0))
                 self.queue[:4].copy_(hidden[:4])
         return self.head(hidden)
@@ -399,6 +410,12 @@ def test_counters_and_running_means_in_half_precision_are_warned_of_and_kept_in_
     loop.run()
     assert said[0].startswith("forward passes change mean, steps in ")
     assert "which rounds small changes away (precision.keep_fp32 can name their modules)" in said[0]
+
+
+def test_a_fast_running_mean_in_fp16_is_not_warned_of_and_a_counter_beside_it_is(monkeypatch):
+    monkeypatch.setattr(Accumulates, "rate", 0.2)
+    run(Accumulates, "precision=fp16_dynamic", monkeypatch=monkeypatch)
+    assert ROUNDED == ["steps"]
 
 
 class Observes(nn.Module):
@@ -429,6 +446,9 @@ def test_means_over_all_batches_and_observers_that_start_at_inf_accumulate(momen
     words = ("precision=bf16", "precision.keep_fp32=[]", f"train.accumulate={accumulate}")
     run(lambda: Observes(momentum), *words, monkeypatch=monkeypatch)
     assert ROUNDED == ["high", "low", "norm.running_mean", "norm.running_var"]
+    run(lambda: Observes(momentum), *words[1:], "precision=fp16_dynamic", monkeypatch=monkeypatch)
+    slow = ["norm.running_mean", "norm.running_var"] if momentum is None else []
+    assert ["high", "low", *slow] == ROUNDED
 
 
 @pytest.mark.parametrize("kind", [Clips, Embeds])

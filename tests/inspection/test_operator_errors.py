@@ -58,6 +58,17 @@ def test_doctor_blames_the_module_around_and_names_the_operator_whose_rounding_a
     assert found.hint.endswith("odd]")
 
 
+def added_in_both(x):
+    """An addition that is large in FP32 alone, one that is small in half, and positions that half does not hold."""
+    wide = ((x.float() + 4096) - 4096).to(x.dtype)
+    return wide + (torch.arange(x.shape[1], dtype=x.dtype) * 301.7).sin()
+
+
+def test_a_call_that_runs_in_fp32_is_not_blamed_with_one_of_the_same_operator_that_does_not(monkeypatch):
+    (found,) = examined(added_in_both, monkeypatch).findings
+    assert "rounding mul alone makes it" in found.what
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -236,6 +247,33 @@ def test_a_counter_in_half_precision_is_a_finding_with_its_module_as_remedy(monk
     result = diagnose_config(compose((*faulty_networks.with_fault("between"), "precision=fp16_dynamic"))).found
     assert any("forward passes change odd.steps in float16" in note for note in result.notes)
     assert [remedy.words[0].endswith("odd]") for remedy in result.remedies if remedy.helped] == [True]
+
+
+class Stalls(nn.Module):
+    """Averages a number that differs from the average by less than half precision holds of its updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.full((WIDTH,), 46.0))
+
+    def forward(self, given):
+        if self.training:
+            self.mean.lerp_(given.detach().mean(0).tanh() + 46, 1e-2)
+        return given - (self.mean - 46)
+
+
+class Rewrites(Stalls):
+    def forward(self, given):
+        self.mean.copy_(torch.full((WIDTH,), 46.0))
+        return given - (self.mean - 46)
+
+
+def test_an_average_that_no_longer_moves_in_half_precision_is_named_and_a_constant_that_is_written_is_not(monkeypatch):
+    (found,) = examined(Stalls, monkeypatch).findings
+    assert (found.kind, found.where) == ("changed", ("odd.mean",))
+    result = diagnose_config(compose((*faulty_networks.with_fault("between"), "precision=fp16_dynamic"))).found
+    assert any("forward passes change odd.mean in float16" in note for note in result.notes)
+    assert not examined(Rewrites, monkeypatch).findings
 
 
 class CountsAndRounds(Counts):

@@ -11,6 +11,7 @@ from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
+from mptrain.inspection.scale_check import check_scaling
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 
@@ -27,6 +28,8 @@ UNSEEN = {
     "shrink": "FP32 has it too",
     "detaches": "FP32 has it too: the parameters are named as worth knowing",
 }
+
+LOSS_IN_FP32 = "compute the loss in FP32, from logits.float()"
 
 QUICK = ("rms_norm", "sum_by_hand", "clip_in_half", "small_between", "sqrt_at_zero")
 
@@ -84,6 +87,16 @@ def test_a_mask_that_is_infinite_from_the_beginning_is_no_weight_that_was_lost(p
     found = found_in(*SEVERAL, "+model.kind=masked", f"precision={precision}")
     assert (found.cause, found.remedies) == ("none", ()), found.verdict
     assert found_in(*SMALL, *with_fault("mask_buffer"), "precision=fp16_dynamic").cause == "none"
+
+
+@pytest.mark.parametrize(("network", "told"), [("none", True), ("divides", False)])
+def test_a_loss_in_half_precision_is_to_be_computed_in_fp32_unless_fp32_fails_too(network, told):
+    words = (*SMALL, *with_fault(network), "task._target_=faulty_networks.OffsetLoss", "precision=amp_dynamic")
+    found = found_in(*words)
+    assert (LOSS_IN_FP32 in [one.text for one in found.remedies if one.helped is None]) is told
+    if told:
+        assert (found.cause, found.remedies[0].text) == ("loss", LOSS_IN_FP32)
+        assert {one.hint for one in check_scaling(compose(words), lambda _: None).findings} == {LOSS_IN_FP32}
 
 
 def checked(name, tmp_path=None):

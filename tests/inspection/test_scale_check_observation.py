@@ -25,9 +25,12 @@ def constants(compute, tensor=HALF):
 @each(
     ("compute", "operator", "value", "becomes"),
     [
-        (lambda x: x + 1e-8, "add", 1e-8, "zero"),
+        (lambda x: x.relu() + 1e-8, "add", 1e-8, "zero"),
+        (lambda x: x.relu().add_(1e-8), "add_", 1e-8, "zero"),
         (lambda x: x.clamp_min(1e-12), "clamp_min", 1e-12, "zero"),
-        (F.normalize, "clamp_min", 1e-12, "zero"),
+        (lambda x: F.normalize(x * MASK), "clamp_min", 1e-12, "zero"),
+        (lambda x: x + 1e-8, "add", 1e-8, "unneeded"),
+        (F.normalize, "clamp_min", 1e-12, "unneeded"),
         (lambda x: x * -1e9, "mul", -1e9, "infinite"),
         (lambda x: torch.where(MASK, x, -1e9), "scalar_tensor", -1e9, "infinite"),
         (lambda x: x - torch.tensor(1e9), "sub", 1e9, "infinite"),
@@ -55,6 +58,9 @@ def test_a_constant_that_torch_refuses_is_seen_before():
         lambda x: x + 6e-8,
         lambda x: x + 0.0,
         lambda x: x * 1e-9,  # the product vanishes, but guards nothing
+        lambda x: x * 2.0**-18 * 3e7,  # torch multiplies in FP32 and rounds the product
+        lambda x: (x * 2.0**-20).mul_(1e8) + 1e3,
+        lambda x: x + (70000 - 70000),
         lambda x: x.float() + 1e-8,
         lambda x: F.layer_norm(x, (4,), eps=1e-12),  # whose kernel adds it in FP32
     ],

@@ -29,9 +29,12 @@ def begins_at(config, words, learner="main"):
 
 
 def test_a_scaler_that_comes_down_before_patience_ends_the_run_needs_nothing():
-    _, remedy = first_remedy(*HIGH)
+    found = diagnose_config(compose(HIGH)).found
+    [remedy] = found.remedies
     assert (remedy.words, remedy.helped) == ((), True)
-    assert remedy.text == "no change is needed: the scaler falls to 2^19 by itself"
+    assert remedy.text == "no change is needed: steps are skipped until the loss scale has fallen to 2^19, as usual"
+    assert found.verdict.startswith(f"{remedy.text}; until then only gradients overflow: ")
+    assert found.also == ()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_one_that_does_not_is_given_words(more, tail):
 
 def test_a_scaler_that_falls_to_its_floor_is_judged_there():
     _, remedy = first_remedy(*HIGH, "scaler=logmax", "scaler.max_scale=16777216")
-    assert remedy.text == "no change is needed: the scaler falls to 1 by itself"
+    assert remedy.text == "no change is needed: steps are skipped until the loss scale has fallen to 1, as usual"
     assert "finite on this batch at 1;" in remedy.outcome
 
 

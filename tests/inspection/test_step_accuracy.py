@@ -43,6 +43,13 @@ def test_the_first_output_that_is_wrong_is_named_and_none_behind_one_that_fp32_g
     assert accuracy({"a": OutputErrors(math.nan, math.nan, math.nan), "b": wrong}).wrong_output == "b"
 
 
+def test_of_a_module_the_boundary_is_named_to_which_it_adds_most():
+    little, most, later = (
+        OutputErrors(error, 1e-3, 1e-7, own) for error, own in ((0.01, 0.01), (0.4, 0.4), (1.0, 1.0))
+    )
+    assert accuracy({"a to b": little, "b": little, "a": most, "c": later}).wrong_output == "a"
+
+
 @each(
     ("error", "expected", "inexact", "wrong"),
     [

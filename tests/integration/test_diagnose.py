@@ -73,7 +73,7 @@ def test_an_overflow_in_one_convolutions_backward_is_mended_by_a_lower_scale(the
 def test_a_scale_that_comes_down_by_itself_needs_no_remedy(theirs):
     found = theirs(*network("backward", "precision=fp16_dynamic", "scaler.init_scale=131072"))
     assert (found.remedies[0].words, found.remedies[0].helped) == ((), True)
-    assert "the scaler falls to 2^16 by itself" in found.remedies[0].text
+    assert "until the loss scale has fallen to 2^16, as usual" in found.remedies[0].text
 
 
 def test_gradients_that_only_a_scale_below_one_fits_get_one(theirs):

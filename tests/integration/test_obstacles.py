@@ -295,6 +295,7 @@ def test_a_run_without_a_single_update_is_not_called_done(capsys):
     code, _, errors = run(capsys, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3")
     assert code == 4
     assert errors[0] == "error: none of 3 updates was applied: every step overflowed"
+    assert errors[1].startswith("hint: mptrain diagnose ")
 
 
 def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_warning(capsys):

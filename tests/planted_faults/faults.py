@@ -554,8 +554,8 @@ FAULTS = (
     Fault(
         72,
         "inspection/scale_check_observation.py",
-        "0 < magnitude < form.smallest_subnormal",
-        "0 < magnitude < form.smallest_normal",
+        "0 < abs(value) < form.smallest_subnormal",
+        "0 < abs(value) < form.smallest_normal",
         "subnormal constants are reported as lost",
     ),
     Fault(

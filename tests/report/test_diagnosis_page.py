@@ -30,7 +30,7 @@ FOUND = Examination(
     device="cpu", cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>",
     notes=("a note",), remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
     remedies=(
-        Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite"),
+        Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy(("scaler.scale=2",), "keep it", True, "finite"),
     ),
 )  # fmt: skip
 
@@ -46,6 +46,14 @@ def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
     assert "<script>" not in text
     assert "<b>x</b>" not in text
     assert "2^16" in text
+
+
+def test_a_step_that_is_skipped_as_usual_has_not_failed():
+    remedies = (Remedy((), "no change is needed: steps are skipped", True, "finite"),)
+    status = diagnosis_page(replace(FOUND, remedies=remedies)).status
+    assert (status.text, status.tone) == ("skipped, as usual", "good")
+    finite = replace(BROKEN, backward=replace(NEAR.backward, inf=0))
+    assert diagnosis_page(replace(FOUND, remedies=remedies, modules=(finite,))).status.tone == "bad"
 
 
 def test_each_pass_has_its_modules_in_its_own_order_and_marks_where_it_breaks():
