@@ -314,7 +314,7 @@ def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
         ("device=gpu", "did you mean device=cuda?"),
         ("train.val_split=0.1", "did you mean dataset.val_share=0.1?"),
         ("early_stopping.patience=2", "did you mean train.early_stopping.patience=2?"),
-        ("train.patience=2", "write train.max_consecutive_overflows=2, or train.early_stopping.patience=2"),
+        ("train.patience=2", "did you mean train.early_stopping.patience=2?"),
         ("schedule.warmup_epochs=1", "did you mean schedule.warmup=UPDATES, which counts updates, not epochs?"),
         (
             "optimizer.no_decay=[bias]",
