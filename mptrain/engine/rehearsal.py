@@ -180,8 +180,9 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     A tensor accumulates if so much of a shift of all its finite values is still there after another pass, as in a
     counter or a slow running mean, that rounding makes it stop at a wrong value (`_STALLED`). The passes before the
     shift are for means over all batches so far, which forget their start, and for observers that start at inf. Rounding
-    does not harm other tensors, such as the vectors of a spectral norm. With several ranks, or if a pass fails with
-    shifted values, all changed ones are returned.
+    does not harm other tensors, such as the vectors of a spectral norm, and values that are written without a change
+    and stay 0 once they are 0, as by a clamp. With several ranks, or if a pass fails with other values, all changed
+    ones are returned.
     """
     trained = {id(one) for learner in parts.learners for one in learner.weights.params}
     tensors: dict[str, torch.Tensor] = {
@@ -196,13 +197,13 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
     micro, plan = batch.split(parts.plan.accumulate)[0], replace(parts.plan, accumulate=1)
     shifts: dict[str, float] = {}
 
-    def run(passes: int, times: int) -> list[torch.Tensor]:
+    def run(passes: int, times: int, share: float = 1.0) -> list[torch.Tensor]:
         with plan.guard.unharmed(), other_random_numbers(parts.device), torch.no_grad():
             for left in reversed(range(passes)):
                 for name in halves if left == 0 else ():
                     finite = tensors[name].float().nan_to_num(posinf=0.0, neginf=0.0)
                     shifts[name] = max(1.0, float(finite.abs().max())) / 8
-                    tensors[name].add_(times * shifts[name])
+                    tensors[name].mul_(share).add_(times * shifts[name])
                 for learner in parts.learners:
                     with torch.enable_grad():
                         accumulate_gradients(learner, parts.model, micro.clone(), plan)
@@ -210,8 +211,12 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
                 plan.guard.settle()
             return [tensors[name].float() for name in halves]
 
-    shares: dict[str, list[float]] = {name: [] for name in halves}
+    start = [tensors[name].float() for name in halves]
     try:
+        still = [torch.equal(one, other) for one, other in zip(run(1, 0), start, strict=True)]
+        zeros = zip(halves, still, run(1, 0, 0.0), strict=True)
+        halves = [name for name, unmoved, one in zeros if not unmoved or one.any()]
+        shares: dict[str, list[float]] = {name: [] for name in halves}
         for passes in _PASSES:
             for name, before, after in zip(halves, run(passes, 0), run(passes, 1), strict=True):
                 moved = (after - before)[before.isfinite()]

@@ -418,6 +418,26 @@ def test_a_fast_running_mean_in_fp16_is_not_warned_of_and_a_counter_beside_it_is
     assert ROUNDED == ["steps"]
 
 
+class Writes(Accumulates):
+    """A clamp that leaves its buffer as it is, and an average that half precision never moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("bounded", torch.linspace(0.1, 1, 16))
+        self.register_buffer("stalled", torch.ones(16))
+
+    def forward(self, images):
+        with torch.no_grad():
+            self.bounded.clamp_(-100, 100)
+            self.stalled.mul_(1 - 1e-4).add_(3e-4)
+        return super().forward(images)
+
+
+def test_a_clamp_without_effect_is_not_warned_of_and_an_average_that_never_moves_is(monkeypatch):
+    run(Writes, "precision=fp16_dynamic", monkeypatch=monkeypatch)
+    assert ROUNDED == ["mean", "stalled", "steps"]
+
+
 class Observes(nn.Module):
     """Statistics of BatchNorm, as a mean over all batches or not, and observers as in quantisation, which start at inf."""
 
