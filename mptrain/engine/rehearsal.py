@@ -211,11 +211,10 @@ def rounded_tensors(parts: Parts, batch: Batch, rehearsal: Rehearsal) -> tuple[s
                 plan.guard.settle()
             return [tensors[name].float() for name in halves]
 
-    start = [tensors[name].float() for name in halves]
     try:
-        still = [torch.equal(one, other) for one, other in zip(run(1, 0), start, strict=True)]
-        zeros = zip(halves, still, run(1, 0, 0.0), strict=True)
-        halves = [name for name, unmoved, one in zeros if not unmoved or one.any()]
+        usual, zeros = run(1, 0), run(1, 0, 0.0)
+        same = [torch.equal(tensors[name].float(), one) for name, one in zip(halves, usual, strict=True)]
+        halves = [name for name, still, zero in zip(halves, same, zeros, strict=True) if not still or zero.any()]
         shares: dict[str, list[float]] = {name: [] for name in halves}
         for passes in _PASSES:
             for name, before, after in zip(halves, run(passes, 0), run(passes, 1), strict=True):

@@ -406,10 +406,6 @@ def holding_gradients(right: GradientPath, module: str, scale: float, form: Form
     return module
 
 
-def _both(first: Change, then: Change) -> Change:
-    return lambda name, value: then(name, first(name, value))
-
-
 def _leave_out_unread(
     parts: Parts, batch: Batch, said: Outputs, right: Outputs, wide: Gradients, tolerance: float
 ) -> list[str]:
@@ -426,7 +422,8 @@ def _leave_out_unread(
             if one.shape == other.shape and not (one.isfinite() | ~other.isfinite()).all():
                 found: Outputs = {}
                 others = {boundary: [*tensors[:at], one, *tensors[at + 1 :]]}
-                grads = _gradients_under(_both(OutputReplacement(others), record_outputs(found, said)), parts, batch)
+                keep, swap = record_outputs(found, said), OutputReplacement(others)
+                grads = _gradients_under(lambda at, value: keep(at, swap(at, value)), parts, batch)  # noqa: B023
                 same = [distance(grads[name], grad) <= tolerance * norm(grad) for name, grad in wide.items()]
                 if not all(same) or relative_error(found[LOSS], right[LOSS]) > tolerance:
                     return unread

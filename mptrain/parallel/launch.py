@@ -84,7 +84,6 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
         )
         try:
             yield group
-            group.leave()
         finally:
             group.leave()
     elif options.procs is None or options.procs == 1:
