@@ -206,13 +206,13 @@ def build(
 def settings_restored() -> Iterator[None]:
     """Restore afterwards what keys of a run set for the whole process: torch's threads and its choice of kernels."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.get_deterministic_debug_mode() != mode:  # setting it imports torch's compiler
+            torch.set_deterministic_debug_mode(mode)
         torch.backends.cudnn.benchmark = benchmark
 
 

@@ -55,7 +55,9 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
     first, _, output = shown.partition("\n")
     done = run_in_process(*first.removeprefix("$ mptrain ").split(), cwd=tmp_path)
     assert done.returncode == 4, done.stderr
-    said, expected = (re.sub(r"[\d.]+(e-\d+)?", "#", text).split() for text in (done.stdout, output))
+    on_a_busy_machine = "note: only every second scale was tried: steps are slow\n"
+    texts = (done.stdout.replace(on_a_busy_machine, ""), output)
+    said, expected = (re.sub(r"[\d.]+(e-\d+)?", "#", text).split() for text in texts)
     assert said == expected
 
 
