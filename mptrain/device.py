@@ -121,12 +121,6 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
-def wait_for(device: torch.device) -> None:
-    """Block the host until a device has finished all work that was launched on it; no effect for a CPU."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def current_stream(device: torch.device) -> Any:
     """Return the current stream of a device that supports streams (`Capabilities.streams`)."""
     return torch.get_device_module(device).current_stream(device)
