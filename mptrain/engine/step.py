@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.parallel.strategy import SingleProcessStrategy
-from mptrain.scaler.base import measure_of, reads_norms
-from mptrain.scaler.static import NoScaler
 from mptrain.torch_private import run_backward
 
 if TYPE_CHECKING:
@@ -80,7 +78,6 @@ class Learner:
         rates: Learning rate by number of applied updates, float32, shape (planned + 1,).
         scale_state: State of the scaler, device tensors of shape (1,) by name, one of them ``scale``.
         updates: Number of applied updates, int64, shape (1,).
-        scales: The loss may be multiplied by a scale other than 1.
     """
 
     def __init__(
@@ -107,9 +104,7 @@ class Learner:
         self.reduction = reduction
         self._followers = (average,) if average else ()
         self._others = tuple(others)
-        self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=measure_of(scaler))
-        self.scales = type(scaler) is not NoScaler  # a subclass may start with another scale
-        self._reads_norms = reads_norms(scaler)
+        self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=scaler.measure)
 
     @property
     def name(self) -> str:
@@ -162,7 +157,7 @@ class Learner:
         ``loss`` is this rank's share of the loss, a float32 scalar; it becomes the total in place. With
         ``offenders_only``, norms of single gradients are needed only on overflow.
         """
-        across, offenders_only = self.strategy.reductions(loss), offenders_only and not self._reads_norms
+        across, offenders_only = self.strategy.reductions(loss), offenders_only and not self.scaler.reads_norms
         return self._judge(self.scale, across=across, offenders_only=offenders_only)
 
     def advance(self, verdict: Verdict) -> None:
@@ -235,7 +230,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     if watch:
         watch.judged(weights, verdict, scale)
     guard.write_through(verdict.applied)
-    weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish
+    weights.update(verdict, lr, None if learner.scaler.is_identity else scale)  # unscale, clip, update, publish
     if watch:
         watch.updated(weights)
     if not verdict.known_finite:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
 from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
-from mptrain.scaler.base import measure_of
 
 if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions
@@ -39,7 +38,7 @@ class LearnerLog:
         self.last: StepRecord | None = None
         self.finite_losses: tuple[float, ...] = ()
         self._refuses = learner.scaler.on_overflow == "skip"
-        self._measures = measure_of(learner.scaler) is not None
+        self._measures = learner.scaler.measure is not None
         self._parameters = learner.weights.names
         self._buffers = buffers
 

@@ -36,7 +36,7 @@ from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.report.run_blocks import unfinished_note
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
-from mptrain.scaler.base import Scaler, ScalerState, measure_of
+from mptrain.scaler.base import Scaler, ScalerState
 from mptrain.scaler.static import StaticScaler
 
 #: The overrides that a replay accepts.
@@ -244,7 +244,7 @@ class _Walk:
         self._name = name
         self._scaler: Scaler = config.for_learner(name).scaler.build()
         self._own_words = own.for_learner(name).scaler.build().describe()
-        self._measure: Measure | None = measure_of(self._scaler)
+        self._measure: Measure | None = self._scaler.measure
         self._trace = trace
         self._states = RuleStates(self._scaler)
         self._state = self._states.first

@@ -22,92 +22,68 @@ Differences from the source:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
-from mptrain.errors import ConfigError
 from mptrain.fields import Fraction, PositiveFloat, PositiveInt
-from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
+from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.numerics.measures import ShareAbove
-from mptrain.scaler.base import OnOverflow, ScalerState
-from mptrain.scaler.restart import take_up
+from mptrain.scaler.base import Limits, RangedScaler, ScalerState
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)
-class ALSScaler:
-    """Loss scaling rule that halves the scale if too many gradients are large, else doubles it (Graphcore's PopART).
-
-    Without ``min_scale`` the scale may fall to 0, without ``max_scale`` grow to the largest FP32 number.
-    """
+class ALSScaler(RangedScaler):
+    """Loss scaling rule that halves the scale if too many gradients are large, else doubles it (Graphcore's PopART)."""
 
     init_scale: PositiveFloat = 1.0
     bin_edge: Fraction = 0.125
     threshold: Fraction = 1e-7
     update_period: PositiveInt = 1
-    min_scale: PositiveFloat | None = None
-    max_scale: PositiveFloat | None = None
-    on_overflow: OnOverflow = "skip"
 
-    def __post_init__(self) -> None:
-        lowest = FLOAT32.smallest_normal if self.min_scale is None else self.min_scale
-        if not FLOAT32.smallest_normal <= lowest <= self.init_scale <= self._highest <= FLOAT32.max:
-            raise ConfigError(
-                f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={lowest:g} to "
-                f"scaler.max_scale={self._highest:g}, or one of them is not a normal FP32 number",
-                "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
-            )
+    reads_norms = False
 
     @property
-    def _highest(self) -> float:
-        return FLOAT32.max if self.max_scale is None else self.max_scale
-
-    @property
-    def floor(self) -> float:
-        """Lowest loss scale: ``min_scale``, or 0 without one."""
-        return 0.0 if self.min_scale is None else self.min_scale
-
-    @property
+    @override
     def measure(self) -> ShareAbove:
-        """Measure of the share of gradient elements with a magnitude above ``bin_edge`` times FP16's largest number."""
+        """Share of gradient elements with a magnitude above ``bin_edge`` times FP16's largest number."""
         return ShareAbove(self.bin_edge * FLOAT16.max)
 
     def initial(self, device: torch.device) -> ScalerState:
         """Return ``scale`` (float32) and ``waited`` (int32), the steps since the last change, each of shape (1,)."""
         return {
-            "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
+            **super().initial(device),
             "waited": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to this rule's floor, ceiling and period, and notes for the user."""
-        limits = {"scale": (self.min_scale, self.max_scale), "waited": (0, self.update_period - 1)}
-        return take_up(saved, self.initial(device), limits, device)
+    @override
+    def limits(self) -> Mapping[str, Limits]:
+        return {**super().limits(), "waited": (0, self.update_period - 1)}
 
+    @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the state for the next training step."""
         assert verdict.measured is not None
         scale, waited = state["scale"], state["waited"] + 1
         due = waited == self.update_period
         falls = (verdict.measured > self.threshold).logical_and_(due).logical_or_(verdict.overflow)
         doubled = scale * 2
-        higher = torch.where(doubled.isfinite(), doubled, scale).clamp_(max=self._highest)
+        higher = torch.where(doubled.isfinite(), doubled, scale).clamp_(max=self.ceiling)
         lower = (scale / 2).clamp_(min=self.floor)
         return {
             "scale": torch.where(falls, lower, torch.where(due, higher, scale)),
             "waited": torch.where(due, 0, waited),
         }
 
+    @override
     def describe(self) -> str:
-        """Return one line that describes the rule with its constants."""
         every = "every step" if self.update_period == 1 else f"every {self.update_period} steps"
-        low = "" if self.min_scale is None else f", at least {scale_in_words(self.min_scale)}"
-        high = "" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"
         return (
             f"als from {scale_in_words(self.init_scale)}, {every} x0.5 where more than {self.threshold:g} of the "
-            f"gradients are above {self.bin_edge * FLOAT16.max:g}, else x2{low}{high}"
+            f"gradients are above {self.bin_edge * FLOAT16.max:g}, else x2, {self.range_in_words()}"
         )

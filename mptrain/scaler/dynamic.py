@@ -27,18 +27,18 @@ different constants: ``configs/scaler/`` has a file for each, with its source.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mptrain.device import capabilities, in_widest
-from mptrain.errors import ConfigError, Problem
 from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow, ScalerState
-from mptrain.scaler.restart import take_up
+from mptrain.scaler.base import Limits, RangedScaler, ScalerState
 from mptrain.torch_private import amp_update_scale_
 
 if TYPE_CHECKING:
@@ -48,77 +48,41 @@ HysteresisReset = Literal["growth", "clean", "backoff"]
 
 
 @dataclass(frozen=True)
-class DynamicScaler:
+class DynamicScaler(RangedScaler):
     """Dynamic loss scaling rule: the scale falls when gradients overflow and grows after a number of clean steps.
 
     ``growth_delay`` clean steps, after the start and after an overflow, do not count towards ``growth_interval``.
     """
 
-    init_scale: PositiveFloat = 65536.0
+    min_scale: PositiveFloat | None = 1.0
+    max_scale: PositiveFloat | None = 2.0**24
     growth_factor: AboveOne = 2.0
     backoff_factor: BelowOne = 0.5
     growth_interval: PositiveInt = 2000
     hysteresis: PositiveInt = 1
     hysteresis_reset: HysteresisReset = "growth"
     growth_delay: NonNegativeInt = 0
-    min_scale: PositiveFloat | None = 1.0
-    max_scale: PositiveFloat | None = 2.0**24
-    on_overflow: OnOverflow = "skip"
 
-    def __post_init__(self) -> None:
-        problems = []
-        lowest = FLOAT32.smallest_normal if self.min_scale is None else self.min_scale
-        highest = FLOAT32.max if self.max_scale is None else self.max_scale
-        if not lowest <= self.init_scale <= highest:
-            floor = "the smallest normal FP32 number" if self.min_scale is None else f"scaler.min_scale={lowest:g}"
-            ceiling = "the largest FP32 number" if self.max_scale is None else f"scaler.max_scale={highest:g}"
-            problems.append(
-                Problem(
-                    f"scaler.init_scale={self.init_scale:g} is outside {floor} to {ceiling}",
-                    "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
-                )
-            )
-        if highest > FLOAT32.max:
-            problems.append(
-                Problem(
-                    f"scaler.max_scale={highest:g} is above the largest FP32 number, {FLOAT32.max:g}",
-                    "the scale is an FP32 number: set scaler.max_scale to one, for example 2^24",
-                )
-            )
-        if lowest < FLOAT32.smallest_normal:
-            problems.append(
-                Problem(
-                    f"scaler.min_scale={lowest:g} is below the smallest normal FP32 number",
-                    "gradients cannot be unscaled with a scale near 0; the usual floor is 1",
-                )
-            )
-        if problems:
-            raise ConfigError(problems)
-
-    @property
-    def floor(self) -> float:
-        """Lowest loss scale: ``min_scale``, or 0 without one."""
-        return 0.0 if self.min_scale is None else self.min_scale
+    reads_norms = False
 
     def initial(self, device: torch.device) -> ScalerState:
         """Return ``scale`` (float32), ``growth_tracker`` and ``hysteresis_tracker`` (int32), each of shape (1,)."""
         return {
-            "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
+            **super().initial(device),
             "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),
             "hysteresis_tracker": torch.tensor([self.hysteresis], dtype=torch.int32, device=device),
         }
 
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, clamped to floor, ceiling, growth interval and hysteresis, and notes for the user."""
-        limits = {
-            "scale": (self.min_scale, self.max_scale),
+    @override
+    def limits(self) -> Mapping[str, Limits]:
+        return {
+            **super().limits(),
             "growth_tracker": (-self.growth_delay, self.growth_interval - 1),
             "hysteresis_tracker": (1 if self.hysteresis_reset == "backoff" else 0, self.hysteresis),
         }
-        return take_up(saved, self.initial(device), limits, device)
 
+    @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the state for the next training step."""
         growth_tracker = state["growth_tracker"] + 1
         if verdict.known_finite and self._is_plain and not self._grows_at(growth_tracker):
             return {**state, "growth_tracker": growth_tracker}
@@ -143,20 +107,16 @@ class DynamicScaler:
     @functools.cached_property
     def _is_plain(self) -> bool:
         """True if torch's kernel computes this rule: every overflow backs off, and growth stays within FP32."""
-        highest = FLOAT32.max if self.max_scale is None else self.max_scale * self.growth_factor
-        return self.hysteresis == 1 and not self.growth_delay and highest <= FLOAT32.max
+        overflows = self.max_scale is not None and self.max_scale * self.growth_factor > FLOAT32.max
+        return self.hysteresis == 1 and not self.growth_delay and not overflows
 
     def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """Compute the same state with one kernel, that of `torch.amp.GradScaler`, instead of a dozen."""
         scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
         found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
         amp_update_scale_(scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval)
-        scale.clamp_(*self._bounds)
+        scale.clamp_(self.floor, self.ceiling)
         return {**state, "scale": scale, "growth_tracker": growth_tracker}
-
-    @functools.cached_property
-    def _bounds(self) -> tuple[float, float]:
-        return self.floor, FLOAT32.max if self.max_scale is None else self.max_scale
 
     def _lower(self, scale: Tensor) -> Tensor:
         exact = in_widest(scale) * self.backoff_factor  # FP64: an FP32 product would round the factor as well
@@ -169,8 +129,8 @@ class DynamicScaler:
         rounded = exact.to(scale.dtype)
         return torch.where(rounded.isfinite(), rounded, scale)
 
+    @override
     def describe(self) -> str:
-        """Return one line that describes the rule with its constants."""
         late = f" (the first after {self.growth_delay} more)" if self.growth_delay else ""
         every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[
             self.hysteresis_reset
@@ -178,14 +138,5 @@ class DynamicScaler:
         patience = "" if self.hysteresis == 1 else f" after {every}{self.hysteresis} overflows{row}"
         return (
             f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "
-            f"clean steps{late}, x{self.backoff_factor:g} on overflow{patience}, {self._range_in_words()}"
+            f"clean steps{late}, x{self.backoff_factor:g} on overflow{patience}, {self.range_in_words()}"
         )
-
-    def _range_in_words(self) -> str:
-        if self.min_scale is None:
-            return "without floor" + (
-                " or ceiling" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"
-            )
-        if self.max_scale is None:
-            return f"at least {scale_in_words(self.min_scale)}, without ceiling"
-        return f"within {scale_in_words(self.min_scale)} to {scale_in_words(self.max_scale)}"

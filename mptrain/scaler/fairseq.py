@@ -19,24 +19,25 @@ number. fairseq's optional ``--threshold-loss-scale`` is not implemented.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from mptrain.device import in_widest
 from mptrain.errors import ConfigError
 from mptrain.fields import AboveOne, Fraction, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow, ScalerState
-from mptrain.scaler.restart import take_up
+from mptrain.scaler.base import Limits, OnOverflow, Scaler, ScalerState
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)
-class FairseqScaler:
+class FairseqScaler(Scaler):
     """Dynamic loss scaling rule that backs off only if a share ``tolerance`` of the steps overflows (fairseq)."""
 
     init_scale: PositiveFloat = 128.0
@@ -45,6 +46,8 @@ class FairseqScaler:
     tolerance: Fraction = 0.0
     min_loss_scale: PositiveFloat = 1e-4
     on_overflow: OnOverflow = "skip"
+
+    reads_norms = False
 
     def __post_init__(self) -> None:
         if self.init_scale <= self.min_loss_scale or not FLOAT32.smallest_normal <= self.init_scale <= FLOAT32.max:
@@ -55,6 +58,7 @@ class FairseqScaler:
             )
 
     @property
+    @override
     def floor(self) -> float:
         """Loss scale at or below which the rule backs off no further: ``min_loss_scale * growth_factor``."""
         return self.min_loss_scale * self.growth_factor
@@ -68,12 +72,12 @@ class FairseqScaler:
             "overflows": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, with its clean steps clamped to the growth interval, and notes for the user."""
-        return take_up(saved, self.initial(device), {"growth_tracker": (0, self.growth_interval - 1)}, device)
+    @override
+    def limits(self) -> Mapping[str, Limits]:
+        return {"growth_tracker": (0, self.growth_interval - 1)}
 
+    @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the state for the next training step."""
         scale, overflow = state["scale"], verdict.overflow
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
         growth_tracker = state["growth_tracker"] + 1
@@ -88,8 +92,8 @@ class FairseqScaler:
             "overflows": torch.where(backs_off, 0, overflows),
         }
 
+    @override
     def describe(self) -> str:
-        """Return one line that describes the rule with its constants."""
         when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
         return (
             f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} "

@@ -27,66 +27,50 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from mptrain.device import in_widest, widest
-from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
-from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.measures import LargestMagnitude
-from mptrain.scaler.base import OnOverflow, ScalerState
-from mptrain.scaler.restart import take_up
+from mptrain.scaler.base import RangedScaler, ScalerState
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
 
 
 @dataclass(frozen=True)
-class LogMaxScaler:
+class LogMaxScaler(RangedScaler):
     """Loss scaling rule that predicts the largest gradient from its running mean and deviation (OpenSeq2Seq)."""
 
     init_scale: PositiveFloat = 1.0
+    min_scale: PositiveFloat = 1.0
+    max_scale: PositiveFloat = 2.0**14
     beta1: BelowOneOrZero = 0.99
     beta2: BelowOneOrZero = 0.999
     deviations: NonNegativeFloat = 3.09
     log2_max: NonNegativeFloat = 16.0
     overflow_counts_as: NonNegativeFloat = 65536.0
-    min_scale: PositiveFloat = 1.0
-    max_scale: PositiveFloat = 2.0**14
-    on_overflow: OnOverflow = "skip"
 
-    def __post_init__(self) -> None:
-        if not FLOAT32.smallest_normal <= self.min_scale <= self.init_scale <= self.max_scale <= FLOAT32.max:
-            raise ConfigError(
-                f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={self.min_scale:g} to "
-                f"scaler.max_scale={self.max_scale:g}, or one of them is not a normal FP32 number",
-                "set scaler.init_scale to a value between scaler.min_scale and scaler.max_scale",
-            )
+    reads_norms = False
 
     @property
-    def floor(self) -> float:
-        """Lowest loss scale, ``min_scale``."""
-        return self.min_scale
-
-    @property
+    @override
     def measure(self) -> LargestMagnitude:
-        """Measure of the largest magnitude among all elements of a step's gradients."""
+        """Largest magnitude among all elements of a step's gradients."""
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
         """Return ``scale`` (float32), ``count`` of steps (int64) and moments (widest float dtype), of shape (1,)."""
         moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
-            "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
+            **super().initial(device),
             **moments,
             "count": torch.zeros(1, dtype=torch.int64, device=device),
         }
 
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the saved state, with its scale clamped to this rule's floor and ceiling, and notes for the user."""
-        return take_up(saved, self.initial(device), {"scale": (self.min_scale, self.max_scale)}, device)
-
+    @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return the state for the next training step."""
         assert verdict.measured is not None
         largest = verdict.measured / state["scale"]
         x = torch.where(verdict.overflow, self.overflow_counts_as, largest.log2())
@@ -102,10 +86,9 @@ class LogMaxScaler:
         counts = x.isfinite()
         return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
 
+    @override
     def describe(self) -> str:
-        """Return one line that describes the rule with its constants."""
         return (
             f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} "
-            f"deviations of log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within "
-            f"{scale_in_words(self.min_scale)} to {scale_in_words(self.max_scale)}"
+            f"deviations of log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, {self.range_in_words()}"
         )

@@ -9,18 +9,38 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow, ScalerState
+from mptrain.scaler.base import OnOverflow, Scaler, ScalerState
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
 
 
+class _ConstantScaler(Scaler):
+    reads_norms = False
+
+    @override
+    def initial(self, device: torch.device) -> ScalerState:
+        return {"scale": torch.tensor([self.floor], dtype=torch.float32, device=device)}
+
+    @override
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        now, before = self.floor, float(saved["scale"])
+        at, was = scale_in_words(now), scale_in_words(before)
+        notes = [] if now == before else [f"the loss scale continues at {at}; it was {was} in the checkpoint"]
+        return self.initial(device), notes
+
+    @override
+    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        return state
+
+
 @dataclass(frozen=True)
-class StaticScaler:
+class StaticScaler(_ConstantScaler):
     """Loss scaling rule that multiplies every loss by the same constant.
 
     A power of two changes only exponents and loses no bits; the paper's networks trained with 8 to 32768.
@@ -42,25 +62,13 @@ class StaticScaler:
         """Lowest loss scale, which is the constant ``scale`` itself."""
         return self.scale
 
-    def initial(self, device: torch.device) -> ScalerState:
-        """Return the constant as ``scale``, float32 of shape (1,)."""
-        return {"scale": torch.tensor([self.scale], dtype=torch.float32, device=device)}
-
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return the present constant, which a saved scale never replaces, and a note for the user if they differ."""
-        return _constant(self.initial(device), saved)
-
-    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return ``state`` itself."""
-        return state
-
+    @override
     def describe(self) -> str:
-        """Return one line that describes the rule with its constant."""
         return f"static {scale_in_words(self.scale)}, on overflow {self.on_overflow}"
 
 
 @dataclass(frozen=True)
-class NoScaler:
+class NoScaler(_ConstantScaler):
     """Loss scaling rule for runs without loss scaling: a constant scale of 1, so that FP32 runs share the code."""
 
     on_overflow: OnOverflow = "skip"
@@ -70,24 +78,11 @@ class NoScaler:
         """Lowest loss scale, which is 1."""
         return 1.0
 
-    def initial(self, device: torch.device) -> ScalerState:
-        """Return a ``scale`` of 1, float32 of shape (1,)."""
-        return {"scale": torch.ones(1, dtype=torch.float32, device=device)}
+    @property
+    @override
+    def is_identity(self) -> bool:
+        return type(self) is NoScaler  # a subclass may start with another scale
 
-    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        """Return a loss scale of 1, whatever was saved, and a note for the user if the saved scale was not 1."""
-        return _constant(self.initial(device), saved)
-
-    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
-        """Return ``state`` itself."""
-        return state
-
+    @override
     def describe(self) -> str:
-        """Return one line that says that there is no loss scaling."""
         return f"none (scale 1), on overflow {self.on_overflow}"
-
-
-def _constant(own: ScalerState, saved: ScalerState) -> tuple[ScalerState, list[str]]:
-    now, before = float(own["scale"]), float(saved["scale"])
-    at, was = scale_in_words(now), scale_in_words(before)
-    return own, [] if now == before else [f"the loss scale continues at {at}; it was {was} in the checkpoint"]

@@ -103,7 +103,7 @@ def test_a_run_goes_on_on_a_device_without_fp64(tmp_path):
     whole.run()
     broken = loop_of(tmp_path / "broken", *words)
     interrupt_after(broken, 5)
-    with without(fp64=False, fused=False), NoFP64(("/mptrain/scaler/restart.py", "/mptrain/runlog/", *HOST)):
+    with without(fp64=False, fused=False), NoFP64(("/mptrain/scaler/base.py", "/mptrain/runlog/", *HOST)):
         resumed = continue_loop(broken, *words)
         resumed.run()
     agree(steps_of(whole), steps_of(resumed), BOUNDS["fp16_dynamic"])

@@ -14,7 +14,6 @@ from scaler.walking import CPU, preset, verdict_of
 
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.numerics.overflow_check import judge
-from mptrain.scaler.base import measure_of
 
 
 def walk_measured(scaler, steps) -> list[float]:
@@ -211,8 +210,8 @@ def test_the_share_above_an_edge_counts_what_is_not_finite():
 
 
 def test_rules_say_what_they_need_measured_and_a_rule_that_says_nothing_needs_nothing():
-    assert measure_of(preset("logmax")) == LargestMagnitude()
-    assert measure_of(preset("als")) == ShareAbove(8188.0)
-    assert measure_of(preset("als", bin_edge=0.5)) == ShareAbove(32752.0)
+    assert preset("logmax").measure == LargestMagnitude()
+    assert preset("als").measure == ShareAbove(8188.0)
+    assert preset("als", bin_edge=0.5).measure == ShareAbove(32752.0)
     for name in ("torch", "mxnet", "fairseq", "smooth"):
-        assert measure_of(preset(name)) is None
+        assert preset(name).measure is None
