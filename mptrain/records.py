@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 from mptrain.fields import NonNegativeInt
@@ -267,20 +269,23 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def step_json(record: StepRecord) -> str:
-    """Return the line of a step record in ``steps.jsonl``; equal to the result of `as_json`, in a tenth of the time."""
-    r = record
+    """Return the line of a step record in ``steps.jsonl``; equal to the result of `as_json`, in a fifth of the time."""
+    values = _step_values(record)
     # The sum of finite numbers may overflow; the slow path is then taken unnecessarily.
-    if not math.isfinite(r.loss + r.loss_scale + r.grad_norm + r.lr):
+    if not math.isfinite(sum([value for value in values if type(value) is float])):
         return as_json(asdict(record))
-    return (
-        f'{{"learner": {_quoted(r.learner)}, "step": {r.step}, "updates": {r.updates}, "epoch": {r.epoch}, '
-        f'"loss": {r.loss!r}, "loss_scale": {r.loss_scale!r}, "overflow": {_BOOLEANS[r.overflow]}, '
-        f'"skipped": {_BOOLEANS[r.skipped]}, "grad_norm": {r.grad_norm!r}, "lr": {r.lr!r}}}'
-    )
+    return _STEP_LINE % tuple([_ATOMS[type(value)](value) for value in values])
 
 
-_BOOLEANS = ("false", "true")
-_quoted = functools.lru_cache(json.dumps)
+_STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
+_STEP_LINE = "{" + ", ".join(f'"{name}": %s' for name in _STEP_FIELDS) + "}"
+_step_values = attrgetter(*_STEP_FIELDS)
+_ATOMS: dict[type, Callable[[Any], str]] = {
+    float: float.__repr__,
+    int: int.__repr__,
+    bool: ("false", "true").__getitem__,
+    str: functools.lru_cache(json.dumps),
+}
 
 
 def _without_nonfinite(value: Any, path: str, kinds: dict[str, str]) -> Any:

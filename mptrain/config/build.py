@@ -76,6 +76,7 @@ from mptrain.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.scaler import Scaler
 from mptrain.schedule.plateau import Plateau, RateReduction
 from mptrain.schedule.rate_table import rate_table
 from mptrain.torch_private import BatchNorm
@@ -372,12 +373,17 @@ def _build_learners(
         reduction = RateReduction(schedule, rule.lr, rates) if isinstance(schedule, Plateau) else None
         average = WeightAverage(weights, decay) if decay is not None else None
         others = [p for name, p in model.named_parameters() if p.requires_grad and name not in trained]
-        scale = choices.scaler.build()
+        scaler = choices.scaler.build()
+        if not isinstance(scaler, Scaler):
+            raise ConfigError(
+                f"{choices.scaler.path} is no loss scaling rule: it makes no mptrain.scaler.Scaler",
+                "derive the class from mptrain.scaler.Scaler, or choose one that mptrain list scaler shows",
+            )
         learners.append(
             Learner(
                 objective,
                 weights,
-                scale,
+                scaler,
                 rates,
                 device,
                 average=average,

@@ -7,36 +7,10 @@ while the next steps are recorded; only a reader that needs the values at once w
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
-
 import torch
-from torch import Tensor
 
 from mptrain.device import capabilities, event_now, widest
-
-if TYPE_CHECKING:
-    from mptrain.engine.step import StepValues
-
-_SCALARS = 5
-
-
-class Row(NamedTuple):
-    """Values of one attempted training step of one learner, on the host.
-
-    Attributes:
-        overflow: A gradient was not finite.
-        grad_norm: L2 norm of all unscaled gradients before clipping.
-        norms: L2 norm of each parameter's scaled gradient after an overflow, -1 for none; empty without an overflow.
-    """
-
-    loss: float
-    loss_scale: float
-    overflow: bool
-    grad_norm: float
-    lr: float
-    next_scale: float
-    norms: list[float]
+from mptrain.engine.step_values import HostValues, StepValues, stack, unstack
 
 
 class Ring:
@@ -47,11 +21,11 @@ class Ring:
 
     def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
         self._capacity = capacity
-        size, has = capacity * (_SCALARS + parameters), capabilities(device)
+        size, has = capacity * (len(StepValues._fields) - 1 + parameters), capabilities(device)
         self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
         self._kept: list[StepValues] = []
         self._in_flight: tuple[int, int, torch.Event] | None = None
-        self._read: list[Row] = []
+        self._read: list[HostValues] = []
 
     @property
     def unread(self) -> int:
@@ -82,15 +56,15 @@ class Ring:
         if not self._kept:
             return
         self._land(wait=True)  # sent a whole ring ago; its host buffer is needed again
-        block, rows = _packed(self._kept), len(self._kept)
+        block, rows = stack(self._kept), len(self._kept)
         self._kept = []
         if self._host is None:
-            self._read += _rows(block, rows)
+            self._read += unstack(block, rows)
             return
         self._host[: len(block)].copy_(block, non_blocking=True)
         self._in_flight = (rows, len(block), event_now(block.device))
 
-    def take(self, *, wait: bool) -> list[Row]:
+    def take(self, *, wait: bool) -> list[HostValues]:
         """Return the steps that have reached the host since the last call, in recording order.
 
         ``wait`` sends and waits for all recorded steps. This is the only place where the host waits for the device
@@ -102,7 +76,7 @@ class Ring:
         rows, self._read = self._read, []
         return rows
 
-    def give_back(self, rows: list[Row]) -> None:
+    def give_back(self, rows: list[HostValues]) -> None:
         """Put back steps from `take` that cannot be used yet; the next call returns them first."""
         self._read = rows + self._read
 
@@ -114,23 +88,5 @@ class Ring:
             return
         event.synchronize()
         assert self._host is not None
-        self._read += _rows(self._host[:length], rows)
+        self._read += unstack(self._host[:length], rows)
         self._in_flight = None
-
-
-def _packed(kept: list[StepValues]) -> Tensor:
-    """Pack N losses, scales, rates, next scales, total norms and N x P norms into one tensor of the norms' dtype."""
-    losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
-    singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
-    return torch.cat([singles.to(totals[0].dtype), *totals, *norms])
-
-
-def _rows(block: Tensor, count: int) -> list[Row]:
-    """Return the rows of a block. Waits for the device if the block is not in pinned host memory yet."""
-    block = block.cpu()
-    numbers = block[: _SCALARS * count].tolist()
-    losses, scales, rates, next_scales, totals = (numbers[at * count : (at + 1) * count] for at in range(_SCALARS))
-    norms = block[_SCALARS * count :].view(count, -1)
-    overflows = [not math.isfinite(total) for total in totals]
-    kept = [norms[index].tolist() if overflow else [] for index, overflow in enumerate(overflows)]
-    return list(map(Row, losses, scales, overflows, totals, rates, next_scales, kept))

@@ -12,11 +12,12 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from mptrain.engine.step_values import StepValues
 from mptrain.errors import ConfigError
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.torch_private import run_backward
@@ -33,21 +34,6 @@ if TYPE_CHECKING:
     from mptrain.schedule.plateau import RateReduction
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective
-
-
-class StepValues(NamedTuple):
-    """Values of one attempted training step for the record, as device tensors; none is changed in place afterwards.
-
-    ``loss`` is the unscaled loss, a float32 scalar; ``norms`` are `Verdict.norms`, shape (P,). All others have shape
-    (1,), in float32 or, as the total ``grad_norm`` of the unscaled gradients, in the dtype of the verdict.
-    """
-
-    loss: Tensor
-    scale: Tensor
-    grad_norm: Tensor
-    norms: Tensor
-    lr: Tensor
-    next_scale: Tensor
 
 
 @dataclass(frozen=True)
@@ -236,7 +222,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     if not verdict.known_finite:
         guard.restore(verdict.skip)
     learner.advance(verdict)
-    return StepValues(loss, scale, verdict.grad_norm, verdict.norms, lr, learner.scale)
+    return StepValues(loss, scale, lr, learner.scale, verdict.grad_norm, verdict.norms)
 
 
 def backward(loss: Tensor, factor: Tensor) -> None:

@@ -8,17 +8,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from mptrain.engine.step_values import HostValues
 from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
 from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 
 if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions
-    from mptrain.engine.ring import Ring, Row
+    from mptrain.engine.ring import Ring
     from mptrain.engine.step import Learner
     from mptrain.runlog.sink import Sink
+
+
+#: Fields of the step record that are values of the step.
+_RECORDED = tuple(field.name for field in fields(StepRecord) if field.name in HostValues._fields)
+_recorded = attrgetter(*_RECORDED)
 
 
 class LearnerLog:
@@ -42,16 +49,23 @@ class LearnerLog:
         self._parameters = learner.weights.names
         self._buffers = buffers
 
-    def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
         """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
         skipped = row.overflow and self._refuses
         self.updates += not skipped
         self.refused += skipped
-        loss, loss_scale, overflow, grad_norm, lr, _, _ = row
-        self.last = StepRecord(self.name, step, self.updates, epoch, loss, loss_scale, overflow, skipped, grad_norm, lr)
+        self.last = StepRecord(
+            learner=self.name,
+            step=step,
+            updates=self.updates,
+            epoch=epoch,
+            overflow=row.overflow,
+            skipped=skipped,
+            **dict(zip(_RECORDED, _recorded(row), strict=True)),
+        )
         sink.take(self.last)
-        if math.isfinite(loss):
-            self.finite_losses = (*self.finite_losses[:1], loss)
+        if math.isfinite(row.loss):
+            self.finite_losses = (*self.finite_losses[:1], row.loss)
         phase = self.history.observe(
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
         )
@@ -73,7 +87,7 @@ class LearnerLog:
         if row.next_scale != row.loss_scale:
             sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
 
-    def _why(self, row: Row) -> str:
+    def _why(self, row: HostValues) -> str:
         """Return why the scale changed. Only a rule that measures gradients lowers it without an overflow."""
         if row.next_scale > row.loss_scale:
             return "growth"

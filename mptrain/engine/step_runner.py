@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from mptrain.device import capabilities
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated, host_waits
-from mptrain.engine.step import StepValues, train_step
+from mptrain.engine.step import train_step
+from mptrain.engine.step_values import StepValues
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts
@@ -89,7 +90,7 @@ class StepRunner:
                 values = self._eagerly(batch, watches)
             if waits:  # a capture would fail
                 self._refuse(kind, f"the host waits for the device, in {waits[0]}")
-            self._record([_copy_of(one) for one in values])  # _hold writes into some of these tensors
+            self._record([one.clone() for one in values])  # _hold writes into some of these tensors
             self._newest = None
             self._hold()
             return
@@ -173,14 +174,15 @@ class _Graph:
     def __init__(self, parts: Parts, batch: Batch) -> None:
         self._parts = parts
         self._batch = batch.clone()
-        self._packed: list[tuple[Tensor, Tensor]] = []
+        self._values: list[StepValues] = []
         self._gathered: list[GradientState] = []
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
-        parts, self._packed = self._parts, []
+        parts, self._values = self._parts, []
         for learner, moving in zip(parts.learners, fixed, strict=True):
-            self._packed.append(_packed(train_step(learner, parts.model, self._batch, parts.plan)))
+            values = train_step(learner, parts.model, self._batch, parts.plan)
+            self._values.append(values.clone())  # move_into writes into some of these tensors
             learner.move_into(moving)
 
     def keep_gradients(self) -> None:
@@ -194,21 +196,7 @@ class _Graph:
         if not again:
             for learner, gathered in zip(self._parts.learners, self._gathered, strict=True):
                 learner.weights.gradients.restore(gathered)
-        return [_unpacked(singles.clone(), norms.clone()) for singles, norms in self._packed]
-
-
-def _packed(values: StepValues) -> tuple[Tensor, Tensor]:
-    """Pack the values of a step into two tensors, so that copying them takes two kernels."""
-    singles = torch.cat([values.loss.view(1), values.scale, values.lr, values.next_scale])
-    return singles, torch.cat([values.grad_norm, values.norms])
-
-
-def _unpacked(singles: Tensor, norms: Tensor) -> StepValues:
-    return StepValues(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
-
-
-def _copy_of(values: StepValues) -> StepValues:
-    return _unpacked(*_packed(values))
+        return [values.clone() for values in self._values]
 
 
 def _kind_of(batch: Batch) -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ import torch
 from small_runs import parts_of
 
 from mptrain.engine.ring import Ring
-from mptrain.engine.step import StepValues, train_step
+from mptrain.engine.step import train_step
+from mptrain.engine.step_values import StepValues
 from mptrain.probe.histograms import HistogramWatch
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 
@@ -52,7 +53,7 @@ def test_naming_the_tensors_of_every_overflow_costs_less_than_3_per_cent_of_a_re
         ring.record(train_step(learner, parts.model, batch, parts.plan))
 
     def name():
-        values = torch.zeros(()), learner.scale, infinite["grad_norm"], infinite["norms"], learner.rate(), learner.scale
+        values = torch.zeros(()), learner.scale, learner.rate(), learner.scale, infinite["grad_norm"], infinite["norms"]
         ring.record(StepValues(*values))
         (row,) = ring.take(wait=True)
         assert nonfinite_parameters(learner.weights.names, row.norms)[0]

@@ -307,6 +307,12 @@ def test_a_rule_of_somebody_else_sees_every_norm_and_its_scale_is_divided_by():
     assert all(torch.equal(value, after[name]) for name, value in ours.full_precision().items())
 
 
+def test_a_class_that_is_no_rule_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"types.SimpleNamespace is no loss scaling rule") as caught:
+        parts_of(*TINY, "scaler._target_=types.SimpleNamespace", "extensions.allow=[types]")
+    assert "derive the class from mptrain.scaler.Scaler" in str(caught.value.problems[0].hint)
+
+
 @pytest.mark.usefixtures("valueless")
 class TestWithoutTheHost:
     """The whole step runs on tensors that have no values, so nothing in it can depend on one."""

@@ -6,11 +6,12 @@ import pytest
 from small_runs import Kept
 
 from mptrain.engine.options import LogOptions
-from mptrain.engine.ring import Row
 from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.engine.step_values import HostValues
 from mptrain.records import StepRecord
+from mptrain.scaler import StaticScaler
 
-ROW = Row(loss=1.0, loss_scale=8.0, overflow=False, grad_norm=1.0, lr=0.1, next_scale=8.0, norms=[])
+ROW = HostValues(loss=1.0, loss_scale=8.0, grad_norm=1.0, lr=0.1, next_scale=8.0, norms=[])
 
 
 class SlowRing:
@@ -58,9 +59,7 @@ class SlowRing:
 
 
 def account(ring, name="main"):
-    learner = SimpleNamespace(
-        name=name, scaler=SimpleNamespace(on_overflow="skip", floor=1.0), weights=SimpleNamespace(names=("weight",))
-    )
+    learner = SimpleNamespace(name=name, scaler=StaticScaler(scale=1.0), weights=SimpleNamespace(names=("weight",)))
     return LearnerLog(learner, ring, buffers=0)
 
 

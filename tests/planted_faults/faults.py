@@ -42,8 +42,8 @@ FAULTS = (
     Fault(
         2,
         "engine/step.py",
-        "lr, scale if learner.scales else None",
-        'lr, learner.scaler.after(learner.scale_state, verdict)["scale"]',
+        "None if learner.scaler.is_identity else scale)",
+        'learner.scaler.after(learner.scale_state, verdict)["scale"])',
         "gradients are unscaled by the scale of the next step",
     ),
     Fault(
