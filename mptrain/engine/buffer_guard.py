@@ -23,7 +23,7 @@ from mptrain.numerics.overflow_check import memory_order
 from mptrain.numerics.shards import is_sharded
 
 if TYPE_CHECKING:
-    from mptrain.optimizer.weights import MasterWeights
+    from mptrain.optimizer.masters import MasterWeights
 
 #: Alignment of each buffer in bytes, as if it were allocated on its own; vectorised kernels and compilers expect 16.
 ALIGNMENT = 64

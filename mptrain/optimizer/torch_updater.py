@@ -31,8 +31,8 @@ from mptrain.torch_private import foreach_div, fused_step, has_step_hooks, skips
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict
+    from mptrain.optimizer.masters import MasterWeights
     from mptrain.optimizer.parameter_groups import ParameterOptions
-    from mptrain.optimizer.weights import MasterWeights
 
 
 class TorchUpdater:

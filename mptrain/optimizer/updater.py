@@ -15,7 +15,7 @@ from mptrain.optimizer.parameter_groups import ParameterOptions
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
-    from mptrain.optimizer.weights import MasterWeights
+    from mptrain.optimizer.masters import MasterWeights
 
 
 class Updater:

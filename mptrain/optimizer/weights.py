@@ -1,4 +1,4 @@
-"""Weights that one learner trains: gradients, master weights and updates.
+"""Weights that one learner trains: gradients, overflow check and updates.
 
 With sharded parameters (`mptrain.numerics.shards`) everything here works on this rank's shards. Full-precision weights
 and optimizer state are returned as sharded tensors. Nothing here synchronises with the host, except
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import capabilities, widest
-from mptrain.errors import CheckpointError, ConfigError
-from mptrain.numerics.formats import FLOAT16, FLOAT32
-from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
-from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
+from mptrain.errors import ConfigError
+from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.numerics.shards import is_sharded, part
+from mptrain.optimizer.masters import MasterWeights
 from mptrain.optimizer.parameter_groups import ParameterOptions, parameter_options
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.torch_updater import TorchUpdater
 from mptrain.optimizer.updater import Updater
-from mptrain.torch_private import foreach_add_, foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
+from mptrain.torch_private import foreach_add_, foreach_copy_
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
     #: Functions that combine norms, and a measure of gradients, across ranks.
     AcrossNorms = Callable[[Tensor], Tensor]
     AcrossMeasure = Callable[[Measure, list[Tensor]], Tensor]
-
-
-#: The largest finite number of FP16.
-FLOAT16_MAX = FLOAT16.max
-
-#: Updates between two comparisons of parameters with master weights, for changes that no version counter shows.
-LOOK_EVERY = 32
 
 
 class Weights:
@@ -237,190 +231,3 @@ class Gradients:
     @functools.cached_property
     def _buffers(self) -> dict[int, Tensor]:
         return {index: torch.empty_like(self._work[index]) for index in self._summed}
-
-
-class MasterWeights:
-    """Working tensors of P parameters, which the update rule changes; with sharded parameters, this rank's shards.
-
-        FP32 parameter                      the parameter itself
-        half parameter, master weights      a permanent FP32 copy (Micikevicius et al. 2018, section 3.1)
-        half parameter, no master weights   a temporary FP32 copy, read from the parameter before each update, so that
-                                            rounding to half precision loses digits in every update
-        parameter with gaps in memory       an FP32 copy without gaps, copied back after each update
-        half parameter, state in half too   the parameter itself
-
-    ``keep`` makes FP32 copies of half-precision parameters permanent. They start from ``initial``, the FP32 values that
-    the parameters were cast from, by name.
-
-    Attributes:
-        parts: This rank's shards of the parameters, or the parameters themselves if they are not sharded.
-        work: The working tensors, some of which are in ``parts``.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        params: Sequence[nn.Parameter],
-        *,
-        keep: bool,
-        state_in_half: bool,
-        initial: Mapping[str, Tensor],
-    ) -> None:
-        self._names, self._params = tuple(names), list(params)
-        self._keep = keep
-        self.parts = [part(p) for p in params]
-        # A parameter with gaps in memory gets a working copy without gaps: torch's fused kernels would write into them.
-        in_place = [
-            (own.dtype == torch.float32 or state_in_half) and (own.is_contiguous() or memory_order(own) is not None)
-            for own in self.parts
-        ]
-        self.work = [
-            own if same else _wide_copy(own, part_for(initial.get(name, p), p))
-            for name, p, own, same in zip(names, params, self.parts, in_place, strict=True)
-        ]
-        # Computed once because every step uses them: pairs to round, and FP16 parameters to clamp.
-        self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
-        self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
-        self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # with those updated in place
-        self._versions: list[int] = []
-        self._followed: set[int] = set()  # indices into _half
-        self._updates = 0
-        self._host = capabilities(self.parts[0].device).host
-        self._unseen: list[tuple[int, Tensor]] = []
-
-    def rounded_into(self) -> list[Tensor | None]:
-        """Return for each working tensor the parameter that receives its rounded value; None if it is the parameter."""
-        return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
-
-    def follow(self, parameter: Tensor) -> None:
-        """Compare a parameter with its permanent master weights in every step, because passes change it."""
-        self._followed |= {index for index, own in enumerate(self._half) if own is parameter}
-
-    def mark(self) -> None:
-        """Note the version counters of the half-precision parameters, before the passes of a step."""
-        self._versions = [own._version for own in self._half]
-
-    def touched(self) -> set[int]:
-        """Return the indices of the half-precision parameters that were changed in place since `mark`."""
-        now = [own._version for own in self._half]
-        if now == self._versions:
-            return set()
-        return {index for index, (own, version) in enumerate(zip(now, self._versions, strict=True)) if own != version}
-
-    def take_changes(self, applied: Tensor) -> None:
-        """Write changes that passes made to half-precision parameters into their permanent master weights.
-
-        Each master weight becomes the changed value plus what rounding had taken from the master weight, if the sum
-        still rounds to the changed value. So small updates are not lost where a module changes a weight in every pass.
-        Nothing is written unless the step's update is applied (bool, shape (1,)). On a CPU it raises as `require_seen`.
-        """
-        if self._keep and self._half:
-            self._take_changes(applied)
-
-    @torch.no_grad()
-    def _take_changes(self, applied: Tensor) -> None:
-        changed = self._followed | self.touched()
-        for index in changed:
-            own, wide = self._half[index], self._wide[index]
-            rounded = _rounded(wide, own)
-            value = own.float()
-            kept = value + (wide - rounded.float())
-            kept = torch.where(_rounded(kept, own) == own, kept, value)
-            wide.copy_(torch.where((own != rounded) & applied.view(()), kept, wide))
-        self._updates += 1
-        if self._updates % LOOK_EVERY == 1:
-            for index in set(range(len(self._half))) - changed:
-                own = self._half[index]
-                rounded = _rounded(self._wide[index], own)
-                if not (self._host and torch.equal(own, rounded)):
-                    self._unseen.append((index, ((own != rounded) & (own == own)).any()))
-            if self._host:
-                self.require_seen()
-
-    def require_seen(self) -> None:
-        """Raise ConfigError if `take_changes` found changes that no version counter shows; reads the device.
-
-        Passes made them through ``.data`` in some steps, but not in the rehearsal.
-        """
-        unseen, self._unseen = self._unseen, []
-        for index, found in unseen:
-            if found:
-                raise self.lost_change(index, "through .data in some steps")
-
-    def lost_change(self, index: int, how: str) -> ConfigError:
-        """Return an error about a half-precision parameter that was changed where its master weight cannot follow."""
-        names = [name for name, own in zip(self._names, self.rounded_into(), strict=True) if own is not None]
-        return ConfigError(
-            f"the parameter {names[index]} was changed {how}, and the FP32 copy that the optimizer"
-            " updates does not have the change",
-            "change it in place under torch.no_grad(), in a forward pass or a hook of a module, or choose a precision "
-            "whose parameters are FP32, such as amp_bf16",
-        )
-
-    def copy_from_params(self) -> None:
-        """Copy the parameters to their temporary FP32 copies before an update; permanent master weights stay."""
-        if self._half and not self._keep:
-            foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
-
-    def copy_to_params(self) -> None:
-        """Round the working tensors to their half-precision parameters after an update; FP16 saturates at 65504."""
-        if not self._half and not self._fp16:
-            return
-        with torch.no_grad():
-            if self._half:
-                foreach_copy_(self._half, self._wide)
-            if self._fp16:
-                foreach_clamp_max_(self._fp16, FLOAT16_MAX)
-                foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
-
-    def full_precision(self) -> dict[str, Tensor]:
-        """Return the most precise copy of each parameter by name: its FP32 master weight, or else the parameter itself.
-
-        The tensors are detached but not copied; sharded parameters give sharded tensors.
-        """
-        best = self.work if self._keep else self.parts
-        return {
-            name: as_part_of((work if work is own else kept).detach(), p)
-            for name, p, own, work, kept in zip(self._names, self._params, self.parts, self.work, best, strict=True)
-        }
-
-    def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters and master copies from tensors of any dtype, whole or sharded.
-
-        Raises CheckpointError if a parameter is missing or has another shape.
-        """
-        wrong = [
-            f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(p.shape)}'}"
-            for name, p in zip(self._names, self._params, strict=True)
-            if name not in values or values[name].shape != p.shape
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"the saved weights do not fit the model: {'; '.join(wrong[:5])}",
-                "resume with the model that the checkpoint was saved from",
-            )
-        with torch.no_grad():
-            for name, p, work in zip(self._names, self._params, self.work, strict=True):
-                work.copy_(part_for(values[name], p))
-        self.copy_to_params()
-
-    def working(self) -> dict[str, Tensor]:
-        """Return the tensors that the rule updates, by name: after an update, the new weights before rounding."""
-        return {name: work.detach() for name, work in zip(self._names, self.work, strict=True)}
-
-    def in_place_half(self) -> list[str]:
-        """Return the names of the half-precision parameters that the rule updates in place, in their own dtype."""
-        return [name for name, work in zip(self._names, self.work, strict=True) if work.dtype != torch.float32]
-
-
-def _rounded(wide: Tensor, half: Tensor) -> Tensor:
-    rounded = wide.to(half.dtype)
-    return rounded.clamp_(-FLOAT16_MAX, FLOAT16_MAX) if half.dtype == torch.float16 else rounded
-
-
-def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return an FP32 copy of a value in the memory layout of its parameter, which gradients have too.
-
-    torch's multi-tensor kernels are fast, and on CUDA usable at all, only if corresponding tensors have equal strides.
-    """
-    return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

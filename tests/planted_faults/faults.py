@@ -267,7 +267,7 @@ FAULTS = (
     ),
     Fault(
         32,
-        "optimizer/weights.py",
+        "optimizer/masters.py",
         "foreach_clamp_max_(self._fp16, FLOAT16_MAX)",
         "pass",
         "FP16 weights do not saturate at the upper end",
@@ -295,7 +295,7 @@ FAULTS = (
     ),
     Fault(
         36,
-        "optimizer/weights.py",
+        "optimizer/masters.py",
         "if self._half and not self._keep:",
         "if self._half and self._keep:",
         "master weights are read from the half parameters before each update",
