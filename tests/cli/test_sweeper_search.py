@@ -121,3 +121,12 @@ def test_words_that_no_sweeper_can_have(searching, word, error):
     assert searching(*WORDS[:-1], word) == 2
     assert searching.err.startswith(f"error: {error}")
     assert not list(Path().glob("outputs/**/sweep.json"))
+
+
+@pytest.mark.filterwarnings("default")  # Optuna's own
+def test_optuna_chooses_the_points(searching):
+    words = [word.replace("=asking", "=optuna") for word in WORDS]
+    trials = ("hydra.sweeper.n_trials=3", "hydra.sweeper.direction=minimize")
+    assert searching(*words, *trials, "scaler.init_scale=choice(1024,65536)") == 0, searching.err
+    assert {name.split("=")[1] for name in names()} <= {"1024", "65536"}
+    assert len(names()) == 3
