@@ -21,12 +21,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mptrain.config import build as building
+from mptrain.build.learners import build_learners
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
-from mptrain.engine.ring import Ring, _packed
+from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import StepRunner
+from mptrain.engine.step_values import stack
 from mptrain.precision import apply
 from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.precision.upcast import EagerMode, products
@@ -209,7 +211,7 @@ def drawn(model: str, *words: str) -> tuple[Any, Parts, Any]:
     """A configuration, what was built of it on the CPU in FP32, and a batch."""
     small = ("train.batch_size=2", "device=cpu", "precision=fp32", *WORDS.get(model, ()))
     config = compose([f"model={model}", *small, *words])
-    parts, _ = building.build(config, weights=False)
+    parts, _ = build(config, weights=False)
     return config, parts, parts.loaders["train"].whole_batch(0)
 
 
@@ -251,7 +253,7 @@ def parts_of(model: str, precision: str, *words: str, scaler: str | None = None)
         guard=BufferGuard(network),
     )
     steps = parts.loaders["train"].steps_per_epoch
-    learners = building._build_learners(config, parts.task.objectives(), network, {}, steps)
+    learners = build_learners(config, parts.task.objectives(), network, {}, steps)
     changed = {"policy": config.precision, "device": META, "learners": learners, "plan": plan}
     return replace(parts, model=network, kept=kept, **changed), batch
 
@@ -279,7 +281,7 @@ def look_at(parts: Parts, batch: Any, steps: int = 2) -> Seen:
             for step in range(steps):
                 watch.first = step == 0
                 taken.run(parts.prepare(batch), [None] * len(rings))
-            blocks = [_packed(ring._kept) for ring in rings]
+            blocks = [stack(ring._kept) for ring in rings]
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return Seen([*watch.found, first_line(error)], watch.operators)
     moving = [value for learner in parts.learners for value in learner.moving().values()]

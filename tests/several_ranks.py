@@ -15,7 +15,7 @@ from pathlib import Path
 
 from small_runs import Kept, command, environment
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mptrain.build.parts import build
 from mptrain.cli.main import main
-from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import Storage

@@ -11,9 +11,9 @@ from loops import each
 from pretended_ranks import each_rank
 
 from mptrain import device as devices
-from mptrain.config.build import build
+from mptrain.build.parallelism import device_of, require_own_devices
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
-from mptrain.config.parallelism import device_of, require_own_devices
 from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory_peak
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_values import StepValues
@@ -165,10 +165,10 @@ def test_ranks_exchange_nothing_on_untried_accelerators():
 def on_ranks(monkeypatch):
     """A function that lets each of two ranks, which see the GPUs that are given, resolve its device and compare it."""
     seen = threading.local()
-    monkeypatch.setattr("mptrain.config.parallelism.count_of", lambda kind: len(seen.uuids))
-    properties = "mptrain.config.parallelism.properties_of"
+    monkeypatch.setattr("mptrain.build.parallelism.count_of", lambda kind: len(seen.uuids))
+    properties = "mptrain.build.parallelism.properties_of"
     monkeypatch.setattr(properties, lambda device: SimpleNamespace(uuid=seen.uuids[device.index]))
-    monkeypatch.setattr("mptrain.config.parallelism.use", lambda device: None)
+    monkeypatch.setattr("mptrain.build.parallelism.use", lambda device: None)
     monkeypatch.setattr("mptrain.precision.support.count_of", lambda kind: len(seen.uuids))
 
     def resolved(name, gpus):
@@ -241,7 +241,7 @@ def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch,
 
 
 def test_an_untried_device_is_warned_of_once(monkeypatch):
-    monkeypatch.setattr("mptrain.config.build.untried", lambda device: f"device={device.type} is untried")
+    monkeypatch.setattr("mptrain.build.parts.untried", lambda device: f"device={device.type} is untried")
     parts, _ = build(compose(["model=mlp", "dataset.image_size=8"]))
     assert parts.warnings == ("device=cpu is untried",)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ import transformers
 from PIL import Image
 from small_runs import parts_of, run_in_process, whole_and_resumed
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
 from mptrain.errors import CheckpointError, DataError
 from mptrain.pretrained import ATTRIBUTE

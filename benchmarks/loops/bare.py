@@ -67,7 +67,7 @@ class Passes(ByHand):
         self.device, self.mode = work.device, mode
         self.batches = self.given.batches
         if mode == "half":
-            from mptrain.config.build import build
+            from mptrain.build.parts import build
             from mptrain.config.compose import compose
 
             self.parts, _ = build(compose(work.line("half")))

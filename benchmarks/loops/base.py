@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 
 if TYPE_CHECKING:

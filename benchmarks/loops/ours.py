@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse_run

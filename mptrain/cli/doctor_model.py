@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mptrain.build.parts import settings_restored
 from mptrain.cli.doctor_data import data_lines
 from mptrain.cli.messages import line_width, say, waiting, wrapped
-from mptrain.config.build import settings_restored
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.findings import Finding, label

@@ -11,7 +11,7 @@ from statistics import median_low
 
 import torch
 
-from mptrain.config.build_workload import build_dataset, require_facts
+from mptrain.build.workload import build_dataset, require_facts
 from mptrain.config.schema import Config
 from mptrain.errors import ConfigError
 from mptrain.machine import usable_cores

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mptrain.config.build import build, settings_restored
+from mptrain.build.parts import build, settings_restored
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override

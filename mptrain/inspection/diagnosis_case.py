@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads

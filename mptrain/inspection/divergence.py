@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.failure_diagnosis import FAR
 from mptrain.inspection.diagnosis_case import with_overrides

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, did_you_mean

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse

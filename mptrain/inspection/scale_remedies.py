@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.device import widest
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, with_overrides

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import torch
 
-from mptrain.config.build import build, settings_restored
+from mptrain.build.parts import build, settings_restored
 from mptrain.config.compose import reload
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config

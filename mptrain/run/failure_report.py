@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.build_workload import name_doctor
+from mptrain.build.workload import name_doctor
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import command_with

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.build import build, settings_restored
+from mptrain.build.parallelism import check_parallelism, device_of
+from mptrain.build.parts import build, settings_restored
 from mptrain.config.catalogue import RECHOSEN
 from mptrain.config.config_diff import config_digest, describe_change, diff
-from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
 from mptrain.config.value_checks import show

@@ -237,7 +237,7 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
 
 
 def _load(config: Config) -> Dataset | MptrainError:
-    from mptrain.config.build_workload import build_dataset
+    from mptrain.build.workload import build_dataset
 
     try:
         return build_dataset(config)
@@ -248,7 +248,7 @@ def _load(config: Config) -> Dataset | MptrainError:
 
 
 def _require_together(config: Config, dataset: Dataset) -> None:
-    from mptrain.config.build_workload import build_task, require_facts, require_known_learners
+    from mptrain.build.workload import build_task, require_facts, require_known_learners
 
     require_facts(config, "model", config.model, dataset)
     try:

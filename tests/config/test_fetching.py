@@ -8,9 +8,9 @@ import pytest
 import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
+from mptrain.build.workload import build_dataset
 from mptrain.cli import sweep_running
 from mptrain.cli.main import main
-from mptrain.config.build_workload import build_dataset
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.config.trust import allowed_downloads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
 from mptrain.errors import ConfigError
 

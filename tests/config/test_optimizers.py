@@ -8,8 +8,8 @@ import pytest
 import torch
 from loops import each
 
+from mptrain.build.parallelism import check_parallelism
 from mptrain.config.compose import compose, reload
-from mptrain.config.parallelism import check_parallelism
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.optimizer.torch_rule import ELEMENTWISE, adapt, timm_optimizer, torch_optimizer
 

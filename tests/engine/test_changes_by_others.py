@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
-import mptrain.config.build
+import mptrain.build.model
+import mptrain.build.parts
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
@@ -135,7 +136,7 @@ def configured(mode):
 
 
 def new_loop(mode):
-    return Loop(*mptrain.config.build.build(configured(mode)), NoStorage(RunPaths(Path("unused"))))
+    return Loop(*mptrain.build.parts.build(configured(mode)), NoStorage(RunPaths(Path("unused"))))
 
 
 def outcome(cell, mode, case, monkeypatch):
@@ -148,7 +149,7 @@ def outcome(cell, mode, case, monkeypatch):
         nets[:] = [Net(what, how, where) if inside else Net()]
         return nets[0]
 
-    monkeypatch.setattr(mptrain.config.build, "build_model", make)
+    monkeypatch.setattr(mptrain.build.model, "build_model", make)
     monkeypatch.setattr(torch.optim, "Mine", Mine, raising=False)
     monkeypatch.setattr(Mine, "change", None if inside else (what, how, where, nets))
     judge, count = Weights.judge, [0]
@@ -216,14 +217,14 @@ ROUNDED: list[str] = []
 
 def run(net, *words, batches=8, kind=None, monkeypatch):
     """The parts of a run of a network after some steps, and all that was said to the user."""
-    monkeypatch.setattr(mptrain.config.build, "build_model", lambda *_: net())
+    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: net())
     if kind is not None:
         kind.__module__ = "torch.optim"
         monkeypatch.setattr(torch.optim, kind.__name__, kind, raising=False)
         words += ("optimizer=torch", f"optimizer.name={kind.__name__}")
     else:
         words += ("optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.nesterov=false")
-    parts, _ = mptrain.config.build.build(compose((*TINY, "schedule=constant", "optimizer.lr=0.1", *words)))
+    parts, _ = mptrain.build.parts.build(compose((*TINY, "schedule=constant", "optimizer.lr=0.1", *words)))
     taken = list(itertools.islice(parts.loaders["train"].batches(0), batches))
     parts.model.train()
     for number, one in enumerate(taken * 2):
@@ -403,9 +404,9 @@ def test_counters_and_running_means_in_half_precision_are_warned_of_and_kept_in_
     assert ROUNDED == ["mean", "steps"]
     run(Accumulates, "precision=amp_dynamic", monkeypatch=monkeypatch)
     assert ROUNDED == []
-    monkeypatch.setattr(mptrain.config.build, "build_model", lambda *_: Accumulates())
+    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: Accumulates())
     said = []
-    loop = Loop(*mptrain.config.build.build(compose((*TINY, f"precision={precision}"))), NoStorage(RunPaths(Path("u"))))
+    loop = Loop(*mptrain.build.parts.build(compose((*TINY, f"precision={precision}"))), NoStorage(RunPaths(Path("u"))))
     monkeypatch.setattr(loop.telemetry, "warn", said.append)
     loop.run()
     assert said[0].startswith("forward passes change mean, steps in ")
@@ -473,10 +474,10 @@ def test_means_over_all_batches_and_observers_that_start_at_inf_accumulate(momen
 
 @pytest.mark.parametrize("kind", [Clips, Embeds])
 def test_weights_that_forward_passes_change_in_half_precision_are_warned_of(kind, monkeypatch):
-    monkeypatch.setattr(mptrain.config.build, "build_model", lambda *_: kind())
+    monkeypatch.setattr(mptrain.build.model, "build_model", lambda *_: kind())
     name = "body.weight" if kind is Clips else "first.weight"
     for precision, warns in (("fp32", False), ("amp_bf16", False), ("bf16", True), ("bf16_pure", True)):
-        parts, options = mptrain.config.build.build(compose((*TINY, f"precision={precision}")))
+        parts, options = mptrain.build.parts.build(compose((*TINY, f"precision={precision}")))
         said = []
         loop = Loop(parts, options, NoStorage(RunPaths(Path("u"))))
         monkeypatch.setattr(loop.telemetry, "warn", said.append)
@@ -667,7 +668,7 @@ def test_master_weights_keep_what_rounding_took_unless_the_change_is_larger():
 
 @pytest.mark.parametrize("name", ["targets", "mask"])
 def test_float64_in_a_batch_is_named(name, monkeypatch):
-    parts, _ = mptrain.config.build.build(compose(TINY))
+    parts, _ = mptrain.build.parts.build(compose(TINY))
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
     batch = replace(batch, targets=batch.targets.double()) if name == "targets" else replace(
         batch, more={"mask": torch.ones(len(batch.inputs), dtype=torch.float64)}

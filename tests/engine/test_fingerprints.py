@@ -7,7 +7,7 @@ import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_in_process
 from torch import nn
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.fingerprints import (
     VALUES,

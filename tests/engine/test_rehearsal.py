@@ -9,7 +9,8 @@ import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
-import mptrain.config.build
+import mptrain.build.model
+import mptrain.build.parts
 import mptrain.precision.upcast
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
@@ -200,7 +201,7 @@ def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatc
 
 
 def test_a_sum_that_only_some_steps_run_keeps_its_kernel(tmp_path, native_half, monkeypatch):
-    monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
+    monkeypatch.setattr(mptrain.build.model, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
     _, operators = operators_kept(tmp_path, "precision=amp_bf16")
     assert operators == SUMS | ATTENTION
 
@@ -235,7 +236,7 @@ def test_a_sum_that_no_module_stands_for_keeps_its_kernel_where_it_ran(tmp_path,
         del model.norm
         return model
 
-    monkeypatch.setattr(mptrain.config.build, "build_model", build)
+    monkeypatch.setattr(mptrain.build.model, "build_model", build)
     _, operators = operators_kept(tmp_path, "precision=amp_bf16")
     assert torch.ops.aten.native_layer_norm.default in operators
 

@@ -111,7 +111,7 @@ def test_trap_39_an_fp32_checkpoint_goes_on_in_fp16_with_a_fresh_scale(tmp_path)
     loop = loop_of(tmp_path, *TINY, "precision=fp32")
     interrupt_after(loop, 8)
     weights = {name: value.clone() for name, value in loop.parts.full_precision().items()}
-    from mptrain.config.build import build
+    from mptrain.build.parts import build
     from mptrain.config.compose import compose
     from mptrain.engine.loop import Loop
 

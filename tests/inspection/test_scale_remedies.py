@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from small_runs import TINY
 
+from mptrain.build.parts import build
 from mptrain.cli.main import main
-from mptrain.config.build import build
 from mptrain.config.compose import compose, reload
 from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 from mptrain.inspection.scale_remedies import _highest_finite

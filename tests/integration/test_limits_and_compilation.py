@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps_of
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.errors import EnvironmentRefused
 from mptrain.records import EpochRecord

@@ -39,6 +39,7 @@ BESIDES = {
     "recipe": ("cli/test_reproduce.py",),
     "report": ("security/test_odd_files.py",),
     "cli": ("security/test_terminals.py", "integration/test_command_line.py"),
+    "build": ("integration/test_obstacles.py", "engine/test_resume.py", "integration/test_modes.py"),
     "config": ("cli/test_bad_input.py", "security/test_strangers_files.py", "integration/test_obstacles.py"),
     "workloads": (
         "engine/test_step.py",

@@ -8,8 +8,9 @@ import json
 import pytest
 import torch
 
+from mptrain.build.model import build_model
+from mptrain.build.parts import build
 from mptrain.cli.main import main
-from mptrain.config.build import build, build_model
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import EndRequested
 from mptrain.run import start_and_resume
@@ -188,7 +189,7 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
         next(module for module in network.modules() if isinstance(module, torch.nn.Linear)).requires_grad_(False)
         return network
 
-    monkeypatch.setattr("mptrain.config.build.build_model", half_frozen)
+    monkeypatch.setattr("mptrain.build.model.build_model", half_frozen)
     assert main([*WORDS, "train.max_steps=1"]) == 0
     assert "parameters, 170 trainable" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ import jobs_that_end as jobs
 import pytest
 from PIL import Image
 
-from mptrain.config import build_workload
+from mptrain.build import workload as build_workload
 from mptrain.config.compose import Composer, compose
 from mptrain.errors import CheckpointError, ConfigError, DataError
 from mptrain.sweep.points import check, disagreements, expand

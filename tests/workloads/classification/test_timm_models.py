@@ -13,7 +13,7 @@ import torch
 from loops import each
 from small_runs import Kept, environment, parts_of, run_command, run_in_process, whole_and_resumed
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import Kept
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage

@@ -11,7 +11,7 @@ import transformers
 from loops import each
 from small_runs import Kept, parts_of, run_in_process, whole_and_resumed
 
-from mptrain.config.build import build
+from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse

@@ -9,7 +9,8 @@ import torch
 from small_runs import TINY, parts_of
 from torch import nn
 
-from mptrain.config.build import _build_learners, _parameters, _require_copies
+from mptrain.build.learners import _parameters, build_learners
+from mptrain.build.refusals import require_copies
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.precision.apply import autocast, set_matmul_precision
@@ -124,13 +125,13 @@ class Pair(nn.Module):
 def test_a_parameter_that_two_learners_train_is_refused_by_name(tied, modules, named):
     first, second = (Objective(name, own, None) for name, own in zip(("a", "b"), modules, strict=True))
     with pytest.raises(ConfigError, match=rf"the learners a and b both train {named}"):
-        _build_learners(compose([]), (first, second), Pair(tied=tied), {}, 10)
+        build_learners(compose([]), (first, second), Pair(tied=tied), {}, 10)
 
 
 def test_parameters_of_no_learner_get_no_gradient():
     model = Pair(tied=False)
     objective = Objective("main", ("one",), lambda net, batch: net.two(net.one(batch)).float().mean())
-    [learner] = _build_learners(compose([]), (objective,), model, {}, 10)
+    [learner] = build_learners(compose([]), (objective,), model, {}, 10)
     with learner.only_trainable():
         learner.loss(model, torch.ones(2, 3)).backward()
     assert model.one.weight.grad is not None
@@ -146,9 +147,9 @@ def test_a_model_that_cannot_be_copied_is_refused_where_evaluation_copies_it(wor
         warnings.simplefilter("ignore")
         model = nn.utils.weight_norm(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="cannot be copied") as caught:
-        _require_copies(compose(words), model, sharded="distributed=fsdp2" in words)
+        require_copies(compose(words), model, sharded="distributed=fsdp2" in words)
     assert "parametrizations" in caught.value.problems[0].hint
-    _require_copies(compose(["precision=fp16_dynamic"]), model, sharded=False)
+    require_copies(compose(["precision=fp16_dynamic"]), model, sharded=False)
 
 
 def test_a_last_batch_of_one_sample_that_cannot_be_evaluated_is_refused_before_training(monkeypatch):

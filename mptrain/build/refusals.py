@@ -1,0 +1,89 @@
+"""Refusals of parts that are valid alone but do not work together, found before the first step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mptrain.config.schema import Config
+from mptrain.config.value_checks import first_line
+from mptrain.engine.evaluate import gather_model
+from mptrain.engine.parts import Parts
+from mptrain.errors import ConfigError, Problem
+from mptrain.torch_private import BatchNorm
+
+
+def refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
+    """Refuse diagnostics and fault injection that hook into modules if ``train.compile`` is on."""
+    asked = {"diagnostics": parts.probe.sees_modules, "inject.tensor": parts.fault.in_modules}
+    problems = [
+        Problem(
+            f"{key} needs hooks on single modules, which train.compile=true compiles into one graph",
+            "set train.compile=false",
+        )
+        for key, needed in asked.items()
+        if needed and config.train.compile
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_single_samples(config: Config, parts: Parts, *, trains: bool) -> None:
+    """Refuse batch sizes that leave a micro-batch of one sample if a BatchNorm then has one value per channel.
+
+    Without this check, torch raises only at the end of the first epoch.
+    """
+    size, world_size = config.train.batch_size, parts.comm.world_size
+    accumulate = parts.plan.accumulate * world_size
+    single = [
+        (name, loader.split)
+        for name, loader in parts.loaders.items()
+        if trains or name != "train"
+        for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
+        if rest // min(rest, accumulate if name == "train" else world_size) == 1
+    ]
+    if not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
+        return
+    for name, split in single:
+        trial = cast("Any", copy.deepcopy(gather_model(parts))).train(name == "train")
+        sample = parts.prepare(split.fetch([0], 0, config.seed))
+        try:
+            with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:
+                for learner in parts.learners if name == "train" else ():
+                    learner.objective.loss(trial, sample)
+                if name != "train":
+                    parts.task.measure(trial, sample)
+        except ValueError as error:
+            with_accumulation = f" in {accumulate} micro-batches" if name == "train" and accumulate > 1 else ""
+            what = "micro-batch" if name == "train" else "batch"
+            raise ConfigError(
+                f"train.batch_size={size}{with_accumulation} leaves a {what} of one sample out of {len(split)} in "
+                f"{name}, and BatchNorm cannot normalise one value per channel ({error})",
+                "choose a batch size that divides differently, or accumulate less",
+            ) from error
+
+
+def require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
+    """Refuse a model that cannot be copied if evaluations need a copy; must run before the model is sharded.
+
+    Such models hold tensors computed from parameters, as the older weight and spectral norms do.
+    """
+    policy = config.precision
+    copied = {
+        "train.ema_decay": config.train.ema_decay is not None,
+        "precision.eval=fp32": policy.eval == "fp32" and policy.parameters != "float32",
+        "distributed=fsdp2": sharded,
+    }
+    key = next((key for key, needed in copied.items() if needed), "")
+    if not key:
+        return
+    try:
+        copy.deepcopy(model)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{key} evaluates a copy of the model, and {config.model.path} cannot be copied: {first_line(error)}",
+            "use torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm",
+        ) from error
