@@ -74,9 +74,9 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
 class HostJudge:
     """Fast overflow check and gradient norm of a step for gradients in CPU memory, which the host reads directly.
 
-    If the call returns None, a gradient is not finite, and `judge` finds the offending parameters. Small networks cost
-    the number of operators, because the forward and backward passes have filled the caches, large ones memory
-    bandwidth: their squares are added in FP32 in rows of 256, and the rows in FP64.
+    If the call returns None, a gradient is not finite, and `judge` finds the offending parameters. For small networks
+    the cost is the number of operators, because the forward and backward passes have filled the caches. For large
+    networks it is memory bandwidth: squares are added in FP32 in rows of 256, and the rows in FP64.
 
     Args:
         weights: P tensors in CPU memory; each gradient has the shape of its weight.

@@ -139,7 +139,7 @@ class RecordedSteps:
 
 
 def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
-    """Return the evidence of a run's sampled and recorded steps."""
+    """Return the evidence that less than 1 % of a run's steps overflow, from sampled and from recorded steps."""
     proven = record.proves()
     found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(sampled_steps)
@@ -191,8 +191,7 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
 def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     """Return log2 of the scale at which each sampled step overflows; empty if more than half did in the run.
 
-    The rest would be biased towards small gradients. For one that did, it is interpolated, and at most log2 of its
-    scale.
+    The rest would be biased towards small gradients. For one that did, it is interpolated, at most log2 of its scale.
     """
     sound = [
         HistogramSample(sample.step, math.log2(sample.largest), 0.0)
