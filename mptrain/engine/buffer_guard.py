@@ -98,7 +98,6 @@ class BufferGuard:
         self._remember()
 
     def _remember(self) -> None:
-        """Note the memory of tensors that are guarded now, and what `settle` compares."""
         new = {id(tensor): tensor.data for tensor in self._guarded}
         self._places = [
             place._replace(memory=new.get(id(place.tensor))) if place.memory is None else place

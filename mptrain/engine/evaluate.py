@@ -82,7 +82,6 @@ def evaluate(
 
 @contextlib.contextmanager
 def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
-    """Enter evaluation mode without gradients; restore buffers and random states on exit."""
     was_training = model.training
     model.eval()
     parts.plan.guard.snapshot()

@@ -232,8 +232,7 @@ def _keep(
 ) -> None:
     """Write ``diagnosis.json`` and ``step.pt``, loadable with ``weights_only=True``.
 
-    ``world_size`` is the number of ranks that ran the step, or 1 if ``batch`` is only one rank's part. ``wide`` says
-    that ``batch`` has the dtype of the data set, before the cast to the input dtype of the model.
+    ``world_size`` is 1 if the batch is only one rank's part; ``wide`` says that it has the dtype of the data set.
     """
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)

@@ -125,7 +125,6 @@ class Injection:
         return first is not None and first <= step and (count is None or step < first + count)
 
     def _install(self, hooks: contextlib.ExitStack) -> None:
-        """Change the weights, or install hooks that are removed when the stack closes."""
         if self._kind == "weight":
             for learner in self._learners:
                 if self._name in learner.weights.names:
@@ -212,7 +211,6 @@ class Injection:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Join names in order; a long list is shortened in the middle."""
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
     half = _MOST_NAMES // 2

@@ -202,7 +202,6 @@ class Loop:
             self._obey_signals()
 
     def _move_on(self) -> bool:
-        """Send a heartbeat during an evaluation; return whether the run is asked to stop."""
         self.telemetry.heartbeat()
         return self._batch_sync.should_stop()
 

@@ -162,7 +162,6 @@ class SampleMetrics:
         return {name: drawn for name, drawn in seen.items() if len(drawn) > 1 and all(map(math.isfinite, drawn))}
 
     def _jackknife(self, task: Task) -> dict[str, float]:
-        """Return standard errors of scores from a grouped jackknife with random groups of samples."""
         import numpy as np
 
         order = np.random.default_rng(_SEED).permutation(len(self._answers))

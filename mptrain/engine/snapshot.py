@@ -228,12 +228,7 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
 
 
 def load_carried(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Restore the non-persistent buffers from a checkpoint.
-
-    Args:
-        parts: The built run; changed in place.
-        saved: State in a checkpoint, whose buffers may have another floating-point dtype.
-    """
+    """Restore the non-persistent buffers from a checkpoint, where they may have another floating-point dtype."""
     for name, buffer in parts.carried().items():
         buffer.copy_(_held(saved["carried"][name], buffer))
 

@@ -200,7 +200,6 @@ class _Graph:
 
 
 def _kind_of(batch: Batch) -> tuple[Any, ...]:
-    """Return the properties of a batch that are fixed in a captured step."""
     tensors = {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in batch.tensors().items()}
     return tuple(tensors.items()), batch.targets is batch.inputs, batch.counts
 

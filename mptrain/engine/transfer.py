@@ -44,7 +44,6 @@ class Transfer:
         return batch
 
     def _wait_for_space(self) -> None:
-        """Wait, sleeping, until at most `AHEAD` batches on the device are ahead of training."""
         self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
             self._before.popleft().synchronize()

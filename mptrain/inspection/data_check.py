@@ -27,13 +27,7 @@ PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Copies:
-    """Picture files with the same pixels.
-
-    Attributes:
-        names: Names of the files.
-        splits: Split of each file.
-        labels: Class of each file.
-    """
+    """Picture files with the same pixels: the name, split and class of each."""
 
     names: tuple[str, ...]
     splits: tuple[str, ...]
@@ -62,7 +56,7 @@ class DataReport:
         remarks: Modification of each file that training would use in modified form, by file name.
         read: Number of files read.
         files: Number of files in the data set.
-        shape: Shape of a sample in a few words; see `mptrain.workloads.base.dataset.Dataset.describe`.
+        shape: Shape of a sample in a few words (`Dataset.describe`).
         labels: Names of the classes, or else of the speakers, by index; empty without.
         samples: Number of samples of each split.
         surveys: Counts and lengths of the samples of each split.
@@ -96,15 +90,8 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
     """Load the data set of a configuration and read the files that training would read, without training.
 
     Unusable samples are collected instead of raised. From a split with more than `FILES` files, evenly spaced ones are
-    read.
-
-    Args:
-        config: A checked configuration.
-        tell: Function that is called with progress messages.
-
-    Raises:
-        DataError: The data is missing.
-        ConfigError: The data options are inconsistent.
+    read. ``tell`` is called with progress messages. Raises DataError if the data is missing, and ConfigError if its
+    options are inconsistent.
     """
     remarks: dict[str, str] = {}
     facts: dict[str, list[FileFacts]] = {}
@@ -168,7 +155,6 @@ def _label_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _survey(split: Split, facts: list[FileFacts]) -> Survey:
-    """Return the survey of a split, with the widths and heights of the picture files that were read."""
     survey = split.survey() if hasattr(split, "survey") else Survey()
     if not facts:
         return survey
@@ -185,7 +171,6 @@ def _sizes(facts: Mapping[str, list[FileFacts]]) -> dict[tuple[int, int], int]:
 
 
 def _copies(facts: Mapping[str, list[FileFacts]], labels: tuple[str, ...]) -> tuple[Copies, ...]:
-    """Return the groups of files with the same pixels, by split and name."""
     groups: dict[bytes, list[tuple[str, str, str]]] = defaultdict(list)
     for part, found in facts.items():
         for one in sorted(found, key=lambda one: one.name):

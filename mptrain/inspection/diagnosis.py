@@ -115,13 +115,8 @@ def diagnose_run(
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:
     """Diagnose a training step of a configuration without a run, and write nothing.
 
-    Args:
-        config: A checked configuration.
-        step: Number of the step, from 1. The steps before it are trained in memory.
-        learner: Name of the learner (a model with its optimizer) to examine; None chooses one that fails, or the first.
-
-    Raises:
-        MptrainError: The data or the device is missing, or training ends before that step.
+    The steps before ``step``, counted from 1, are trained in memory. ``learner`` None examines one that fails, or the
+    first. Raises MptrainError if the data or the device is missing, or training ends before that step.
     """
     parts, options = build(config)
     place = LocatedStep(parts, _moment(config, parts, options, None, step), None, parts.notes)
@@ -129,12 +124,11 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
 
 
 def _begins(parts: Parts) -> dict[str, _Beginning]:
-    """Return, by learner name, the class of its scaler (loss scaling rule) and the scale with which that starts."""
+    """Return, by learner name, the class of its scaler and the scale with which that starts."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
 def _diverged(directory: RunDirectory, config: Config) -> Divergence | None:
-    """Return how a run of one learner diverged because of its learning rate; None if it did not."""
     try:
         steps = list(read_run(directory.root).steps())
     except StorageError:
@@ -181,7 +175,7 @@ class FailedStep:
 
     Attributes:
         step: Number of the step.
-        learner: Name of the learner (a model with its optimizer) whose updates were skipped.
+        learner: Name of the learner whose updates were skipped.
         loss_scale: Loss scale of that learner in the step.
         cause: Recorded cause, as in `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
         batch: The prepared batch of the step, on the CPU.
@@ -201,15 +195,7 @@ class FailedStep:
 
 
 def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> FailedStep:
-    """Read the step that ended a run.
-
-    Args:
-        directory: The run directory.
-        packages: Packages that the run's configuration calls, for a suggested command.
-
-    Raises:
-        StorageError: One of its files is missing or damaged. The hint names a command that does not need it.
-    """
+    """Read the step that ended a run; if a file of it is unusable, the hint names a command that does not need it."""
     recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
     path, why, cause = recorded, "is damaged", Exception()
     try:
@@ -237,7 +223,6 @@ def _read_ending(directory: RunDirectory, packages: Sequence[str] = ()) -> Faile
 
 
 def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
-    """Return the step that ended a run, with the weights of a checkpoint."""
     remarks = [f"repeated step {failed_step.step:,}, which ended the run; recorded cause: {failed_step.cause}"]
     same, because = loaded.manifest.step == failed_step.step, LocatedStep.because
     if not same:
@@ -301,7 +286,6 @@ def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
-    """Return the record of a step for each learner; empty if it is missing or damaged."""
     try:
         return [one for one in read_run(directory.root).steps() if one.step == step]
     except StorageError:
@@ -309,7 +293,6 @@ def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
 
 
 def _standing(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
-    """Return a given step of a run, or the step after its last checkpoint."""
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
     loaded = store.load(paths[0]) if paths else None
@@ -331,7 +314,6 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Loca
 
 
 def _unexpected(directory: RunDirectory, packages: Sequence[str]) -> tuple[str, ...]:
-    """Return a remark on a run's unexpected overflows, with a command that examines the first; empty without any."""
     try:
         events = [event for event in read_run(directory.root).events() if event.get("phase") == "unexpected"]
     except StorageError:

@@ -39,14 +39,9 @@ from mptrain.probe.observer import Observation, Operation
 
 
 def with_overrides(config: Config, *words: str) -> Config:
-    """Return a copy of a configuration with overrides applied.
+    """Return a copy of a configuration with overrides, as on the command line, such as ``precision=fp32``.
 
-    Args:
-        config: The configuration. Code and downloads that it allows stay allowed.
-        words: Overrides as on the command line, such as ``precision=fp32``.
-
-    Raises:
-        ConfigError: The overrides are invalid for the configuration.
+    Code and downloads that it allows stay allowed. Raises ConfigError if the overrides are invalid for it.
     """
     return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
@@ -55,11 +50,7 @@ def with_fp32_values(config: Config, state: Mapping[str, Any]) -> dict[str, Any]
     """Return a state with the FP32 values of those tensors that are still what a newly built model is cast to.
 
     Such a tensor is a constant, such as a table of positions in a buffer, or not trained yet. In half precision its
-    values are rounded and clamped, and FP32 would otherwise start from them too.
-
-    Args:
-        config: The configuration of the run.
-        state: State of the run, in the format of checkpoints.
+    values are rounded and clamped, and FP32 would otherwise start from them too. ``state`` is that of a checkpoint.
     """
     dtypes = {getattr(one, "dtype", None) for one in (*state["model"].values(), *state["carried"].values())}
     if (half := next((one for one in (torch.float16, torch.bfloat16) if one in dtypes), None)) is None:
@@ -89,7 +80,7 @@ def _unrounded(value: Any, exact: Any, half: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class DiagnosisCase:
-    """Training step of one learner (a model with its optimizer) under diagnosis, with its observation.
+    """Training step of one learner under diagnosis, with its observation.
 
     Attributes:
         config: Configuration with which the step is computed.
@@ -114,14 +105,9 @@ class DiagnosisCase:
     def with_overrides(self, *words: str, scale: float | None = None) -> DiagnosisCase:
         """Repeat the step with overrides, and return the new case.
 
-        Args:
-            words: Overrides as on the command line. Another precision brings its own scaler, which starts at its first
-                scale.
-            scale: Loss scale of all learners; None keeps the scales, or uses the first scales of a new precision.
-
-        Raises:
-            EnvironmentRefused: The device does not support the configuration.
-            ConfigError: The overrides are invalid for the configuration.
+        ``scale`` is the loss scale of all learners; None keeps the scales, but another precision brings its own scaler,
+        which starts at its first scale. Raises EnvironmentRefused if the device does not support the configuration, and
+        ConfigError if the overrides are invalid.
         """
         config = with_overrides(self.config, *words)
         parts = self._built(config)
@@ -174,7 +160,7 @@ class DiagnosisCase:
 
     @property
     def learner(self) -> Learner:
-        """The learner (a model with its optimizer) under diagnosis."""
+        """The learner under diagnosis."""
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
     @functools.cached_property
@@ -231,9 +217,9 @@ class DiagnosisCase:
     def accuracy(self) -> StepAccuracy | None:
         """Errors of the step's module outputs and gradients in half precision against FP64; None if not measured.
 
-        They are measured only in half precision and for the first learner (a model with its optimizer). They are not if
-        the loss of the step, the batch or the weights are not finite, an operator raises an error, a fault is injected,
-        the step has infinities in FP32 too, or FP32 is not supported.
+        They are measured only in half precision and for the first learner. They are not if the loss of the step, the
+        batch or the weights are not finite, an operator raises an error, a fault is injected, the step has infinities
+        in FP32 too, or FP32 is not supported.
         """
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
@@ -287,21 +273,14 @@ class DiagnosisCase:
 
 
 def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
-    """Return the observation of one learner among those of all learners in a step.
-
-    Args:
-        seen: Observations of the step, one for each learner.
-        learner: Name of the learner.
-    """
+    """Return the observation of the named learner among those of all learners in a step."""
     return next(one for one in seen if one.learner == learner)
 
 
 def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
     """Return an observation without the buffers that are non-finite in a newly built model, such as a mask of -inf.
 
-    Args:
-        seen: The observation, whose ``weights`` lists parameters and buffers that are not finite.
-        config: The configuration of the step.
+    They are removed from ``seen.weights``, which lists parameters and buffers that are not finite.
     """
     if not seen.weights:
         return seen

@@ -41,11 +41,7 @@ class Divergence:
 
 
 def rises_at(losses: Sequence[float]) -> int | None:
-    """Return the number of the step from which on the loss stays far above the first one; None if there is none.
-
-    Args:
-        losses: Loss of each step, from step 1 on.
-    """
+    """Return the step, from 1, from which on the loss stays far above the first one; None if there is none."""
     if not losses or not 0 < losses[0] < math.inf:
         return None
     last = max(at for at, loss in enumerate(losses, 1) if loss <= FAR * losses[0])
@@ -55,9 +51,7 @@ def rises_at(losses: Sequence[float]) -> int | None:
 def explain_divergence(config: Config, losses: Sequence[float]) -> Divergence | None:
     """Return a divergence with a lower learning rate that prevents it; None if the rate is not the cause.
 
-    Args:
-        config: Configuration of a run with one learner (a model with its optimizer).
-        losses: Loss of each step of the run, from step 1 on.
+    The run has one learner; ``losses`` begin at step 1.
     """
     step, rate = rises_at(losses), config.optimizer.arguments.get("lr")
     if step is None or rate is None or config.inject.step is not None:

@@ -32,8 +32,8 @@ def check_evaluation(
     Args:
         parts: The run, whose weights are evaluated in the precision in which the run evaluates. Left unchanged.
         wide: Function that returns the run in ``precision=fp32`` with the same weights.
-        batch: A prepared batch in FP32 with which the running statistics of a network that was not trained settle;
-            they change. None keeps those of a trained one.
+        batch: A prepared batch in FP32 with which the running statistics of a network that was not trained settle; they
+            change. None keeps those of a trained one.
     """
     if not _nonfinite(parts):
         return None
@@ -76,7 +76,6 @@ def _settle(parts: Parts, batch: Batch) -> None:
 
 
 def _nonfinite(parts: Parts) -> tuple[str, ...]:
-    """Return the metrics of one batch that are not finite, each with its value."""
     split = next((name for name in ("val", "test") if name in parts.loaders), "train")
     one_batch, outcome = parts.loaders[split].first_batch(), None
     with contextlib.suppress(RuntimeError, TypeError, ValueError, LookupError, AttributeError):

@@ -29,7 +29,7 @@ _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Records of a run about one of its steps, by name of the learner (a model with its optimizer).
+    """Records of a run about one of its steps, by name of the learner.
 
     Attributes:
         losses: Loss of the step.
@@ -49,7 +49,7 @@ class LocatedStep:
     Attributes:
         parts: Built model, optimizers and data.
         saved_step: State of the run before the step.
-        learner: Name of the learner (a model with its optimizer) that ended the run; None if none did.
+        learner: Name of the learner that ended the run; None if none did.
         remarks: Sentences for the user on the origin of the step.
         record: Records of the run about the step; empty without a run.
         because: Possible reason for a loss that differs from the recorded one, as a phrase for the user.
@@ -68,16 +68,9 @@ class LocatedStep:
 def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
     """Repeat a training step under observation, find the causes of its failure, and try remedies on it.
 
-    A step with an injected fault is examined without the fault too, to tell whether the fault is the cause.
-
-    Args:
-        subject: Name of the run, or the overrides of the configuration, for display.
-        config: The configuration of ``place.parts``.
-        place: The step.
-        learner: Name of the learner to examine; None chooses the one that failed.
-
-    Raises:
-        ConfigError: There is no such learner.
+    A step with an injected fault is examined without the fault too, to tell whether the fault is the cause. ``subject``
+    is the name of the run, or the overrides of the configuration, for display. ``learner`` None chooses the one that
+    failed. Raises ConfigError if there is no such learner.
     """
     _require_learner(place.parts, learner)
     seen = _asked_about(observe_step(place.parts, place.saved_step), learner or place.learner, place.record)
@@ -104,13 +97,7 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
 
 
 def with_cause(found: Examination, cause: Finding, remedy: Remedy) -> Examination:
-    """Return an examination with a cause outside the step, and the remedy tried.
-
-    Args:
-        found: Examination of the step.
-        cause: The cause, of kind ``updates`` or ``evaluation``.
-        remedy: The remedy.
-    """
+    """Return an examination with a cause outside the step (``updates`` or ``evaluation``), and the remedy tried."""
     kind, module, operator = cast("CauseKind", cause.kind), cause.module, cause.operator
     found = replace(found, cause=kind, module=module, operator=operator, verdict=cause.what)
     return replace(found, also=(), remedies=(remedy,))
@@ -125,15 +112,7 @@ def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCas
 def _examination(
     subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
 ) -> Examination:
-    """Return the examination of a step, with remedies tried unless they are given.
-
-    Args:
-        subject: Name of the run, or the overrides of the configuration, for display.
-        case: The step.
-        remarks: Sentences on the origin of the step.
-        tried: Remedies to report. If given, no remedy is tried, because repeating the step would inject the fault
-            again.
-    """
+    """Return the examination of a step. If ``tried`` is given, nothing is tried: it would inject the fault again."""
     seen, cause = case.seen, case.cause
     exact = case.exact if tried is None and underflows(seen) else None
     others = case.causes[1:]
@@ -170,11 +149,7 @@ def _require_learner(parts: Parts, learner: str | None) -> None:
 
 
 def _asked_about(several: tuple[Observation, ...], learner: str | None, record: RecordedStep) -> Observation:
-    """Return the observation of the requested learner.
-
-    Without one, prefer a learner that overflowed on record and fails now, then one that overflowed on record, then one
-    that fails now, then the first.
-    """
+    """Return the requested observation, else that of a learner that overflowed on record or fails now, at best both."""
     if learner is not None:
         return observation_of(several, learner)
     on_record = [seen for seen in several if seen.learner in record.overflows]
@@ -188,7 +163,6 @@ def _fault(parts: Parts, step: int) -> str:
 
 
 def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
-    """Return the same step of a learner without the injected fault."""
     config = with_overrides(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     restore_step(parts, place.saved_step)

@@ -30,7 +30,7 @@ class Finding:
     """Problem of a training step, or of training a network in a precision, as shown to the user.
 
     Attributes:
-        kind: Kind of problem: of a step see `mptrain.runlog.diagnosis_file.CauseKind`, otherwise see
+        kind: Kind of problem: `mptrain.runlog.diagnosis_file.CauseKind` for a step, otherwise a kind of
             `mptrain.inspection.scale_check_findings.findings`.
         where: Names of the affected modules, parameters or buffers in order; empty if there are none.
         what: Description of the problem in one sentence, with its measured value.
@@ -57,16 +57,14 @@ class Finding:
 
 
 def first_cause(seen: Observation) -> Finding:
-    """Return the first cause of a step's failure, or a finding of kind ``none`` if there is none; see `find_causes`."""
+    """Return the first cause of a step's failure (`find_causes`), or a finding of kind ``none`` if there is none."""
     return next(iter(find_causes(seen)), no_fault(seen))
 
 
 def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
     """Return the finding of kind ``none``, which tells the user that a training step is correct.
 
-    Args:
-        seen: Observation of the step.
-        accuracy: Comparison of the step with FP64, if there is one.
+    ``accuracy`` is a comparison of the step with FP64, if there is one.
     """
     at = f"at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 else "without a loss scale"
     finite = f"step {seen.step:,} is finite, forward and backward, {at}"
@@ -82,13 +80,8 @@ def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Fi
     """Return all causes of a training step's failure, in the order of the passes, without consequences of other causes.
 
     A failure in the backward pass of a module that already fails in the forward pass is a consequence. If the batch or
-    the weights are not finite, no other cause is reported.
-
-    Args:
-        seen: Observation of the step.
-        exact: Observation of the same step in FP32. If that step is finite, operators that return inf or NaN there too
-            are
-            taken as intended and ignored.
+    the weights are not finite, no other cause is reported. ``exact`` is an observation of the same step in FP32: if
+    that is finite, operators that return inf or NaN there too are taken as intended and ignored.
     """
     found: list[Finding] = []
     if seen.inputs:
@@ -113,13 +106,8 @@ def compare_with_fp32(
     """Return the causes of failure of a step with a finite loss, revised by a comparison of its values with FP64.
 
     Infinities of the forward pass are no cause if all outputs are correct and all gradients finite. A wrong output is a
-    cause unless an earlier module is. Wrong gradients of a finite step are a cause as well.
-
-    Args:
-        seen: Observation of the step.
-        causes: Causes from `find_causes`.
-        accuracy: Errors of module outputs and gradients against FP64.
-        lost: Operator calls of the forward pass that lose values to underflow, the worst first.
+    cause unless an earlier module is. Wrong gradients of a finite step are a cause as well. ``lost`` are the operator
+    calls of the forward pass that lose values to underflow, the worst first.
     """
     forward = [one for one in causes if one.phase == "forward"]
     others = [one for one in causes if one.phase != "forward"]
@@ -160,9 +148,7 @@ def compare_with_fp32(
 def first_break(seen: Observation, phase: str) -> Operation | None:
     """Return the first operator call of a pass that returns inf or NaN for finite inputs; None if there is none.
 
-    Args:
-        seen: Observation of a training step.
-        phase: ``forward`` or ``backward``.
+    ``phase`` is ``forward`` or ``backward``.
     """
     return next((operation for operation in seen.of(phase) if operation.breaks), None)
 
@@ -170,8 +156,7 @@ def first_break(seen: Observation, phase: str) -> Operation | None:
 def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]:
     """Yield operator calls with keys that identify the same call in another precision.
 
-    Yields:
-        The key (module, operator, pass, and index among the calls with the same three) and the call.
+    A key is the module, the operator, the pass, and the index among the calls with the same three.
     """
     met: Counter[tuple[str, str, str]] = Counter()
     for operation in operations:
@@ -191,12 +176,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def describe_module(seen: Observation, module: str) -> str:
-    """Return the name and class of a module for display, such as ``layers.0 (Linear)``, or ``the loss``.
-
-    Args:
-        seen: Observation of a training step, which knows the classes.
-        module: Qualified name of the module, or `mptrain.probe.module_trail.LOSS` for operators outside all modules.
-    """
+    """Return the name and class of a module for display, such as ``layers.0 (Linear)``, or ``the loss`` for `LOSS`."""
     return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
 
 
@@ -302,7 +282,6 @@ def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[li
 def _broken(
     seen: Observation, kind: str, group: list[Operation], exact: Observation | None, before: str, behind: str = ""
 ) -> Finding:
-    """Return the finding about a group of operators that return inf or NaN for finite inputs."""
     first = group[0]
     modules = tuple(dict.fromkeys(operation.module for operation in group))
     more = f"; the same in {listed([label(name) for name in modules[1:]])}" if modules[1:] else ""
@@ -339,12 +318,7 @@ def _off(seen: Observation, boundary: str, accuracy: StepAccuracy) -> str:
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
     """Return a sentence on gradients that are less exact than rounding explains but still good enough to train.
 
-    Args:
-        seen: Observation of a training step.
-        accuracy: Errors of the step against FP64.
-
-    Returns:
-        A list of one sentence; empty if there are no such gradients, or if some are too wrong to train.
+    The list is empty if there are no such gradients, or if some are too wrong to train.
     """
     gradients = accuracy.inexact_gradients
     return (

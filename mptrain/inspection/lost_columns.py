@@ -12,14 +12,9 @@ LOST = 0.5
 
 
 def lost_columns(batch: Batch, dtype: torch.dtype) -> str:
-    """Return the input columns of a batch whose differences between samples a cast loses; empty if there are none.
+    """Return the input columns whose differences between samples a cast loses, such as ``columns 0, 3``, or nothing.
 
-    Args:
-        batch: A batch before the cast. Inputs of another rank than ``[N, columns]`` are one column.
-        dtype: The dtype of the model's inputs.
-
-    Returns:
-        The indices for display, such as ``columns 0, 3``.
+    The batch is one before the cast to ``dtype``. Inputs of another rank than ``[N, columns]`` are one column.
     """
     inputs = batch.inputs
     if not inputs.is_floating_point() or inputs.dtype == dtype:

@@ -1,9 +1,7 @@
 """Recording, comparison and replacement of what crosses the boundaries of modules in a pass, and of gradients there.
 
 What crosses a boundary is a module's output, or an input that its caller has computed. The caller's arithmetic between
-two submodules is so separated from that of the submodules.
-
-All hooks are removed from the model afterwards.
+two submodules is so separated from that of the submodules. All hooks are removed from the model afterwards.
 """
 
 from __future__ import annotations
@@ -47,11 +45,7 @@ HANDED = " to "
 
 
 def owner(boundary: str) -> str:
-    """Return the name of the module whose own arithmetic computes the tensors at a boundary.
-
-    Args:
-        boundary: A key of `Outputs`.
-    """
+    """Return the name of the module whose own arithmetic computes the tensors at a boundary, a key of `Outputs`."""
     return boundary.partition(HANDED)[0]
 
 
@@ -82,9 +76,8 @@ def is_choice(tensor: Tensor) -> bool:
 def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
     """Return a function for `hook_outputs` that records module outputs and leaves them unchanged, except `Choices`.
 
-    Args:
-        found: Mapping from module name to outputs, call by call, to which detached copies are added.
-        said: Recorded tensors of each boundary, call by call, whose choices are made again; None to choose anew.
+    It adds detached copies to ``found``, by module name, call by call. ``said`` has the recorded tensors of each
+    boundary whose choices are made again; None to choose anew.
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
@@ -117,15 +110,7 @@ class OutputReplacement:
         self._own: dict[str, tuple[float, float]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """Return the replacement of a tensor at a boundary.
-
-        Args:
-            name: Key of the boundary; its recorded tensors are used in the order of the calls.
-            value: The tensor.
-
-        Returns:
-            Tensor with the recorded values, and the dtype, shape and gradient of ``value``.
-        """
+        """Return a tensor with the values recorded next at a boundary, and dtype, shape and gradient of ``value``."""
         place, recorded = (current_pass(), name), self._said.get(name, [])
         at = self._calls[place] % len(recorded) if recorded and place[0] == "backward" else self._calls[place]
         self._calls[place] += 1  # activation checkpointing computes some calls again in the backward pass
@@ -151,13 +136,8 @@ class OutputReplacement:
     def own_error(self, name: str) -> float:
         """Return the relative L2 error that a module itself adds to what was recorded at a boundary, over all calls.
 
-        Args:
-            name: Key of the boundary.
-
-        Returns:
-            Norm of the difference between recorded and original outputs, divided by the norm of the original ones; inf
-            if
-            a recorded value is not finite where the original is.
+        It is the norm of the difference between recorded and original outputs, divided by the norm of the original
+        ones; inf if a recorded value is not finite where the original is.
         """
         off, size = self._own.get(name, (0.0, 0.0))
         return off / size if size else off
@@ -166,12 +146,8 @@ class OutputReplacement:
 def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that applies a function to tensors at the boundaries of modules: numbers and indices.
 
-    These are outputs of modules, and inputs that their callers have computed. A tensor that crosses several boundaries
-    unchanged is changed only once, at the first. Inputs of the model itself are left alone.
-
-    Args:
-        model: The model. Its hooks are removed on exit.
-        change: Function from the key of a boundary and a tensor to the tensor that replaces it.
+    A tensor that crosses several boundaries unchanged is changed only once, at the first. Inputs of the model itself
+    are left alone. ``change`` maps the key of a boundary and a tensor to the tensor that replaces it.
     """
     known: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that crossed a boundary, with their versions
     running: list[str] = []
@@ -210,12 +186,7 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def hook_step(parts: Parts, change: Change) -> Iterator[None]:
-    """Apply a function at every boundary of modules, and to the loss (key `LOSS`), in passes inside the context.
-
-    Args:
-        parts: The run.
-        change: Function from the key of a boundary and a tensor to the tensor that replaces it.
-    """
+    """Apply a function, as `hook_outputs` does, in passes inside the context, and to the loss (key `LOSS`)."""
     change = disable_current_modes()(change)  # its operators are not those of the model
     objectives = [learner.objective for learner in parts.learners]
     for learner, one in zip(parts.learners, objectives, strict=True):
@@ -235,11 +206,8 @@ def _changed(loss: Callable[..., Tensor], change: Change) -> Callable[..., Tenso
 def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the relative L2 error of a module's outputs against reference outputs; inf if an output is not finite.
 
-    Infinities that the reference has too are ignored. Indices are compared for equality.
-
-    Args:
-        said: Outputs, call by call.
-        right: Reference outputs. If the shapes differ, the outputs cannot be compared and the error is 0.
+    Infinities that the reference has too are ignored. Indices are compared for equality. If the shapes differ, the
+    outputs cannot be compared and the error is 0.
     """
     if [tensor.shape for tensor in said] != [tensor.shape for tensor in right]:
         return 0.0
@@ -280,14 +248,10 @@ class _Place(NamedTuple):
 class GradientPath:
     """Recorder of the gradients of the inputs and outputs of all modules in one backward pass.
 
-    Args:
-        scale: Loss scale of the pass.
-
     Attributes:
         scale: Loss scale of the pass.
         kept: Scaled gradients by module name, number of the module's call, side (``input`` or ``output``), and index of
-            the
-            tensor on that side.
+            the tensor on that side.
     """
 
     def __init__(self, scale: float) -> None:
@@ -296,11 +260,7 @@ class GradientPath:
 
     @contextlib.contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
-        """Record gradients of passes inside the context, without changing them.
-
-        Args:
-            model: The model, whose hooks are removed on exit.
-        """
+        """Record gradients of passes inside the context, without changing them."""
         calls = Counter[str]()
 
         def keep(place: _Place, gradient: Tensor) -> None:
@@ -344,7 +304,7 @@ def breaks_proportion(
 
     Returns:
         Qualified names, empty for the model itself; `LOSS` if the gradient that the model receives from the loss is
-        already not proportional; an empty tuple if all gradients are proportional.
+            already not proportional; an empty tuple if all gradients are proportional.
     """
     right: dict[str, bool] = {}
     suspects = set(wrong)

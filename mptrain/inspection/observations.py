@@ -1,7 +1,4 @@
-"""Notes on an observed training step that are no failures, such as values close to the limits of FP16.
-
-Also builds the rows of the module table. The functions read observations only and run nothing.
-"""
+"""Notes on an observed training step that are no failures, and rows of the module table. Runs nothing."""
 
 from __future__ import annotations
 
@@ -42,12 +39,8 @@ _MOST = 3
 def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
     """Return the notes on a training step for the user, one sentence each.
 
-    They name custom functions that compute in another dtype, values lost to underflow, small or zero gradients, values
-    close to the largest FP16 number, and parameters that are not trained.
-
-    Args:
-        seen: Observation of the step.
-        exact: Observation of the same step in FP32, with which underflow is judged; see `underflows`.
+    They name custom functions that compute in another dtype, values lost to underflow (judged with ``exact``, the same
+    step in FP32), small or zero gradients, values close to FP16's largest number, and parameters that are not trained.
     """
     return (
         *_functions(seen),
@@ -62,13 +55,9 @@ def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str
 def underflows(seen: Observation, exact: Observation | None = None) -> list[Operation]:
     """Return the operator calls of the forward pass that lose values to FP16's underflow, the worst first.
 
-    A call counts if most of its results are below 2^-14, or zero although exact ones never are.
-
-    Args:
-        seen: Observation of the step.
-        exact: Observation of the same step in FP32. Results that are zero there as well, such as those of a softmax
-            after a
-            mask of -1e4, are not lost. Without it, only the zeros in the inputs of a cast or a division are excluded.
+    A call counts if most of its results are below 2^-14, or zero although exact ones never are. Results that are zero
+    in FP32 too (``exact``, the same step), such as those of a softmax after a mask of -1e4, are not lost. Without
+    ``exact``, only the zeros in the inputs of a cast or a division are excluded.
     """
     wide = numbered(exact.of("forward")) if exact is not None else ()
     zeros = {key: sum(counts.zeros for counts in operation.outputs) for key, operation in wide}
@@ -93,10 +82,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
     """Return the share of a step's nonzero FP16 gradients below 2^-14, if it is high and the loss scale can be raised.
 
-    Returns:
-        The share, in [0, 1], and the largest power of two by which the loss scale can be multiplied without overflow;
-        None
-        if at most half of the gradients are so small, the step is not finite, or the scale cannot be doubled.
+    With the share, in [0, 1], comes the largest power of two by which the loss scale can be multiplied without
+    overflow. None if at most half of them are so small, the step is not finite, or the scale cannot be doubled.
     """
     counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
     share = _tiny(counts)
@@ -107,11 +94,8 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
 def module_rows(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple[ModuleRow, ...]:
     """Return the rows of the table of modules in a diagnosis: value ranges of each module in a training step.
 
-    Modules with operators of their own come in the order of the forward pass, the loss last.
-
-    Args:
-        seen: Observation of the step.
-        causes: Causes of its failure, which mark the modules that fail; None finds them without a comparison with FP32.
+    Modules with operators of their own come in the order of the forward pass, the loss last. ``causes`` mark the
+    modules that fail; None finds them without a comparison with FP32.
     """
     wrong = {
         module: cause.phase
@@ -149,12 +133,10 @@ def _reach(operations: list[Operation], phase: str) -> ValueRange | None:
 
 
 def _tiny(counts: ExponentCounts) -> float:
-    """Return the share of nonzero values below 2^-14."""
     return subnormal_share(counts) + below_tiniest_share(counts)
 
 
 def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
-    """Return a note on modules that receive only zero gradients; empty if there are none."""
     names = [row.name for row in rows if row.type and row.backward and row.backward.zero == 1.0]
     return [f"only zero gradients reach {listed([label(name) for name in names])}"] if names else []
 

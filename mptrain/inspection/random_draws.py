@@ -51,7 +51,6 @@ class SameDraws(EagerMode):
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Return nested values with all floating-point tensors in a dtype."""
     return tree_map(
         lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values
     )

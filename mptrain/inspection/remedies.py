@@ -54,12 +54,7 @@ LARGE = FLOAT16.max
 
 
 def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
-    """Return the module in which a step fails, empty for the model itself; None if the step is sound.
-
-    Args:
-        case: The step.
-        underflow: Whether values lost to underflow count as a failure.
-    """
+    """Return the module in which a step fails, empty for the model itself; None if the step is sound."""
     if not case.is_sound:
         return case.cause.module or ""
     if underflow and case.rounded:
@@ -76,11 +71,7 @@ def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
 
 
 def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
-    """Return the remedies to try on a step as iterables, one for each kind of remedy, in order.
-
-    If a sound step has gradients close to the lower end of FP16, another scale is tried only if the scale is constant
-    or the gradients are inexact.
-    """
+    """Return the remedies to try on a step as iterables, one for each kind of remedy, in order."""
     module, accuracy = case.cause.module, case.accuracy
     match case.cause.kind:
         case "input":
@@ -118,7 +109,6 @@ def _loss_in_half(case: DiagnosisCase) -> bool:
 
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
-    """Return another loss scale for a step with wrong gradients: lower if they overflow, otherwise higher."""
     if case.exact is None or case.fp32_fails:
         return None
     gradients = _half_gradients(case.seen, case.exact)
@@ -126,14 +116,7 @@ def _another_scale(case: DiagnosisCase) -> Remedy | None:
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
-    """Return exponent counts of the gradients that a step stores in FP16, as FP32 computes them.
-
-    Args:
-        seen: Observation of the step in half precision.
-        exact: Observation of the same step in FP32. Counted are the results of those backward operators whose results
-            are
-            FP16 in ``seen``.
-    """
+    """Return exponent counts of the gradients that a step stores in FP16, as FP32 computes them."""
     half = {
         (operation.module, operation.operator, at)
         for operation in seen.of("backward")
@@ -149,7 +132,6 @@ def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
 
 
 def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -> Iterator[Remedy]:
-    """Try to keep the failing module in FP32, then the modules that fail next, or the modules around them."""
     if not case.config.precision.half:
         return
     kept = KeptModules(case.parts.model, case.parts.kept)
@@ -199,7 +181,6 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
 
 
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
-    """Yield advice for a step that is not finite in FP32 either."""
     cause = first_cause(seen)
     if seen.finite or cause.kind == "refused":
         return
@@ -244,17 +225,7 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
 def _try_remedy(
     case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
-    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale.
-
-    Args:
-        case: The step.
-        words: The overrides.
-        text: Description of the remedy.
-        underflow: Whether values lost to underflow count as a failure.
-
-    Returns:
-        The remedy with its outcome, and the repeated step; None for the latter if the overrides cannot be used.
-    """
+    """Repeat the step with overrides; if only gradients are wrong then, also at another loss scale."""
     try:
         changed = case.with_overrides(*words)
     except (EnvironmentRefused, ConfigError) as error:
@@ -320,19 +291,14 @@ class KeptModules:
         return {name: type(module).__name__ for name, module in self.model.named_modules()}
 
     def with_module(self, module: str) -> KeptModules | None:
-        """Return the entries extended by one more module to keep in FP32.
+        """Return the entries extended by one more module to keep in FP32, in which values are wrong now.
 
         If the module is kept already, its parent is added instead: a kept module returns its output in the dtype of its
         input, so the output must fit that dtype, while values inside a kept module need not.
 
         If an entry has a module of the same class, one entry replaces both: the class name for classes outside
         torch.nn, otherwise a pattern of the module names, because a torch.nn class says little about a module's role.
-
-        Args:
-            module: Qualified name of the module in which values are wrong now.
-
-        Returns:
-            The extended entries; None if only the whole model is left, or if nothing changes.
+        Returns None if only the whole model is left, or if nothing changes.
         """
         covered = {entry: self._selected(entry) for entry in self.entries}
         inside = set().union(*covered.values())
@@ -348,7 +314,6 @@ class KeptModules:
         return None if entries == self.entries else replace(self, entries=entries)
 
     def _selected(self, entry: str) -> set[str]:
-        """Return the qualified names of the modules that an entry matches."""
         return set(kept_modules(self.model, (entry,)))
 
     def _together(self, module: str, others: set[str]) -> str | None:

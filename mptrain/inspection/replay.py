@@ -48,9 +48,8 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
 
     Args:
         run: The run directory, or ``last``.
-        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``, for one learner (a model with its optimizer) with the
-            prefix
-            ``learners.NAME.``. Without any, the run's own rule is replayed.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``, for one learner with the prefix ``learners.NAME.``. Without
+            any, the run's own rule is replayed.
 
     Returns:
         Recorded and replayed scales, overflows and skipped updates of each learner, with notes on their reliability.
@@ -154,16 +153,10 @@ class RuleState:
 
 
 class RuleStates:
-    """Memoised transitions of one loss scaling rule, for ``mptrain replay``.
+    """Memoised transitions of one loss scaling rule, which runs on the CPU.
 
-    A replay applies the rule to the overflows of a recorded run. Equal states and outcomes of a step give equal next
-    states, so each transition is computed once.
-
-    Args:
-        scaler: The rule, run on the CPU.
-
-    Attributes:
-        first: State before the first step.
+    Equal states and outcomes of a step give equal next states, so each transition is computed once. ``first`` is the
+    state before the first step.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -175,11 +168,8 @@ class RuleStates:
     def after(self, state: RuleState, overflow: bool, grad_norm: float, measured: float) -> RuleState:
         """Return the state of the rule after a training step, exactly as the rule computes it.
 
-        Args:
-            state: State before the step.
-            overflow: Whether a gradient of the step overflowed.
-            grad_norm: L2 norm of the unscaled gradients, if the step did not overflow.
-            measured: The measurement of the gradients that the rule requests; `math.nan` if it requests none.
+        ``grad_norm`` is the L2 norm of the unscaled gradients, if the step did not overflow; ``measured`` is the
+        measurement of the gradients that the rule requests, `math.nan` if it requests none.
         """
         found = self._following.get((state, overflow, measured))
         if found is None:
@@ -198,10 +188,7 @@ class RuleStates:
 
 
 class _Verdict(Verdict):
-    """Result of an overflow check that records whether a rule read the norms, which differ at every step.
-
-    A transition that depends on norms cannot be cached.
-    """
+    """Result of an overflow check that records whether a rule read the norms: such a transition cannot be cached."""
 
     norm_was_read = False
 
@@ -238,7 +225,7 @@ _JUDGED: Final = {
 
 
 class _Walk:
-    """Replay of the loss scaling rule of one learner (a model with its optimizer)."""
+    """Replay of the loss scaling rule of one learner."""
 
     def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
         self._name = name
@@ -276,7 +263,6 @@ class _Walk:
         self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
 
     def done(self) -> ReplayedLearner:
-        """Return the recorded and the replayed scales of the learner."""
         counts = self._counts
         return ReplayedLearner(
             name=self._name,

@@ -75,13 +75,9 @@ class ScalingReport:
 def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
 
-    The scales are the powers of two from 2^0 to 2^24, or from 2^-24 if the gradient of the loss
-    overflows at 2^0. No weight is updated.
-    An override is part of a hint only if the same check finds no such problem with it.
-
-    Args:
-        config: A checked configuration whose precision computes in FP16 or BF16.
-        tell: Function that is called with progress messages.
+    The scales are the powers of two from 2^0 to 2^24, or from 2^-24 if the gradient of the loss overflows at 2^0. No
+    weight is updated. An override is part of a hint only if the same check finds no such problem with it. ``tell`` is
+    called with progress messages.
 
     Raises:
         ConfigError: The precision is not half precision, or the configuration is inconsistent.
@@ -208,7 +204,6 @@ def _report(
     modules: Sequence[ModuleScaling] = (),
     reference: str = "",
 ) -> ScalingReport:
-    """Return the report with minor findings among its notes."""
     minor = (f"{listed([label(name) for name in one.where])}: {one.what}" for one in found if one.minor)
     found = [one for one in found if not one.minor]
     return ScalingReport(evidence, found, modules, reference, batch.samples, (*notes, *minor))
@@ -241,11 +236,7 @@ def _close(parts: Parts, operations: Sequence[Operation], form: Format) -> tuple
 
 
 def _inspect_first_step(config: Config, form: Format) -> tuple[Batch, StepInspection, float, tuple[str, ...]]:
-    """Inspect the first step, with fewer samples if its module outputs have more than `MOST_VALUES` values.
-
-    Returns:
-        The batch, the result, the seconds that it took, and a note for the user if samples are left out.
-    """
+    """Inspect the first step, with fewer samples if its module outputs have more than `MOST_VALUES` values."""
     parts, batch = _first_batch(config)
     notes: tuple[str, ...] = ()
     while True:
@@ -277,7 +268,6 @@ def _first_batch(config: Config) -> tuple[Parts, Batch]:
 
 
 def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
-    """Return the modules whose backward pass breaks proportionality to the loss scale in half precision only."""
     drifting = [module for module in modules if module.drifts]
     if not drifting:
         return ()

@@ -49,9 +49,6 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
     ``output``, ``no_gradient``, ``zero_gradient``, ``saddle``, ``proportion``, ``fp32``; for gradients ``overflow``,
     ``error``, ``drift``, ``range``; and ``scale``. If the step is not finite in FP32, there are no findings on
     gradients and scales.
-
-    Args:
-        evidence: Measurements and observations of the network's first step.
     """
     causes = [
         *_refused(evidence),
@@ -77,12 +74,7 @@ def findings(evidence: ScalingEvidence) -> list[Finding]:
 
 
 def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
-    """Return the reason why the range of usable loss scales cannot be determined, as a phrase; empty if it can.
-
-    Args:
-        evidence: Measurements and observations of the network's first step.
-        found: The findings derived from it.
-    """
+    """Return the reason why the range of usable loss scales cannot be determined, as a phrase; empty if it can."""
     kinds = {finding.kind for finding in found}
     if not evidence.fp32_finite:
         return "FP32 is not finite either, so loss scales are not evaluated"
@@ -100,14 +92,8 @@ def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
 def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
     """Return the modules whose own arithmetic is wrong by more than rounding explains, in an output or between calls.
 
-    Modules that are already wrong in FP32, or wrong only because of their inputs, are left out. If there are none,
-    `lost_boundary` may blame one.
-
-    Args:
-        evidence: Measurements and observations of the network's first training step.
-
-    Returns:
-        The boundary at which each module is most wrong (a key of ``outputs``), by name.
+    Each has the boundary at which it is most wrong, a key of ``evidence.outputs``. Modules that are already wrong in
+    FP32, or wrong only because of their inputs, are left out. If there are none, `lost_boundary` may blame one.
     """
     tolerance, worst = EPSILONS * evidence.form.epsilon, dict[str, str]()
     for boundary, errors in evidence.outputs.items():
@@ -124,11 +110,7 @@ def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
 def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] | None:
     """Return the exponent of a loss scale, and the names of the modules with wrong gradients at that scale.
 
-    Args:
-        modules: Gradient errors by module at all scales tried.
-
-    Returns:
-        None if one scale is usable for all modules, or if no module can be judged.
+    None if one of the scales tried is usable for all modules, or if no module can be judged.
     """
     judged = [module for module in modules if module.judged]
     if wrong := [module for module in judged if module.wrong or not module.finite]:
@@ -141,12 +123,7 @@ def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] |
 
 
 def proposals(found: Sequence[Finding], evidence: ScalingEvidence) -> Iterator[str]:
-    """Yield the overrides to try for findings that keep modules in FP32, the least intrusive first.
-
-    Args:
-        found: The findings.
-        evidence: The evidence that they are derived from.
-    """
+    """Yield the overrides to try for findings that keep modules in FP32, the least intrusive first."""
     kept = dict.fromkeys(name for finding in found for name in finding.keep)
     kept |= dict.fromkeys(_keep(evidence, evidence.close) if kept else ())
     outermost = [name for name in kept if name != LOSS and not any(is_inside(name, outer) for outer in kept)]
@@ -169,10 +146,7 @@ def with_words(found: Sequence[Finding], words: str | None) -> list[Finding]:
 
 
 def _keep(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the modules to keep in FP32 to make outputs correct.
-
-    The parent replaces a module whose output does not fit the format, or that is kept in FP32 already.
-    """
+    """Return the modules to keep in FP32; instead of one that is kept, or whose output does not fit, its parent."""
     kept = []
     for module in modules:
         if (name := module) != LOSS:
@@ -239,7 +213,6 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 
 def _stored(evidence: ScalingEvidence) -> Iterator[Finding]:
-    """Yield findings on parameters and buffers too large for the format, and on norm layers stored in it."""
     name, norms = _NAMES[evidence.compute], evidence.half_norms
     for tensor, largest in evidence.lost_values.items():
         beyond = f"beyond {evidence.form.max:g}, the largest {name} number"
@@ -289,7 +262,6 @@ def _plain(operator: str) -> str:
 
 
 def _casts(evidence: ScalingEvidence) -> Iterator[Finding]:
-    """Yield a finding on casts to the half-precision dtype other than that of the mode."""
     modules = tuple(dict.fromkeys(module for module, dtype in evidence.casts if dtype != evidence.compute))
     if modules:
         other = next(dtype for dtype in _NAMES if dtype != evidence.compute)
@@ -388,13 +360,7 @@ def _modules(causes: Sequence[Finding]) -> Collection[str]:
 
 
 def _is_known(evidence: ScalingEvidence, module: str, first: Operation | None) -> bool:
-    """Return whether earlier findings about a module explain its wrong output.
-
-    Args:
-        evidence: The evidence.
-        module: A module with earlier findings.
-        first: The operator that overflows first, if any does.
-    """
+    """Return whether earlier findings about a module explain its wrong output; ``first`` overflows first, if any."""
     if module in evidence.half_norms:
         return True
     inexact = evidence.operators.get(module)

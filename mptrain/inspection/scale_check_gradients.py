@@ -166,16 +166,10 @@ def compute_reference(
 
 
 def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
-    """Measure the gradient errors of a half-precision step against the reference, at each of many loss scales.
+    """Measure the gradient errors of a half-precision step, for each parameter with a gradient, at many loss scales.
 
-    Args:
-        parts: The run in its own precision. The scale of its learners (models with their optimizers) is changed.
-        batch: The prepared batch.
-        reference: Reference gradients of the same step.
-        exponents: Exponents of the scales, which are powers of two.
-
-    Returns:
-        The gradient errors of each parameter that has a gradient.
+    The scales are powers of two with these exponents. The scale of the learners of ``parts``, the run in its own
+    precision, is changed. ``reference`` belongs to the same step.
     """
     parts.model.train()
     disable_dropout(parts.model)
@@ -200,12 +194,8 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
 def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     """Return the unscaled gradients of one training step of all learners, float64 by parameter name.
 
-    A learner is a model with its optimizer; a GAN has two. No weight is updated.
-
-    Args:
-        parts: The run, with the model in training mode. Only the scale of its learners is changed.
-        batch: The prepared batch.
-        scale: The loss scale, which the learners keep.
+    A learner is a model with its optimizer; a GAN has two. No weight is updated. The model is in training mode, and the
+    learners keep the loss scale.
     """
     found: Gradients = {}
     guard = BufferGuard(parts.model)  # the dtype of the model may have changed since it was built
@@ -223,28 +213,17 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
 
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch, scale: float = 1.0) -> Gradients:
-    """Return the gradients at a loss scale, divided by it, with a function applied at every boundary."""
     with hook_step(parts, change):
         return gradients(parts, batch, scale)
 
 
 def is_finite(parts: Parts, batch: Batch) -> bool:
-    """Return whether all gradients of a training step without a loss scale are finite.
-
-    Args:
-        parts: The run, with the model in training mode.
-        batch: The prepared batch.
-    """
+    """Return whether all gradients of a training step without a loss scale are finite, in training mode."""
     return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
 
 
 def operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
-    """Return the operator calls of a step without a loss scale, in order.
-
-    Args:
-        parts: The run.
-        batch: The prepared batch.
-    """
+    """Return the operator calls of a step without a loss scale, in order."""
     parts.model.train()
     trail = ModuleTrail()
     observer = Observer(trail)
@@ -331,17 +310,8 @@ def find_breaks(
     """Return the modules whose backward pass returns gradients that are not proportional to the loss scale.
 
     Gradients are linear in the loss: at twice the loss scale every gradient must be twice as large. The backward pass
-    runs at two scales, and the innermost modules where this fails are returned (see `breaks_proportion`).
-
-    Args:
-        parts: The run, with the model in training mode.
-        batch: The prepared batch.
-        scales: Two loss scales, of which the first is the reference.
-        wrong: Names of the modules whose own parameters' gradients differ between the scales.
-        tolerance: Largest relative L2 difference that counts as equal.
-
-    Returns:
-        Qualified names, as in `breaks_proportion`.
+    runs at two scales, of which the first is the reference, and `breaks_proportion` finds the innermost modules where
+    this fails. The model is in training mode.
     """
     one, other = (GradientPath(scale) for scale in scales)
     for path in (one, other):
@@ -388,13 +358,8 @@ def compare_backward(
 def holding_gradients(right: GradientPath, module: str, scale: float, form: Format) -> str:
     """Return the module, or its nearest parent, whose input gradients fit the half-precision format at a loss scale.
 
-    Gradients fit if rounding them to the format loses at most the share `LOST` of their norm.
-
-    Args:
-        right: Correct unscaled gradients at all module boundaries.
-        module: Qualified name of the module.
-        scale: The loss scale.
-        form: The half-precision format.
+    Gradients fit if rounding them to the format loses at most the share `LOST` of their norm. ``right`` has the correct
+    unscaled gradients at all module boundaries.
     """
     half = DTYPES[form.name]  # type: ignore[index]
     while module and not all(
@@ -411,10 +376,7 @@ def _leave_out_unread(
 ) -> list[str]:
     """Replace tensors that are infinite in half precision alone by exact ones if neither loss nor gradients change.
 
-    The first with which they change ends the search: others may follow from it.
-
-    Returns:
-        The boundaries of the replaced tensors.
+    The first with which they change ends the search: others may follow from it. Returns the replaced boundaries.
     """
     unread: list[str] = []
     for boundary, tensors in right.items():
@@ -434,7 +396,6 @@ def _leave_out_unread(
 
 @contextlib.contextmanager
 def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace the values of some parameters and buffers of a model inside the context, and restore them on exit."""
     changed = {name: value for name, value in _tensors(model).items() if name in others}
     before = {name: value.detach().clone() for name, value in changed.items()}
     try:
@@ -457,9 +418,7 @@ def _copy(values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
 def runs_in_float64(parts: Parts, batch: Batch) -> bool:
     """Return whether the model and its task run in FP64, and leave the model in FP64 if so, otherwise in FP32.
 
-    Args:
-        parts: The run, whose losses become float32.
-        batch: The prepared batch.
+    The losses of ``parts`` become float32.
     """
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
@@ -476,16 +435,12 @@ def runs_in_float64(parts: Parts, batch: Batch) -> bool:
 
 
 def _with_float32_loss(learner: Learner) -> Objective:
-    """Return the learner's objective with its loss cast to float32, as the engine requires."""
     loss = learner.objective.loss
     return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
 
 
 def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Outputs:
-    """Return the module outputs with weights, inputs and all outputs rounded to a half-precision format.
-
-    The weights of the model stay rounded.
-    """
+    """Return outputs with weights, inputs and outputs rounded to a format; the weights of the model stay rounded."""
     half = DTYPES[form.name]  # type: ignore[index]
     found: Outputs = {}
     keep = record_outputs(found, said)

@@ -76,16 +76,14 @@ class Constant(NamedTuple):
 class HalfArithmetic(ModuleObserver):
     """Dispatch mode that records suspicious half-precision arithmetic of a model.
 
-    Args:
-        trail: Tracker of the current module. The caller follows it on the observed model.
+    The caller makes the trail, which tells the current module, follow the observed model.
 
     Attributes:
         constants: Constants in the forward pass that the format cannot hold. If the results of their operators differ
             from those in FP32 for the same inputs by no more than rounding explains, infinite ones are left out.
         casts: Number of casts to each half-precision dtype, forward and backward, by module and dtype.
         narrow: Number of half-precision calls in the forward pass of operators that torch's autocast runs in FP32 on
-            CUDA,
-            by module and operator.
+            CUDA, by module and operator.
     """
 
     def __init__(self, trail: ModuleTrail) -> None:
@@ -139,8 +137,6 @@ def _half_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> str:
 
 
 def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Tensor:
-    """Return the result of an operator for the same inputs in FP32; the inputs stay as they are."""
-
     def wide(one: Any) -> Any:
         return one.float() if isinstance(one, Tensor) and dtype_name(one) in _HALVES else one
 
@@ -189,16 +185,8 @@ class StepInspection:
 def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     """Rehearse one training step, without an update, under observation; must be the first pass of the parts.
 
-    Dropout of the model is turned off.
-
-    Args:
-        parts: The run in its own precision.
-        batch: The prepared batch.
-        form: The half-precision format of the run.
-
-    Raises:
-        EnvironmentRefused: As in `mptrain.engine.rehearsal.rehearse`, unless the format cannot hold a constant.
-        ConfigError: As in `mptrain.engine.rehearsal.rehearse`.
+    Dropout of the model is turned off. Raises the errors of `mptrain.engine.rehearsal.rehearse`, but no
+    EnvironmentRefused if the format cannot hold a constant.
     """
     parts.model.train()
     policy = parts.policy
@@ -255,10 +243,9 @@ def largest_values(model: nn.Module) -> dict[str, float]:
 
 
 def disable_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Permanently turn off the dropout of all modules of a model: dropout, recurrent and attention layers of torch.
+    """Permanently turn off the dropout of a model's layers: torch's dropout, recurrent and attention layers.
 
-    Returns:
-        A note for the user if there was any dropout, else nothing.
+    Returns a note for the user if there was any dropout, else nothing.
     """
     dropouts, found = Dropout, 0
     for module in model.modules():
@@ -270,7 +257,7 @@ def disable_dropout(model: nn.Module) -> tuple[str, ...]:
 
 
 def _half_norms(parts: Parts) -> tuple[str, ...]:
-    """Return the names of the normalisation layers that a mode with half-precision parameters does not keep in FP32."""
+    """Return the normalisation layers that a mode with half-precision parameters does not keep in FP32."""
     if parts.policy.parameters == "float32":
         return ()
     kept = {id(inside) for module in parts.kept.values() for inside in module.modules()}
@@ -282,7 +269,6 @@ def _half_norms(parts: Parts) -> tuple[str, ...]:
 
 
 def _small_epsilons(model: nn.Module, form: Format) -> dict[str, str]:
-    """Return, by module, the name of an epsilon attribute that is below the smallest number of a format."""
     return {
         name: attribute
         for name, module in model.named_modules()

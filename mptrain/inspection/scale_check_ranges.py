@@ -87,8 +87,7 @@ class GradientErrors:
         fp32_shift: Largest distance of an unscaled FP32 gradient from that at scale 1; 0 if gradients are proportional
             to the scale, inf if one is not finite.
         errors: Distance of the unscaled gradient from the exact gradient of the half-precision forward pass, by the
-            base-2
-            exponent of the loss scale; inf if the gradient is not finite.
+            base-2 exponent of the loss scale; inf if the gradient is not finite.
         shifts: Distance from the gradient at the highest finite scale, by the base-2 exponent of the loss scale.
     """
 
@@ -187,10 +186,7 @@ class ModuleScaling(GradientErrors):
 
     @property
     def drifts(self) -> bool:
-        """True if the gradient is correct at some loss scale and wrong, but finite, at the highest finite one.
-
-        The gradient is then not proportional to the loss scale.
-        """
+        """True if the gradient is correct at some loss scale and wrong, but finite, at the highest finite one."""
         top = self.errors[max(self.finite)] if self.finite else math.inf
         return self.judged and math.isfinite(top) and self.best <= self.tolerance and top > 2 * self.tolerance
 
@@ -217,10 +213,7 @@ class UsableScales:
     def suits(self, scale: float) -> bool | None:
         """Return whether a loss scale is usable; None if it is outside the tried range and therefore unknown.
 
-        Between two tried scales, a scale is usable if both are.
-
-        Args:
-            scale: The loss scale itself, not its exponent.
+        Between two tried scales, a scale is usable if both are. ``scale`` is not an exponent.
         """
         exponent = math.log2(scale)
         if self.overflows is not None and exponent >= self.overflows:
@@ -237,12 +230,8 @@ class UsableScales:
 def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequence[str] = ()) -> list[ModuleScaling]:
     """Return the gradient errors of modules at several loss scales, combined from those of their own parameters.
 
-    The modules are in the order in which the forward pass calls them.
-
-    Args:
-        parameters: Gradient errors of single parameters, with qualified names; all measured at the same loss scales.
-        form: The half-precision format.
-        order: Qualified names of modules in call order; modules that are not listed come last.
+    The modules are in the order in which the forward pass calls them (``order``); those that are not listed come last.
+    All parameters, with qualified names, were measured at the same loss scales.
     """
     groups: dict[str, list[GradientErrors]] = {}
     for one in parameters:
@@ -275,11 +264,7 @@ def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequenc
 
 
 def scales_of(modules: Sequence[ModuleScaling]) -> UsableScales:
-    """Return the loss scales that are usable for all modules of a network.
-
-    Args:
-        modules: Gradient errors of at least one module, all at the same scales.
-    """
+    """Return the loss scales that are usable for all of a network's modules: at least one, all at the same scales."""
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
     good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
@@ -308,11 +293,7 @@ class OutputErrors:
     largest: float = 0.0
 
     def allowed(self, tolerance: float) -> float:
-        """Return the largest acceptable relative error of the output in half precision.
-
-        Args:
-            tolerance: The relative error that is acceptable for any output.
-        """
+        """Return the largest acceptable relative error in half precision; ``tolerance`` is the one of any output."""
         return max(tolerance, TIMES_ROUNDED * self.explained if math.isfinite(self.explained) else 0.0)
 
 
@@ -328,12 +309,8 @@ def lost_boundary(
 
     The first is where a module's own error is largest up to the second, such as sums whose offset is subtracted later.
     If all errors are only those of rounding, it is the second: its module takes the difference of nearly equal values.
-    If rounding explains the loss, wrong gradients must confirm that the values matter.
-
-    Args:
-        outputs: Errors at each boundary, in the order of the forward pass.
-        modules: Errors of gradients.
-        form: The half-precision format.
+    If rounding explains the loss, wrong gradients must confirm that the values matter. ``outputs`` are in the order of
+    the forward pass.
     """
     tolerance, least = EPSILONS * form.epsilon, least_grown(form)
     matters = any(one.judged and least < one.expected < math.inf for one in modules)
@@ -371,14 +348,13 @@ class ScalingEvidence:
         operators: First operator of modules with wrong outputs whose result is wrong but finite.
         breaks: Modules whose backward pass makes gradients wrong or not proportional to the loss.
         keep_backward: Modules to keep in FP32 to correct the gradients that the modules of ``breaks`` pass on.
-        scales: Configured loss scale of each learner (a model with its optimizer), and whether it is constant.
+        scales: Configured loss scale of each learner, and whether it is constant.
         epsilons: Name of the epsilon attribute that rounds to zero in the format, by module.
         refused: Error message of torch if the passes failed; otherwise empty.
         fp32_finite: Whether the step is finite in FP32.
         breaks_fp32: Operator calls that return inf or NaN for finite inputs in FP32, in order.
         breaks_half: Operator calls of the half-precision forward pass that do so, recorded if an output is wrong.
-        close: Modules of the class of one in ``breaks_half`` with values that are at least a quarter of the largest
-            number.
+        close: Modules of the class of one in ``breaks_half`` with values of at least a quarter of the largest number.
         keep_fp32: Entries of the option ``precision.keep_fp32``.
         autocast: Whether the precision mode uses autocast.
         lost_columns: Columns of the inputs that the cast to half precision rounds away, for display; empty for none.

@@ -1,7 +1,7 @@
 """Remedies of a failed training step that change the loss scale: the scale, and the overrides that set it.
 
-The remedy needs no overrides if the scaler (loss scaling rule) reaches the scale without them. Overrides are suggested
-only after a check that a run with them starts at that scale.
+No overrides are needed if the scaler reaches the scale without them. They are suggested only after a check that a run
+with them starts at that scale. All exponent counts are of the unscaled FP16 gradients, as FP32 computes them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,7 @@ _MORE_STEPS = "mptrain recommend evaluates more steps than this one"
 
 
 def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """Return a lower loss scale, tried on the step, for gradients that overflow.
-
-    Args:
-        case: The step.
-        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
-
-    Returns:
-        The remedy, with the outcome of the repeated step; None if no lower scale is possible.
-    """
+    """Return a lower loss scale, tried on the step, for gradients that overflow; None if no lower scale is possible."""
     edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
@@ -98,10 +90,6 @@ def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
 
     `_edge` is too low if the largest gradient is computed in FP32 in this step too, or is discarded. Higher scales are
     therefore tried.
-
-    Args:
-        case: The step, which is not finite.
-        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
     """
     finite, infinite = _edge(gradients), math.ceil(math.log2(case.seen.loss_scale))
     if finite + 1 >= infinite or not case.at_scale(2.0 ** max(finite + 1, 0)).seen.finite:
@@ -119,16 +107,7 @@ def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
 def _lowered(
     case: DiagnosisCase, words: tuple[str, ...], text: str, scale: float, gradients: ExponentCounts, room: int = 0
 ) -> Remedy:
-    """Repeat a step at a lower loss scale, and return the remedy with its outcome.
-
-    Args:
-        case: The step.
-        words: Overrides for the scale; empty if none are needed.
-        text: Description of the remedy.
-        scale: The scale.
-        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
-        room: Doublings from the scale to the highest scale at which the step is finite.
-    """
+    """Repeat a step at a lower loss scale, ``room`` doublings below the highest finite one, and return the remedy."""
     candidate, shown = case.at_scale(scale), scale_in_words(scale)
     lost = lost_share(gradients, math.floor(math.log2(scale)))
     cost, finite = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero", "finite on this batch"
@@ -146,27 +125,15 @@ def _lowered(
 
 
 def _unless_refused(remedy: Remedy, refusal: str | None) -> Remedy:
-    """Return a remedy, marked as untested if no run with its overrides starts at its scale.
-
-    Args:
-        remedy: The remedy.
-        refusal: Reason why no such run starts there; None if one does.
-    """
+    """Return a remedy, marked as untested if no run with its overrides starts at its scale."""
     outcome = f"finite on this batch, but no run starts at that scale: {refusal}"
     return remedy if refusal is None else replace(remedy, helped=None, outcome=outcome)
 
 
 def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
-    """Return a higher loss scale, tried on the step, for gradients that underflow.
+    """Return a higher loss scale, tried on the step, for gradients that underflow; None if no higher one is possible.
 
     The scaler's first scale is tried first, or a lower one if that overflows.
-
-    Args:
-        case: The step.
-        gradients: Exponent counts of the unscaled FP16 gradients, as FP32 computes them.
-
-    Returns:
-        The remedy, with the outcome of the repeated step; None if no higher scale is possible.
     """
     first = float(case.learner.scaler.initial(case.parts.device)["scale"])
     if first > case.seen.loss_scale:
@@ -182,10 +149,8 @@ def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | Non
 def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
     """Return a higher loss scale, tried on the step, for gradients that are small for FP16.
 
-    Args:
-        case: The step.
-        share: Share of nonzero FP16 gradients below 2^-14. A remedy must bring it below half of this.
-        room: Factor by which the scale can be multiplied before the largest gradient overflows.
+    A remedy must halve ``share``, the share of nonzero FP16 gradients below 2^-14. ``room`` is the factor by which the
+    scale can be multiplied before the largest gradient overflows.
     """
     for margin in range(MARGIN, -1, -1):
         scale = case.seen.loss_scale * room / 2.0**margin
@@ -208,7 +173,6 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
 
 
 def _limit(case: DiagnosisCase, scale: float) -> str | None:
-    """Return the reason against advising a scale; None if there is none."""
     highest = getattr(case.learner.scaler, "max_scale", None)
     if scale >= case.ceiling:
         return f"not advised: the run overflowed at {scale_in_words(case.ceiling)}; {_MORE_STEPS}"
@@ -218,7 +182,6 @@ def _limit(case: DiagnosisCase, scale: float) -> str | None:
 
 
 def _below(room: int) -> str:
-    """Return the distance of a scale from the highest finite one, as part of a sentence."""
     return f", {room} doubling{'s' if room > 1 else ''} below the highest finite scale" if room else ""
 
 
@@ -227,10 +190,6 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
 
     The present scaler is kept if it has a scale to set, and its limits are moved if the scale is beyond them. Otherwise
     a static scaler replaces it.
-
-    Args:
-        case: The step, which determines the scaler and its learner (a model with its optimizer).
-        scale: The loss scale.
     """
     rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
     if hasattr(rule, "scale"):
@@ -251,10 +210,7 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
 
 
 def _prefix(case: DiagnosisCase) -> str:
-    """Return the key prefix of the learner's scaler in overrides: ``scaler`` or ``learners.NAME.scaler``.
-
-    With several learners, only the scaler of the learner under diagnosis is changed.
-    """
+    """Return the key of the learner's scaler in overrides. With several learners, only this one's is changed."""
     name = case.seen.learner
     own = name in case.config.learners or len(case.parts.learners) > 1
     return f"learners.{name}.scaler" if own else "scaler"
@@ -265,7 +221,6 @@ def _written(scale: float) -> str:
 
 
 def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
-    """Return the reason why a run with some overrides does not start at a scale; None if it does."""
     try:
         parts, _ = build(with_overrides(case.config, *words), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
@@ -278,15 +233,8 @@ def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str |
 def _by_itself(case: DiagnosisCase, goal: float) -> float | None:
     """Return the loss scale at which the present scaler stops overflowing, if it reaches it before the run ends.
 
-    Later batches may need a lower scale. The scaler must therefore be able to fall by `MARGIN` further doublings, or to
-    its floor, before ``train.max_consecutive_overflows`` ends the run.
-
-    Args:
-        case: The step.
-        goal: The highest scale at which the step is finite.
-
-    Returns:
-        The scale; None if the scaler does not reach it, applies overflowed updates, or the step ended its run.
+    Later batches may need a lower scale than ``goal``, the highest finite one. The scaler must therefore be able to
+    fall by `MARGIN` further doublings, or to its floor, before ``train.max_consecutive_overflows`` ends the run.
     """
     learner = case.learner
     if case.ended or learner.scaler.on_overflow == "apply":

@@ -43,11 +43,8 @@ from mptrain.probe.module_trail import LOSS
 def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[ModuleScaling]) -> tuple[float, float]:
     """Return the largest relative error of a module output and of a module's gradients in half precision.
 
-    Rounding that a format explains counts too. Left out is what FP32 computes wrongly as well.
-
-    Args:
-        outputs: Errors of module outputs by name.
-        modules: Errors of gradients; the best loss scale counts.
+    Rounding that a format explains counts too. Left out is what FP32 computes wrongly as well. Of the gradients, the
+    best loss scale counts.
     """
     gradients = [math.hypot(one.expected, one.best) for one in modules if one.judged]
     right = [one.half for at, one in outputs.items() if one.fp32 <= ILL_CONDITIONED_OUTPUT and at != LOSS]
@@ -57,9 +54,7 @@ def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[Module
 def why_worse(before: tuple[float, float] | None, after: tuple[float, float]) -> str:
     """Return the reason, as part of a sentence, why a changed step is no remedy of another; empty if it may be one.
 
-    Args:
-        before: Largest errors of the step's outputs and gradients; None if the step is not finite.
-        after: The same with the change.
+    Compared are the largest errors of outputs and gradients; ``before`` is None if the first step is not finite.
     """
     for what, at in (("an output", 0), ("the gradients of a module", 1)):
         if after[at] > MUCH:
@@ -72,7 +67,7 @@ def why_worse(before: tuple[float, float] | None, after: tuple[float, float]) ->
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """Errors of one training step of a learner (a model with its optimizer) in half precision against FP64.
+    """Errors of one learner's training step in half precision against FP64.
 
     Attributes:
         form: The half-precision format.
@@ -91,12 +86,12 @@ class StepAccuracy:
 
     @property
     def largest_errors(self) -> tuple[float, float]:
-        """Largest relative error of a module output and of a module's gradients; see `largest_errors`."""
+        """Largest relative error of a module output and of a module's gradients."""
         return largest_errors(self.outputs, self.modules)
 
     @property
     def ill_conditioned(self) -> str | None:
-        """Name of the first module whose output is wrong in FP32 too, else whose gradients are; None if there is none.
+        """Name of the first module whose output, or else gradients, are wrong in FP32 too; None if there is none.
 
         Half precision is not the cause of such errors.
         """
@@ -107,10 +102,7 @@ class StepAccuracy:
 
     @property
     def disproportionate(self) -> tuple[ModuleScaling, ...]:
-        """Gradient errors of the modules whose gradients are not proportional to the loss scale even in FP32.
-
-        The modules come in the order of the backward pass.
-        """
+        """Modules with gradients not proportional to the loss scale even in FP32, in the order of the backward pass."""
         return tuple(module for module in self.modules[::-1] if not module.in_proportion)
 
     @property
@@ -136,23 +128,14 @@ class StepAccuracy:
         return max((one for one in own if owner(one) == owner(own[0])), key=lambda one: self.outputs[one].own)
 
     def allowed(self, name: str) -> float:
-        """Return the largest acceptable relative error of a module's output in half precision.
-
-        Args:
-            name: Qualified name of the module, a key of ``outputs``.
-        """
+        """Return the largest acceptable relative error in half precision of an output, by its key of ``outputs``."""
         return self.outputs[name].allowed(EPSILONS * self.form.epsilon)
 
     def lost_output(self, modules: Collection[str]) -> str | None:
         """Return the first module, from the first of ``modules`` on, that has lost most of its output to underflow.
 
-        Rounding explains such an error: it rounds to zero the values that are too small for the format.
-
-        Args:
-            modules: Names of the modules that lose values to underflow.
-
-        Returns:
-            The module's qualified name; None if there is none.
+        Rounding explains such an error: it rounds to zero the values that are too small for the format. ``modules``
+        names those that lose values to underflow. None if there is no such module.
         """
         names = [name for name in self.outputs if HANDED not in name]
         first = min((names.index(name) for name in modules if name in names), default=0)
@@ -162,9 +145,6 @@ class StepAccuracy:
         """Return `lost_output` if wrong gradients confirm that the loss matters; otherwise None.
 
         A closed gate also loses most of its values, without harm.
-
-        Args:
-            modules: Names of the modules that lose values to underflow.
         """
         shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
         return self.lost_output(modules) if shown else None
@@ -185,14 +165,8 @@ def measure_accuracy(
 ) -> StepAccuracy:
     """Measure the errors of module outputs and gradients in one learner's step in half precision against FP64.
 
-    A learner is a model with its optimizer; a GAN has two.
-
-    Args:
-        half: Function that builds the run in half precision and restores the saved state.
-        wide: Function that does the same in ``precision=fp32``.
-        saved_step: State before the step, with its batch.
-        learner: Name of the learner.
-        scale: Loss scale of the learner.
+    ``half`` builds the run in half precision and restores the state before the step; ``wide`` does so in
+    ``precision=fp32``.
     """
     parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
     form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))

@@ -45,7 +45,7 @@ class SavedStep:
         state: Snapshot of weights, optimizers and other state of the run, in the format of checkpoints.
         batch: The prepared batch, in FP32 if that is available.
         wide: Whether ``batch`` has the dtype of the data set, before the cast to the input dtype of the model.
-        scales: Loss scale of each learner (a model with its optimizer), by name.
+        scales: Loss scale of each learner, by name.
         random: State of all random generators.
         done: Whether ``state`` was saved after the step and includes the updates of the learners in that step.
     """
@@ -60,16 +60,10 @@ class SavedStep:
 
 
 def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
-    """Train in memory up to a step, and return the state before that step.
+    """Train in memory up to a step, from 1, and return the state before it; None if no sample of the data is usable.
 
-    Args:
-        parts: Newly built parts of a run. They are trained in place.
-        options: Options of the run.
-        state: Snapshot from before that step; None starts from the parts as built.
-        step: Number of the step, from 1.
-
-    Returns:
-        The state before the step; None if the training data has no usable sample.
+    The newly built parts are trained in place. ``state`` is a snapshot from before that step; None starts from the
+    parts as built.
     """
     rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
     logs = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
@@ -100,9 +94,7 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
 def restore_step(parts: Parts, saved_step: SavedStep) -> None:
     """Load the weights, optimizers and non-persistent buffers of a saved step into newly built parts of a run.
 
-    Args:
-        parts: The parts, possibly in another precision than the saved step.
-        saved_step: State of the run before the step.
+    The parts may have another precision than the saved step.
     """
     load_weights(parts, saved_step.state)
     for learner in parts.learners:
@@ -111,17 +103,10 @@ def restore_step(parts: Parts, saved_step: SavedStep) -> None:
 
 
 def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:
-    """Repeat the forward and backward passes of a training step under the observer.
+    """Repeat the forward and backward passes of a training step under the observer, one observation for each learner.
 
-    With several learners (models with their optimizers), each sees the updates of the learners before it, unless the
-    saved state includes them already.
-
-    Args:
-        parts: Parts of the run with the saved state restored. They are left unchanged.
-        saved_step: State before the step, with its batch and loss scales.
-
-    Returns:
-        The observation of each learner, in order.
+    Each learner sees the updates of the learners before it, unless the saved state includes them already. The parts,
+    with the saved state restored, are left unchanged.
     """
     parts.model.train()
     set_random_state(saved_step.random, parts.device)
@@ -200,7 +185,6 @@ def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, s
 
 
 def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
-    """Yield the training batches from the present progress on, epoch after epoch."""
     loader = parts.loaders["train"]
     while True:
         found = False

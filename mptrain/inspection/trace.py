@@ -54,12 +54,7 @@ class CleanStep:
     def overflows(self, scale: float) -> tuple[bool, Basis]:
         """Return whether a gradient of the step would overflow FP16 at another loss scale, and the basis of the answer.
 
-        Args:
-            scale: The loss scale.
-
-        Returns:
-            The answer, and ``known`` or, if the answer depends on an FP32 tensor that may have passed through FP16,
-            ``estimated``.
+        The basis is ``estimated`` if an FP32 tensor decides that may have passed through FP16, otherwise ``known``.
         """
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
@@ -73,9 +68,7 @@ class CleanStep:
     def share_above(self, edge: float, scale: float) -> float:
         """Return the share of the parameters' scaled gradients above a magnitude, as it would be at a loss scale.
 
-        Args:
-            edge: The magnitude. Histograms have one count per power of two, so the share is interpolated between them.
-            scale: The loss scale.
+        Histograms have one count per power of two, so the share is interpolated between them.
         """
         edge = edge * self.loss_scale / scale
         if edge not in self._shares:
@@ -97,7 +90,7 @@ class CleanStep:
 
 
 class Trace:
-    """Records of all steps of one learner (a model with its optimizer), which predict overflows at other loss scales.
+    """Records of all steps of one learner, which predict overflows at other loss scales.
 
     Add histograms first, then the steps in order.
 
@@ -136,13 +129,8 @@ class Trace:
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
         """Return whether a recorded step would have overflowed at a loss scale, and the basis of the answer.
 
-        Args:
-            record: Record of the step.
-            scale: The loss scale.
-
-        Returns:
-            The answer, and its basis: ``known`` from the step's own records, ``estimated`` from nearby steps or another
-            format, or ``unknown``. An unknown answer is the recorded outcome.
+        The basis is ``known`` from the step's own records, ``estimated`` from nearby steps or another format, or
+        ``unknown``. An unknown answer is the recorded outcome.
         """
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
@@ -179,16 +167,10 @@ class Trace:
         return largest_at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """Return the measurement of gradients that a scaler requests, as it would be at a loss scale, from histograms.
+        """Return the measurement of gradients that a scaler requests, as it would be at a loss scale, and its basis.
 
-        Args:
-            measure: The measurement, such as the largest magnitude.
-            step: Number of a step without overflow. The histograms of the nearest step that has some are used.
-            scale: The loss scale.
-
-        Returns:
-            The measurement, and its basis, ``known`` or ``estimated``; None without histograms, or if they cannot tell
-            it.
+        It is taken from the histograms of the step, which has no overflow, or of the nearest step that has some. The
+        basis is ``known`` or ``estimated``. None without histograms, or if they cannot tell it.
         """
         look: CleanStep | None = self._looks.to(step)
         if look is None:
@@ -206,8 +188,6 @@ class Trace:
 
 
 class _Nearest:
-    """Values by step number, with lookup of the nearest step."""
-
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._values: list[Any] = []
@@ -217,7 +197,6 @@ class _Nearest:
         self._values.append(value)
 
     def at(self, step: int) -> Any:
-        """Return the value of a step; None if it has none."""
         place = bisect_left(self._steps, step)
         return self._values[place] if place < len(self._steps) and self._steps[place] == step else None
 
@@ -230,17 +209,9 @@ class _Nearest:
 
 
 def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord]]:
-    """Read the step records and histograms of a run once, and return a `Trace` for each learner and the step records.
+    """Read the records and histograms of a run once; return a `Trace` for each learner, and all step records in order.
 
-    Args:
-        run: The run.
-        half: Whether it computed in FP16.
-
-    Returns:
-        Traces by name of the learner (a model with its optimizer), and the step records of all learners in order.
-
-    Raises:
-        StorageError: A record is damaged.
+    ``half`` says whether the run computed in FP16. Raises StorageError if a record is damaged.
     """
     found: dict[str, Trace] = {}
     for histogram in run.histograms():
@@ -264,11 +235,7 @@ def _clean_step(record: HistogramRecord) -> CleanStep | None:
 
 
 def _count_above(counts: ExponentCounts, edge: float) -> float:
-    """Estimate the number of values above an edge.
-
-    Values in the same power of two as the edge count in proportion. The result is at least 1 if the largest value is
-    above the edge.
-    """
+    """Estimate the number of values above an edge; those in the same power of two count in proportion."""
     if counts.largest <= edge:
         return float(counts.inf + counts.nan)
     if edge <= 0:

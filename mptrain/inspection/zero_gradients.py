@@ -24,14 +24,9 @@ MOVE = 2.0**-7
 def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the parameters whose gradient stays zero, however far those with a gradient move.
 
-    Args:
-        parts: A newly built run in ``precision=fp32``. Its weights are changed.
-        batch: The prepared batch, in FP32.
-        zero: Names of the parameters whose gradient is zero in FP64.
-
-    Returns:
-        The names of those at a saddle, which get a gradient where parameters that are zero are not, and of the others.
-        Without FP64 no saddle is looked for.
+    First come those at a saddle, which get a gradient where parameters that are zero are not, then the others. Without
+    FP64 no saddle is looked for. The weights of ``parts``, newly built in ``precision=fp32``, are changed. The batch is
+    in FP32, and ``zero`` names the parameters whose gradient is zero in FP64.
     """
     if not runs_in_float64(parts, batch):
         return (), tuple(zero)
@@ -50,7 +45,6 @@ def without_gradient(parts: Parts, batch: Batch, zero: Collection[str]) -> tuple
 
 
 def _small(found: Gradients, names: Collection[str]) -> list[str]:
-    """Return those of some parameters whose gradient is zero up to rounding."""
     sizes = {name: float(one.norm()) / math.sqrt(max(one.numel(), 1)) for name, one in found.items()}
     least = NOTHING * max(sizes.values(), default=0.0)
     return [name for name in names if sizes.get(name, 0.0) <= least]

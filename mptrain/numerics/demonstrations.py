@@ -1,7 +1,7 @@
 """Demonstrations of the paper's three techniques on numbers small enough to check by hand.
 
 Each function computes one claim of Micikevicius et al. (*Mixed Precision Training*, ICLR 2018) on the CPU, bit-for-bit
-reproducibly. Only recipes use these functions, training does not.
+reproducibly; ``truth`` is the result in FP64. Only recipes use these functions, training does not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _BLOCK = 256
 def sequential_sum(dtype: Dtype = "float16", terms: Count = 10_000, seed: NonNegativeInt = 0) -> dict[str, float]:
     """Add random numbers from [0, 1) one by one, rounding the running sum to a dtype after each addition.
 
-    Shows the need for reductions in FP32 (section 3.3 of the paper). From 2048 on, adjacent FP16 numbers are 2 apart. A
-    number below 1 is less than half that distance, so an FP16 sum stops growing. ``truth`` is the sum of the same terms
-    in FP64, and ``error`` is (truth - value) / truth.
+    Shows the need for reductions in FP32 (section 3.3). From 2048 on, adjacent FP16 numbers are 2 apart. A number below
+    1 is less than half that distance, so an FP16 sum stops growing. ``error`` is (truth - value) / truth.
     """
     kind: torch.dtype = getattr(torch, dtype)
     numbers = torch.rand(terms, generator=torch.Generator().manual_seed(seed)).to(kind)
@@ -43,10 +42,9 @@ def cross_entropy_of_half_logits(
 ) -> dict[str, float]:
     """Compute the mean cross-entropy of random FP16 logits, with log-softmax and the sum of the losses in a dtype.
 
-    Shows why the loss is computed in FP32 (section 3.3 of the paper). An untrained network has a loss of about the
-    logarithm of its number of classes, ln 4096 = 8.3. Over 8,192 samples the sum is 68,000, above the largest FP16
-    number 65,504. The mean is representable in FP16, but the sum overflows. Logits are normal numbers times 0.1;
-    ``truth`` is their mean loss in FP64.
+    Shows why the loss is computed in FP32 (section 3.3). An untrained network has a loss of about the logarithm of its
+    number of classes, ln 4096 = 8.3. Over 8,192 samples the sum is 68,000, above the largest FP16 number 65,504. The
+    mean is representable in FP16, but the sum overflows. Logits are normal numbers times 0.1.
     """
     kind: torch.dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -63,11 +61,10 @@ def cross_entropy_of_half_logits(
 def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNegativeInt = 0) -> dict[str, float]:
     """Compute the variance of one channel of FP16 activations, as batch normalisation would with sums in FP16.
 
-    Shows why batch statistics are accumulated in FP32 (section 3.3 of the paper). It is an emulation, because no torch
-    kernel accumulates in FP16: the naive method accumulates the sum and the sum of squares in FP16, in blocks of 256,
-    and subtracts. Both sums exceed 65,504 and become inf, and their difference is NaN. torch's batch normalisation of
-    the same values accumulates in FP32 and stays finite. ``truth`` is computed in FP64. The activations have a standard
-    deviation of 1; 98,304 of them are a channel of 24 images of 64x64.
+    Shows why batch statistics are accumulated in FP32 (section 3.3). No torch kernel accumulates in FP16, so it is
+    emulated: the naive method accumulates the sum and the sum of squares in FP16, in blocks of 256, and subtracts. Both
+    sums exceed 65,504 and become inf, and their difference is NaN. torch's batch normalisation accumulates in FP32 and
+    stays finite. The activations have a standard deviation of 1; 98,304 of them are a channel of 24 images of 64x64.
     """
     generator = torch.Generator().manual_seed(seed)
     channel = (torch.randn(values, generator=generator) + mean).half()
@@ -89,9 +86,9 @@ def batch_norm_emulation(values: Count = 98_304, mean: float = 4.0, seed: NonNeg
 def update_lost(weight: float = 1.0, exponent: Annotated[int, Ge(-24), Le(0)] = -11) -> dict[str, float]:
     """Add a small update, 2^exponent, to a weight, in FP16 (``half``) and in FP32 (``single``).
 
-    Shows the need for FP32 master weights (section 3.1 of the paper). The FP16 neighbours of 1 are 2^-10 above and
-    2^-11 below. An update of 2^-11 is half-way to the next number, and rounding to even drops it. The smallest FP16
-    number is 2^-24, and half of it rounds to zero: a smaller update is lost before it is added to the weight.
+    Shows the need for FP32 master weights (section 3.1). The FP16 neighbours of 1 are 2^-10 above and 2^-11 below. An
+    update of 2^-11 is half-way to the next number, and rounding to even drops it. The smallest FP16 number is 2^-24,
+    and half of it rounds to zero: a smaller update is lost before it is added to the weight.
     """
     update = 2.0**exponent
     half = torch.tensor(weight, dtype=torch.float16) + torch.tensor(update, dtype=torch.float16)

@@ -122,7 +122,6 @@ def headroom(largest: float) -> float:
 
 
 def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
-    """Return the share of nonzero values whose exponent is in [first, end)."""
     count = nonzero(counts)
     start = 0 if first is None else max(round(first) - counts.lowest, 0)
     return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
@@ -206,8 +205,8 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
     """Return the exponent histograms of those gradients of a step that can overflow or underflow in FP16.
 
     These are the tensors stored in FP16, and FP32 tensors that were FP16 before: gradients of FP32 parameters under
-    autocast, copies for master weights, and sums over micro-batches. A tensor counts as FP32 throughout, and is left
-    out, if it has a value below FP16's smallest number. Without any FP16 gradient, all gradients are returned.
+    autocast, copies for master weights, and sums over micro-batches. A tensor with a value below FP16's smallest number
+    counts as FP32 throughout and is left out. Without any FP16 gradient, all are returned.
     """
     kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
     half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
@@ -220,9 +219,8 @@ def gradients_of(record: HistogramRecord) -> Fp16Gradients:
 def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
     """Return the largest unscaled magnitude among the gradients of a step without overflow, and where it is.
 
-    With FP16 gradients, the scaled magnitude is limited to 65,504. A larger one can only be an FP32 sum over
-    micro-batches: no gradient of a single micro-batch exceeded 65,504, because the step did not overflow.
-    ``loss_scale`` is above 0.
+    With FP16 gradients, the scaled magnitude is limited to 65,504: a larger one can only be an FP32 sum over
+    micro-batches, of which none exceeded 65,504, because the step did not overflow. ``loss_scale`` is above 0.
     """
     both = (*gradients.modules.items(), *gradients.parameters.items())
     found = [(counts.largest, name, counts.dtype) for name, counts in both]
@@ -245,7 +243,6 @@ def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm
 
     The ratio of largest gradient to norm is interpolated linearly in log space, and multiplied by the step's own L2
     norm. If that norm is zero or not finite, as after an overflow, the largest gradient itself is interpolated.
-    ``before`` and ``after`` may be identical.
     """
     span = after.step - before.step
     share = (step - before.step) / span if span else 0.0

@@ -3,34 +3,27 @@
 Nothing here imports torch, and nothing is tuned to a workload. The rule follows from FP16 arithmetic (Micikevicius et
 al. 2018, section 3.2: scales from 8 to 32 K worked, and any does if no value overflows and no relevant one is lost):
 
-- *Upper edge.* A scale overflows a step if the largest gradient times the scale is 65520 or more. The largest gradient
-  is known at sampled steps, and interpolated at others from the samples and the gradient norm, which every step
-  records. The upper edge is the largest power of two at which no step overflows.
+- *Upper edge.* The largest power of two at which no step overflows: the largest gradient times the scale is below
+  65520. The largest gradient is known at sampled steps, and interpolated at others from the samples and the gradient
+  norm, which every step records.
 - *Confidence.* One sampled step says nothing about the next. So a scale is usable only if less than 1 % of the steps
-  overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). Samples: log2 of
-  the largest gradient is assumed normal, as in LogMax (`mptrain.scaler.logmax`), and the one-sided tolerance limit of
-  the samples must lie below the end of FP16. Few or widely spread samples require a large headroom or rule out every
-  scale. Record: an FP16 step without overflow does not overflow at any lower scale either. A scale is proven if the
-  Clopper-Pearson bound on the share of the remaining steps is below 1 % (299 steps if none remain).
-- *Lower edge.* The number of lost values is a poor criterion: half of a tensor can be lost and contribute nothing. So
-  is the size of the rounding error: a word LSTM that fell behind at scale 1 had an error of 1 % (root of squares).
-  Underflow is a bias: every lost value moves towards zero, so the error does not average out over a batch as other
-  rounding errors do, those of subnormals among them. The criterion is the magnitude, the sum of |x|, that a module's
-  gradient loses: the lower edge is the smallest power of two at which no module loses more than `MOST_TAKEN` at any
-  sampled step.
-- *Recommendation.* The recommended scale is usable with confidence and `MARGIN` doublings below the upper edge: one
-  because the ratio of largest element to norm varies, one because another seed or sample order has another largest
-  gradient. Too small a scale loses the smallest values first, too large a scale loses whole updates; so the
-  recommendation is high in the range, and never below it. One sample is not enough, because it does not show how much
-  gradients vary. Several are not enough if no proven scale is above the lower edge while more samples could still move
-  the proven limit by more than one doubling. Fewer than 299 recorded steps are not enough either: the gradients of
-  `plain16` grow 16 times between steps 40 and 80. The result is valid for runs like this one and as long.
+  overflow with 95 % confidence (`OverflowEvidence`).
+- *Lower edge.* The smallest power of two at which no module loses more of its gradient's magnitude, the sum of |x|,
+  than `MOST_TAKEN` at any sampled step. Underflow is a bias: every lost value moves towards zero, so the error does not
+  average out over a batch as other rounding errors do. The number of lost values is a poor criterion: half of a tensor
+  can be lost and contribute nothing. So is the size of the error: a word LSTM fell behind at scale 1 with 1 % (root of
+  squares).
+- *Recommendation.* A usable scale, `MARGIN` doublings below the upper edge: one because the ratio of largest element to
+  norm varies, one because another seed or sample order has another largest gradient. Too small a scale loses the
+  smallest values first, too large a scale loses whole updates; so the recommendation is high in the range, and never
+  below it. One sample is not enough, because it does not show how much gradients vary. Several are not enough if no
+  proven scale is above the lower edge while more samples could still move the proven limit by more than one doubling.
+  Nor are fewer than 299 recorded steps: the gradients of `plain16` grow 16 times between steps 40 and 80.
 
-Assumptions: FP16 would compute the sampled tensors, except those that the run itself keeps in a wider dtype beside FP16
+Assumptions: FP16 would compute the sampled tensors, except those that the run keeps in a wider dtype beside FP16
 tensors and that never were FP16 numbers; no value inside a module is larger than at its output; training proceeds as
-recorded. The last one fails if many updates are skipped: a run can stay where gradients are large, so far above the
-upper edge more steps overflow than forecast. FP16 gradients lack the values that have underflowed already
-(`Forecast.smallest_seen`).
+recorded, for as long. The last one fails if many updates are skipped: a run can stay where gradients are large, so far
+above the upper edge more steps overflow than forecast. FP16 gradients lack the values that have underflowed already.
 """
 
 from __future__ import annotations
@@ -82,7 +75,7 @@ _share = operator.attrgetter("share")
 class ScaleForecast:
     """Forecast of the underflow and overflow that a run would have with the static FP16 loss scale 2^exponent.
 
-    A sampled step is a recorded step with exponent histograms. Activation gradients are gradients at module outputs.
+    Shares are 0 to 1. A sampled step has exponent histograms. Activation gradients are those at module outputs.
 
     Attributes:
         lost: Share of nonzero activation gradients that underflow, over all modules and sampled steps.
@@ -94,7 +87,7 @@ class ScaleForecast:
         weights_lost: Share of nonzero weight gradients that underflow, over all parameters and sampled steps.
         worst_weights_lost: The parameter with the largest such share.
         overflowing: Number of sampled steps that overflow.
-        overflow_share: Expected share of all steps that overflow, 0 to 1.
+        overflow_share: Expected share of all steps that overflow.
     """
 
     exponent: int
@@ -124,10 +117,10 @@ class Forecast:
         highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; or None.
         too_few: True if more sampled or recorded steps are needed before a scale can be recommended.
         recommended: Exponent of the recommended scale; None if there is none.
-        smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Smaller gradients are not
-            visible in the histograms. 0 without FP16 gradients.
-        at_smallest: Largest share of a module's nonzero gradients equal to FP16's smallest number. A considerable share
-            means that more values have underflowed.
+        smallest_seen: FP16's smallest number divided by the lowest scale with FP16 gradients. Histograms do not show
+            smaller gradients. 0 without FP16 gradients.
+        at_smallest: Largest share of a module's nonzero gradients equal to FP16's smallest number. If it is
+            considerable, more values have underflowed.
         unusable: Number of sampled steps without information: loss scale 0 or not finite, or no gradient.
     """
 
@@ -163,8 +156,8 @@ class GradientHistory:
 
     Attributes:
         sampled_steps: The steps added so far that have a usable gradient.
-        activations: Unscaled activation gradients (at module outputs) by module, over all sampled steps without
-            overflow; in FP16 steps with ties moved as in `ties_below`.
+        activations: Unscaled activation gradients by module, over all sampled steps without overflow; in FP16 steps
+            with ties moved as in `ties_below`.
         weights: Unscaled weight gradients by parameter, likewise.
         together: Unscaled gradients of all modules, without the adjustment of ties.
     """

@@ -3,7 +3,7 @@
 Gradient norms are computed in FP64. No FP32 gradient can overflow there, so a non-finite norm means a non-finite
 element, and one pass yields the overflow check, the norm for clipping and the offending parameters. An FP32 norm would
 report an overflow for [1e30, 1e30] although both elements are finite. A device without FP64 therefore divides by the
-largest magnitude first (`float32_norm`).
+largest magnitude first (`float32_norm`). There, every float64 result below is float32.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ _ROW = 4096
 
 
 class Verdict(NamedTuple):
-    """Result of a training step's overflow check: whether a gradient is not finite, and whether the update is applied.
-
-    Tensors are on the training device; float32 replaces float64 on a device without FP64.
+    """Result of a training step's overflow check, on the training device.
 
     Attributes:
         overflow: bool, shape (1,): ``grad_norm`` is not finite: a gradient has inf or NaN, or the scale is 0.
         applied: bool, shape (1,): the update is applied.
-        skip: float32, shape (1,): 1 if the update is skipped, else 0. Exactly 0 or 1, because torch's fused optimizers
-            compare with 1.
+        skip: float32, shape (1,): 1 if the update is skipped, else 0, exactly, because torch's fused optimizers compare
+            with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
         norms: float64, shape (P,): L2 norm of each parameter's scaled gradient; inf or NaN on overflow, -1 for a
             parameter without a gradient. All 0 if only offending parameters are requested and there are none.
         measured: float64, shape (1,): the measurement that the scaler requests, or None.
-        known_finite: True if the host already knows that nothing overflowed; always False on a device where finding out
-            requires synchronisation.
+        known_finite: True if the host already knows that nothing overflowed; always False where that requires
+            synchronisation.
     """
 
     overflow: Tensor
@@ -62,10 +60,7 @@ _PIECE = 32768
 
 
 def gradient_norms(grads: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each of P gradients on one device, computed in FP64 so that finite elements never overflow.
-
-    The result has shape (P,) and is float64, or float32 on a device without FP64 (`float32_norm`).
-    """
+    """Return the L2 norm of each of P gradients on one device, float64 (P,); no finite element overflows there."""
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
     if not capabilities(grads[0].device).fp64:
@@ -165,10 +160,7 @@ def _square_by_rows(grad: Tensor) -> float:
 
 
 def _pieces(grad: Tensor) -> Sequence[Tensor]:
-    """Split a large gradient in CPU memory into one-dimensional chunks; return nothing for any other gradient.
-
-    torch's own norm would make an FP64 copy of the whole gradient and take three times as long.
-    """
+    """Split a large CPU gradient for speed: torch's own norm, with an FP64 copy of all of it, takes 3 times as long."""
     if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
     pieces: Sequence[Tensor] = _flat(grad, memory_order(grad)).split(_PIECE * torch.get_num_threads())
@@ -188,7 +180,6 @@ def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _flat(grad: Tensor, order: tuple[int, ...] | None) -> Tensor:
-    """Flatten a tensor in an order of its dimensions; copies if memory has another order or gaps."""
     return (grad if order is None else grad.permute(order)).reshape(-1)
 
 
@@ -229,9 +220,9 @@ def judge(
 ) -> Verdict:
     """Compute the overflow verdict of a step from its gradient norms, without synchronising with the host.
 
-    ``norms`` are the L2 norms of P scaled gradients, float64, or float32 on a device without FP64; -1 for a parameter
-    without a gradient, of which there is none if ``complete``. ``scale``, float32, and the measurement that the scaler
-    requests, if any, have shape (1,). ``refuses`` skips the update on overflow; otherwise it is always applied.
+    ``norms`` are the L2 norms of P scaled gradients, float64; -1 for a parameter without a gradient, of which there is
+    none if ``complete``. ``scale``, float32, and the measurement that the scaler requests, if any, have shape (1,).
+    ``refuses`` skips the update on overflow; otherwise it is always applied.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (

@@ -1,7 +1,6 @@
 """Loss scales at which the steps of one learner overflow, and statistical bounds on the share of overflowing steps.
 
-Nothing here imports torch. The distributions of the bounds come from scipy, which is imported only when a bound is
-computed, so training never imports it.
+Nothing here imports torch, and scipy is imported only when a bound is computed, so training never imports it.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class SampledStep:
     """Summary of a step with exponent histograms: its largest gradient, and its underflow at every loss scale.
 
     ``largest`` is the largest unscaled magnitude, in the module or parameter ``where``; inf on overflow. ``taken`` has,
-    for each of `EXPONENTS`, the module that loses the largest share of its gradient's magnitude (sum of |x|) at that
-    scale; empty on overflow.
+    for each of `EXPONENTS`, the module whose gradient loses the largest share of its magnitude; empty on overflow.
     """
 
     step: int
@@ -76,11 +74,15 @@ class SampledStep:
 class OverflowEvidence:
     """Evidence that less than 1 % of a run's steps overflow at a loss scale: two kinds, each with 95 % confidence.
 
-    Either kind suffices, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
+    Sampled steps: log2 of the largest gradient is assumed normal, as in LogMax (`mptrain.scaler.logmax`), and its
+    one-sided tolerance limit must lie below the end of FP16, which requires more headroom the fewer or wider spread the
+    samples are. Recorded steps: an FP16 step without overflow has none at lower scales, and the Clopper-Pearson bound
+    on the share of the others must be below 1 %. Either kind suffices, so together they err in up to one of ten runs
+    (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
         by_samples: Exponent of the largest scale that the sampled steps prove; None if they prove no scale from 1 on.
-        by_record: Exponent of the largest scale that FP16 steps without overflow prove; None if there is none.
+        by_record: Exponent of the largest scale that the recorded steps prove; None if there is none.
         with_more: Limit of ``by_samples`` for many samples of the same spread, possibly negative; None if unknown.
         spread: Standard deviation of log2 of the largest gradient over the samples, in doublings; 0 for one sample.
         recorded: Number of recorded steps.
@@ -103,8 +105,7 @@ class OverflowEvidence:
 class RecordedSteps:
     """Counter of a run's steps without overflow, by the exponent of their loss scale, and of steps and epochs.
 
-    An FP16 step without overflow would not have overflowed at any lower scale either. Steps that are not FP16
-    (``half``) are no evidence: none counts as without overflow.
+    Steps that are not FP16 (``half``) are no evidence: none counts as without overflow.
     """
 
     def __init__(self, half: bool) -> None:
@@ -157,7 +158,7 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
     The limit of a step is the smallest exponent at which its gradients overflow FP16: from the histograms of a sampled
     step, interpolated from the gradient norm for any other, 2^16 for a sampled step whose gradients are all zero.
     Overflows with a non-finite loss are ignored, because no scale avoids them. ``steps`` are in order. With ``half``,
-    the steps were computed in FP16: then a step without overflow has none at lower scales either.
+    they were computed in FP16: then a step without overflow has none at lower scales either.
     """
     left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
@@ -188,10 +189,9 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
 
 
 def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
-    """Return log2 of the scale at which each sampled step overflows.
+    """Return log2 of the scale at which each sampled step overflows; empty if more than half did in the run.
 
-    For a sample that overflowed it is interpolated between its neighbours, and at most log2 of its own scale. If more
-    than half overflowed, the rest are too few and biased towards small gradients; the result is then empty.
+    The rest would be biased towards small gradients. For one that did, it is interpolated, at most log2 of its scale.
     """
     sound = [
         HistogramSample(sample.step, math.log2(sample.largest), 0.0)

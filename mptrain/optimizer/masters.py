@@ -201,8 +201,5 @@ def _rounded(wide: Tensor, half: Tensor) -> Tensor:
 
 
 def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return an FP32 copy of a value in the memory layout of its parameter, which gradients have too.
-
-    torch's multi-tensor kernels are fast, and on CUDA usable at all, only if corresponding tensors have equal strides.
-    """
+    """Return an FP32 copy with the strides of its parameter; with others, multi-tensor kernels are slow or fail."""
     return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

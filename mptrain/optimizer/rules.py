@@ -154,11 +154,9 @@ class _AdamConstants:
     _kernel: ClassVar[FusedKernel]
 
     def state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the zeroed moments ``exp_avg`` and ``exp_avg_sq`` of a weight."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """Update a group of weights in place, with one fused call if torch has the kernel."""
         if group.fused:
             state = [group.state["exp_avg"], group.state["exp_avg_sq"], [], [inputs.step] * len(grads)]
             _fused(
@@ -253,13 +251,11 @@ class Adagrad:
 def _fused(
     kernel: FusedKernel, group: Group, grads: list[Tensor], inputs: UpdateInputs, *state: list[Tensor], **constants: Any
 ) -> None:
-    """Update a group with one of torch's fused kernels, which take the state after the gradients."""
     varying = {"lr": inputs.lr, "grad_scale": inputs.grad_scale, "found_inf": inputs.skip}
     kernel(group.weights, grads, *state, **constants, **varying, weight_decay=group.weight_decay, maximize=False)
 
 
 def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-    """Update a group by a formula, computed in FP32 and rounded to the dtype of each tensor."""
     # Zero-dimensional, because a weight may be.
     grad_scale = None if inputs.grad_scale is None else inputs.grad_scale[0]
     inputs = UpdateInputs(lr=inputs.lr[0], step=inputs.step[0], grad_scale=None, skip=inputs.skip[0])

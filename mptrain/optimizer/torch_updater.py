@@ -184,11 +184,7 @@ class TorchUpdater:
         kept: Mapping[str, Any],
         others: Mapping[str, Any],
     ) -> None:
-        """Load a state into one optimizer, which keeps its own constants.
-
-        ``initial`` has the values of its groups as configured; ``kept`` those that it keeps for groups, by parameter
-        name; ``others`` further entries of its state dict.
-        """
+        """Load a state into one optimizer, whose groups keep their constants as configured (``initial``)."""
         fresh, state = optimizer.state_dict(), {}
         groups = []
         for own, values, numbered in zip(optimizer.param_groups, initial, fresh["param_groups"], strict=True):

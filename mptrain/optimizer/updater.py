@@ -87,7 +87,6 @@ class Updater:
         return []
 
     def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
-        """Return the groups of parameters with gradients, cached for each set of parameters."""
         live = _live(grads)
         if live not in self._groups:
             work, alike = self._masters.work, dict[tuple[ParameterOptions, torch.dtype], list[int]]()
@@ -134,7 +133,6 @@ class _Members:
         return inputs if factor == 1 else inputs._replace(lr=inputs.lr * factor)
 
     def of(self, grads: list[Tensor | None]) -> list[Tensor]:
-        """Return the gradients of these parameters, with the dimensions and strides of the weights' views."""
         views = self._views([grads[i] for i in self._indices])  # type: ignore[misc]
         return [view if view.is_contiguous() else view.contiguous() for view in views]
 

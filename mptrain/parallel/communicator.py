@@ -267,12 +267,8 @@ class DistributedCommunicator(Communicator):
     def raise_for_all(self, error: Exception | None) -> None:
         """Raise the error of the lowest failed rank on every rank; do nothing if no rank has failed.
 
-        This is a collective: every rank calls it, with None if it has no error.
-
-        Raises:
-            MptrainError: The error of the lowest failed rank, prefixed with the rank on other ranks. If all ranks have
-                failed, each raises its own error.
-            RankFailed: The error of that rank is not an `MptrainError`.
+        Other ranks get it with the rank in its message, as a RankFailed if it is no `MptrainError`. If all ranks have
+        failed, each raises its own error.
         """
         said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
         troubles = [one for one in said if one is not None]

@@ -93,7 +93,6 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
 
 
 def _forked(count: int, timeout: float) -> Iterator[Communicator]:
-    """Fork the other ranks, yield the communicator of rank 0, and wait for the other ranks to exit."""
     _prepare_environment(count)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -128,10 +127,7 @@ def _forked(count: int, timeout: float) -> Iterator[Communicator]:
 
 
 def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:
-    """Wait until every forked rank is ready, then release them; raise RankLost if one has died or is late.
-
-    Ranks do not wait inside gloo, because gloo does not notice that a rank has died before connecting.
-    """
+    """Wait for all forked ranks here, not in gloo, which does not notice that a rank has died before connecting."""
     deadline = time.monotonic() + timeout
     word = _LOST
     try:
@@ -147,7 +143,6 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
 
 
 def _come(store: Store, rank: int, timeout: float) -> None:
-    """Report that this forked rank is ready, and wait for all others; raise RankLost if one has died."""
     store.set(f"{_HERE}/{rank}", "")
     store.wait([_WORD], timedelta(seconds=timeout))
     if store.get(_WORD).decode() == _LOST:
@@ -155,7 +150,6 @@ def _come(store: Store, rank: int, timeout: float) -> None:
 
 
 def _prepare_environment(count: int) -> None:
-    """Divide the cores of this machine among its ranks, and use the loopback interface."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     import torch
 
@@ -195,7 +189,6 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
 
 
 def _store(port: int | None) -> TCPStore:
-    """Return the rendezvous store of forked ranks: rank 0 creates it on a free port, the others connect to it."""
     from torch.distributed import TCPStore
 
     try:

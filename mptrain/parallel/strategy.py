@@ -130,14 +130,9 @@ class _DistributedStrategy(ABC):
         self._meeting = meeting
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
-        """Return whether one micro-batch per update is configured, regardless of the batch."""
         return wanted == 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
-        """Yield this rank's micro-batches with their shares of the loss terms.
-
-        If passes wait for other ranks, dummy micro-batches fill up to ``wanted``. Otherwise numbers may differ by rank.
-        """
         parts = batch.split(wanted)
         for micro in parts:
             if micro.is_dummy:
@@ -150,7 +145,6 @@ class _DistributedStrategy(ABC):
                 yield replace(parts[0], is_dummy=True), 0.0
 
     def reductions(self, loss: Tensor | None) -> tuple[AcrossNorms, AcrossMeasure]:
-        """Return `reduce_norms`, bound to the loss, and `reduce_measure`."""
         return functools.partial(self.reduce_norms, loss=loss), self.reduce_measure
 
     @abstractmethod
@@ -179,7 +173,6 @@ class _DistributedStrategy(ABC):
         return torch.where(norms < 0, norms, sums.sqrt())
 
     def broadcast_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Overwrite buffers of any dtype with those of rank 0."""
         self.comm.broadcast_([buffer.view(torch.uint8) for buffer in buffers])  # as bytes: works for any dtype
 
 
@@ -216,12 +209,9 @@ class DDPStrategy(_DistributedStrategy):
         return self._wrapped[key]
 
     def finish_gradient_sync(self, weights: Weights, *, single_microbatch: bool) -> None:
-        """Sum gradients over ranks if DistributedDataParallel has not.
+        """Sum gradients over ranks if DistributedDataParallel has not; one that another rank has counts as zeros here.
 
-        In such a sum, a missing gradient counts as zeros if another rank has one.
-
-        Raises:
-            ConfigError: A gradient is missing that all ranks had in the first batch, and other ranks wait for it.
+        Raises ConfigError if a gradient is missing that all ranks had in the first batch, and other ranks wait for it.
         """
         missing = dict.fromkeys(weights.gradients.missing())
         key = id(weights)

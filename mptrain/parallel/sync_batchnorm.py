@@ -40,7 +40,6 @@ class SyncBatchNorm(BatchNorm):
     comm: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """Copy the layer; the copy shares the communicator."""
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__dict__.update({k: v if k == "comm" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()})

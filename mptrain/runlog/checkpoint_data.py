@@ -47,10 +47,8 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
 
     Allowed are dict (also OrderedDict) with keys of str and int, list, tuple, str, int, float, bool, None, Tensor and
     Parameter. Types are compared exactly: ``numpy.float64`` passes isinstance for float, but a weights-only load
-    rejects it. The tensors are in order of traversal; one that occurs twice is listed twice.
-
-    Raises:
-        TypeError: The state holds another type; the message names the place, a path that begins with ``where``.
+    rejects it. The tensors are in order of traversal; one that occurs twice is listed twice. Raises TypeError for
+    another type; the message names the place, a path that begins with ``where``.
     """
     kind = type(value)
     if kind in _LEAVES:
@@ -96,11 +94,7 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
 def read_verified(path: Path, sha256: str, manifest: str, size: int | None = None) -> dict[str, Any]:
     """Load a state that `write_state` wrote, on the CPU, after verifying the file's SHA-256 and length.
 
-    Args:
-        path: The file.
-        sha256: Expected SHA-256, in hexadecimal.
-        manifest: Name of the manifest that states the digest, for the error message.
-        size: Expected length in bytes, if known.
+    ``sha256`` is hexadecimal, ``size`` in bytes, if known; ``manifest`` names the source of both in the error message.
 
     Raises:
         CheckpointError: The file is damaged, or holds anything except tensors and plain values.
@@ -161,8 +155,6 @@ def _is_tar(path: Path) -> bool:
 
 
 class _Brief(pickle.UnpicklingError):
-    """Error of torch's unpickler with a message of limited length."""
-
     def __init__(self, message: str = "") -> None:
         super().__init__(str(message)[:_LONGEST])
 
@@ -171,8 +163,8 @@ class _Brief(pickle.UnpicklingError):
 def _brief_refusals() -> Iterator[None]:
     """Limit the length of error messages from torch's unpickler.
 
-    `torch.load` searches the message with regular expressions whose time grows with the square of the longest word. The
-    words come from the file: rejecting a word of 80,000 characters took two minutes.
+    `torch.load` searches them with regular expressions whose time grows with the square of the longest word, which
+    comes from the file: rejecting a word of 80,000 characters took two minutes.
     """
     # Both names are private. If torch renames them, messages keep their full length.
     module = weights_only_unpickler()

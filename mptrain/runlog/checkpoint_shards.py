@@ -134,10 +134,6 @@ class _Wholes:
         self._joined: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, parts: list[Any]) -> Tensor:
-        """Return one tensor, joined along its first dimension from its shards in rank order.
-
-        Raise TypeError if a shard is not a tensor that `write_shards` writes.
-        """
         if not all(type(one) is Tensor and _is_plain(one) for one in parts):
             raise TypeError("a shard is not a plain tensor")
         if len({(one.dtype, one.shape[1:]) for one in parts}) > 1:

@@ -105,13 +105,10 @@ class RunDirectory:
 def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     """Create a new, empty run directory: ``ROOT/NAME``, or without a name ``ROOT/DATE/TIME-LABEL-xxxx``.
 
-    Args:
-        root: Root folder of all runs (``run.root``); created if missing.
-        label: ``MODEL-DATASET-PRECISION``, part of the path of a run without a name.
-        name: Name of the run (``run.name``); None generates a unique path.
+    ``root`` (``run.root``) is created if missing; ``label`` is ``MODEL-DATASET-PRECISION``; ``name`` is ``run.name``.
 
     Raises:
-        ConfigError: The name is invalid (see `check_run_name`), or is ``last``.
+        ConfigError: The name is invalid (`check_run_name`), or is ``last``.
         StorageError: ``ROOT/NAME`` exists, lies inside another run, or cannot be created.
     """
     if name is None:

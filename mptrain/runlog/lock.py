@@ -49,8 +49,8 @@ class LockHolder:
 def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a run or sweep folder inside the ``with`` block.
 
-    The lock file is created if missing and never removed. Its folder must stay in place meanwhile (see
-    `require_folder_stays`). Raise StorageError if another process holds the lock; the message names it.
+    The lock file is created if missing and never removed. Its folder must stay in place meanwhile. Raise StorageError
+    if another process holds the lock; the message names it.
     """
     with storage_errors(path, "lock"):
         descriptor = open_in_place(path, os.O_RDWR)
@@ -88,7 +88,6 @@ def holder_of(path: Path) -> LockHolder | None:
 
 
 def _take(descriptor: int, *, shared: bool = False) -> bool:
-    """Try to take the kernel lock of an open file without waiting; return whether it was free."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:

@@ -62,10 +62,8 @@ class RecordWriter:
     def take(self, record: Record) -> None:
         """Add one record to the buffer of its file. Progress records are ignored, because they depend on the clock.
 
-        Raises:
-            ValueError: An epoch has a metric that the first epoch does not have, or a field of an event has
-                a reserved name.
-            StorageError: The existing header of ``epochs.csv`` does not match this run.
+        Raises ValueError for an epoch with a metric that the first one lacks, or an event with a field of a reserved
+        name; StorageError if the existing header of ``epochs.csv`` does not match this run.
         """
         match record:
             case StepRecord():

@@ -201,7 +201,6 @@ class HostCopy:
 
 
 def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any]) -> Any:
-    """Return a copy of the value whose tensors use the memory of ``hosts``; shared objects stay shared."""
     if not isinstance(value, (torch.Tensor, dict, list, tuple)):
         return value
     if id(value) in seen:
