@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,9 @@ class Trace:
         return self
 
 
-def main() -> None:
-    """Print the counts."""
-    parts, _ = build(compose(sys.argv[1:] or USUAL))
+def traced_step(overrides: Sequence[str]) -> Trace:
+    """Return the trace of one training step of a configuration, after a few that are not traced."""
+    parts, _ = build(compose(overrides))
     learner, trace = parts.learners[0], Trace()
     ring = Ring(WARM_UP + 1, len(learner.weights.names), parts.device)
     parts.model.train()
@@ -69,6 +70,12 @@ def main() -> None:
             ring.record(train_step(learner, parts.model, batch, parts.plan))
         finally:
             sys.settrace(None)
+    return trace
+
+
+def main() -> None:
+    """Print the counts."""
+    trace = traced_step(sys.argv[1:] or USUAL)
     for file, lines in sorted(trace.lines.items(), key=lambda one: -len(one[1])):
         print(f"{len(lines):5} {file.relative_to(ROOT)}")
     count = sum(map(len, trace.lines.values()))
