@@ -16,10 +16,11 @@ from mptrain.config.trust import allow_argument, allowed_packages, search_path
 from mptrain.errors import EXIT_OK
 from mptrain.parallel.torchrun import torchrun_command
 from mptrain.records import EventRecord, Record
+from mptrain.run.attempt import Outcome, RunInfo
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
-from mptrain.run.start_and_resume import Outcome, RunInfo, launch
-from mptrain.run.start_and_resume import resume as resume_run
+from mptrain.run.resume import resume as resume_run
+from mptrain.run.start import launch
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 

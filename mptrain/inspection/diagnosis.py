@@ -28,7 +28,7 @@ from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_a
 from mptrain.numerics.formats import scale_in_words
 from mptrain.records import StepRecord
 from mptrain.report.diagnosis_page import write_diagnosis
-from mptrain.run.start_and_resume import min_micro_batches
+from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog import RunDirectory
 from mptrain.runlog.checkpoint_data import load_plain
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint

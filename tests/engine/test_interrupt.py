@@ -9,8 +9,9 @@ import pytest
 
 from mptrain.cli.main import main
 from mptrain.engine.interrupt import EndRequested, SignalListener, ending_at_once
+from mptrain.engine.loop import Loop
 from mptrain.errors import Preempted
-from mptrain.run import start_and_resume
+from mptrain.run import attempt, start
 
 TINY = ("model=mlp", "dataset.train_samples=32", "train.epochs=1", "run.name=run", "run.resume=auto")
 
@@ -51,18 +52,19 @@ def test_training_hears_it_first_and_a_signal_that_is_ignored_stays_so():
 @pytest.mark.parametrize("place", ["build", "create_run", "describe", "Loop", "write_summary", "_close"])
 def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
-    inner = getattr(start_and_resume, place)
+    module = start if place in ("build", "create_run") else attempt
+    inner = getattr(module, place)
 
     def asked(*arguments, **named):
         ask(signal.SIGTERM)
         return inner(*arguments, **named)
 
-    monkeypatch.setattr(start_and_resume, place, asked)
+    monkeypatch.setattr(module, place, asked)
     assert main(list(TINY)) == 75
     said = capsys.readouterr().err
     assert "stopped: SIGTERM, ended at once" in said
     assert "hint: " in said
-    monkeypatch.setattr(start_and_resume, place, inner)
+    monkeypatch.setattr(module, place, inner)
     assert main(list(TINY)) == 0
     assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes().count(b"\n") == 1
 
@@ -73,30 +75,30 @@ def test_asked_to_end_says_by_which_signal():
 
 def test_a_second_ctrl_c_before_the_first_checkpoint_leaves_a_run_that_begins_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    attempted = start_and_resume.Loop.attempt
+    attempted = Loop.attempt
 
     def asked_twice(loop, batch):
         ask(signal.SIGINT)
         ask(signal.SIGINT)
         attempted(loop, batch)
 
-    monkeypatch.setattr(start_and_resume.Loop, "attempt", asked_twice)
+    monkeypatch.setattr(Loop, "attempt", asked_twice)
     assert main(list(TINY)) == 130
     assert "stopped: interrupted at once" in capsys.readouterr().err
-    monkeypatch.setattr(start_and_resume.Loop, "attempt", attempted)
+    monkeypatch.setattr(Loop, "attempt", attempted)
     assert main(["resume", "outputs/run"]) == 0
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 75)])
 def test_an_orderly_stop_is_no_error_and_names_the_line_that_resumes(tmp_path, monkeypatch, capsys, number, name, code):
     monkeypatch.chdir(tmp_path)
-    attempted = start_and_resume.Loop.attempt
+    attempted = Loop.attempt
 
     def asked_once(loop, batch):
         ask(number)
         attempted(loop, batch)
 
-    monkeypatch.setattr(start_and_resume.Loop, "attempt", asked_once)
+    monkeypatch.setattr(Loop, "attempt", asked_once)
     assert main([*TINY, "train.epochs=5"]) == code
     slow = "warning: precision=amp_dynamic on cpu: same numerics as tensor cores, but not faster than FP32"
     said = [

@@ -34,17 +34,17 @@ class Hooks:
     def install(self):
         from mptrain.cli import train
         from mptrain.engine import loop, validation
-        from mptrain.run import start_and_resume
+        from mptrain.run import attempt, start
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
 
         for holder, name in (
-            (start_and_resume, "build"), (start_and_resume, "create_run"), (start_and_resume, "existing_run"), (start_and_resume, "truncate_records"),
-            (start_and_resume, "describe"), (start_and_resume, "RecordWriter"), (start_and_resume, "Loop"), (loop, "rehearse_run"), (train, "_displays"),
+            (start, "build"), (start, "create_run"), (start, "existing_run"), (attempt, "truncate_records"),
+            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "_displays"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (
-            (start_and_resume, "write_summary"), (start_and_resume, "_close"), (RunDirectory, "write_state"), (train, "print_closing"),
+            (attempt, "write_summary"), (attempt, "_close"), (RunDirectory, "write_state"), (train, "print_closing"),
         ):  # fmt: skip
             self._wrap(holder, name, "end")
         self._wrap(CheckpointStore, "save", "saving")

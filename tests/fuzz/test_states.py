@@ -18,7 +18,8 @@ from mptrain.errors import CheckpointError, MptrainError
 from mptrain.inspection.diagnosis import diagnose_run
 from mptrain.inspection.replay import replay_run
 from mptrain.run.evaluation import evaluate_run, export_run
-from mptrain.run.start_and_resume import launch, resume
+from mptrain.run.resume import resume
+from mptrain.run.start import launch
 from mptrain.runlog.manifest import manifest_name, read_manifest
 
 STEP = 4

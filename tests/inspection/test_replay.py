@@ -10,7 +10,8 @@ from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, DataError, StorageError, UsageError
 from mptrain.inspection.replay import replay_run
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-from mptrain.run.start_and_resume import launch, resume
+from mptrain.run.resume import resume
+from mptrain.run.start import launch
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
 from mptrain.runlog.run_reader import read_run
 

@@ -11,7 +11,8 @@ from small_runs import TINY, run_command, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
-from mptrain.run.start_and_resume import launch, resume
+from mptrain.run.resume import resume
+from mptrain.run.start import launch
 
 #: No metric of the digits improves by 10, so the second validation without improvement is the third.
 STOPS = ("train.epochs=8", "train.early_stopping={patience:2,min_delta:10}")

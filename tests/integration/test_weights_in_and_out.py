@@ -14,7 +14,8 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError
 from mptrain.run.evaluation import evaluate_run, export_run
-from mptrain.run.start_and_resume import launch, resume
+from mptrain.run.resume import resume
+from mptrain.run.start import launch
 
 RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
 

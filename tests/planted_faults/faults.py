@@ -589,9 +589,9 @@ FAULTS = (
     ),
     Fault(
         77,
-        "run/start_and_resume.py",
-        'forgive = before is not None and before.status == "failed"',
-        "forgive = False",
+        "run/attempt.py",
+        'forgive=before is not None and before.status == "failed"',
+        "forgive=False",
         "a failed run that is resumed is given up at its first overflow",
     ),
     # Pages, words and the command line.
@@ -758,5 +758,20 @@ FAULTS = (
         '{"<": ">", ">": "<", "=": "="}[relation]',
         '{"<": "<", ">": ">", "=": "="}[relation]',
         "a number on the left of a statement changes sides, and the relation stays",
+    ),
+    # Parts of a run.
+    Fault(
+        100,
+        "build/model.py",
+        '    digest = digest_of_weights(model) if load else ""\n    require_same_weights(digest, comm)\n',
+        '    digest = ""\n',
+        "a run does not record which weights it starts from",
+    ),
+    Fault(
+        101,
+        "build/parts.py",
+        "    seed_everything(config.seed)\n    return parts",
+        "    return parts",
+        "dropout depends on how many numbers the construction of the model drew",
     ),
 )

@@ -13,7 +13,8 @@ from mptrain.build.parts import build
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import EndRequested
-from mptrain.run import start_and_resume
+from mptrain.engine.loop import Loop
+from mptrain.run import start
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
 
@@ -27,7 +28,7 @@ def broken_off(tmp_path, monkeypatch):
 
 
 def break_off(monkeypatch, words, step):
-    attempted = start_and_resume.Loop.attempt
+    attempted = Loop.attempt
 
     def killed(loop, batch):
         if loop.progress.step + 1 == step:
@@ -35,7 +36,7 @@ def break_off(monkeypatch, words, step):
         attempted(loop, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(start_and_resume.Loop, "attempt", killed)
+        patch.setattr(Loop, "attempt", killed)
         assert main(words) == 75
 
 
@@ -106,7 +107,7 @@ def test_a_run_without_its_configuration_is_not_taken_for_one_that_never_began(b
 
 def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start_and_resume, "launch_ranks", None)
+    monkeypatch.setattr(start, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
     assert "with 500 ranks" in capsys.readouterr().err
 
@@ -194,9 +195,7 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
     assert "parameters, 170 trainable" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "place", ["mptrain.run.start_and_resume.build", "mptrain.engine.rehearsal.accumulate_gradients"]
-)
+@pytest.mark.parametrize("place", ["mptrain.run.start.build", "mptrain.engine.rehearsal.accumulate_gradients"])
 @pytest.mark.parametrize("error", [
     RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
     MemoryError(),

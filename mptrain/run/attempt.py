@@ -1,0 +1,268 @@
+"""One attempt to train a run: from its parts to a finished run directory, as rank 0 or as another rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mptrain.build.parts import build
+from mptrain.config.config_diff import config_digest
+from mptrain.config.schema import Config
+from mptrain.engine.loop import Loop
+from mptrain.engine.parts import Options, Parts
+from mptrain.engine.run_storage import NoStorage, Storage
+from mptrain.errors import (
+    EXIT_OK,
+    MptrainError,
+    Preempted,
+    StorageError,
+)
+from mptrain.parallel.communicator import Communicator
+from mptrain.precision.support import Support, require_support
+from mptrain.records import EventRecord
+from mptrain.run.consistency import (
+    changed_training_data,
+    digests_of,
+    trained_on,
+)
+from mptrain.run.describe import describe, group_members
+from mptrain.run.failure_report import explain_error, failure_status
+from mptrain.run.tracking import track
+from mptrain.runlog import (
+    RecordWriter,
+    RunDirectory,
+    RunState,
+    truncate_records,
+    write_atomically,
+    write_summary,
+)
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.trained_samples import read_trained, write_trained
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a training run that finished.
+
+    Attributes:
+        root: The run directory.
+        summary: Contents of ``summary.json``: final metrics, counts of steps and overflows, speed.
+        already_done: Whether the run was finished before, so that nothing was trained.
+    """
+
+    root: Path
+    summary: dict[str, Any]
+    already_done: bool = False
+
+
+@dataclass(frozen=True)
+class StartState:
+    """Message from rank 0 to the other ranks of a distributed run, sent before they build their model.
+
+    Attributes:
+        manifest: Manifest of the checkpoint to resume from; None for a new run.
+        forgive: Whether to reset the count of consecutive overflows.
+        done: Outcome of the run if it is done already, else None.
+    """
+
+    manifest: Path | None = None
+    forgive: bool = False
+    done: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Information for the display of a run that is about to train.
+
+    Attributes:
+        support: Support of the precision mode by the device.
+        root: The run directory.
+        planned: Total number of planned steps.
+        from_step: Training steps attempted before this start or resume; 0 for a new run.
+        notes: Remarks on resuming, one sentence each.
+        warnings: Deviations from the configuration, or problems with the resumed state, one sentence each.
+    """
+
+    config: Config
+    parts: Parts
+    support: Support
+    root: Path
+    planned: int
+    from_step: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+Show = Callable[[RunInfo], Sequence[Sink]]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to train a run: its directory, its parts, and what it continues from.
+
+    Attributes:
+        loaded: The checkpoint to continue from; None to start from the beginning.
+        notes: Sentences for the user about this start; ``warnings`` likewise.
+        changed: Changes of the configuration since the run was started, one sentence each.
+        as_written: The configuration is that of the directory already and is not written again.
+    """
+
+    directory: RunDirectory
+    config: Config
+    parts: Parts
+    options: Options
+    loaded: LoadedCheckpoint | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    as_written: bool = False
+
+    @property
+    def from_step(self) -> int:
+        """Training steps attempted before."""
+        return self.loaded.manifest.step if self.loaded else 0
+
+
+def train_run(attempt: Attempt, show: Show) -> Outcome:
+    """Train a run to its end as rank 0, which holds the lock of its directory and writes its state.
+
+    Raises:
+        MptrainError: The run failed; ``run.json`` has the reason.
+    """
+    directory, parts = attempt.directory, attempt.parts
+    before = directory.read_state()
+    attempt = _prepare_directory(attempt)
+    state = describe(directory, attempt.config, parts, before)
+    state = state.begin(attempt.from_step, attempt.changed if attempt.loaded else ())
+    directory.write_state(state)
+    writer = RecordWriter(directory.paths)
+    higher = parts.task.higher_is_better
+    store = CheckpointStore(directory.paths.checkpoints, attempt.config.checkpoint.keep, higher_is_better=higher)
+    storage = Storage(directory.paths, writer, store, config_digest(attempt.config.yaml))
+    loop: Loop | None = None
+    sinks: Sequence[Sink] = ()
+    try:
+        parts.comm.broadcast_object(directory.root.absolute())
+        displays = Fanout(())  # filled once the loop exists; their owner closes them
+        loop = Loop(parts, attempt.options, storage, (displays,))
+        notes = _record_start(attempt, loop, storage, forgive=before is not None and before.status == "failed")
+        sinks = show(_info(attempt, loop.planned, notes))
+        sinks = [*track(attempt.config, directory, state.id, attempt.from_step, [writer, *sinks]), *sinks]
+        displays.sinks = tuple(sinks)
+        summary = loop.run()
+        write_summary(directory.paths.summary, summary)
+        loop.require_success()
+        displays.take(EventRecord("summary", loop.progress.step, summary))
+        _close(writer, sinks)
+        reason = f"stopped early: {summary['stopped_early']}" if summary["stopped_early"] else ""
+        directory.write_state(state.end("done", reason, EXIT_OK, loop.progress.step))
+        return Outcome(directory.root, summary)
+    except BaseException as error:
+        for sink in (*sinks, writer):
+            with contextlib.suppress(Exception):  # report the original failure
+                sink.close()
+        shown = explain_error(error, attempt.config, directory, parts.comm)
+        _record_end(shown, directory, state, loop.progress.step if loop else attempt.from_step)
+        if shown is error:
+            raise
+        raise shown from error
+    finally:
+        for loader in parts.loaders.values():
+            loader.close()
+
+
+def _prepare_directory(attempt: Attempt) -> Attempt:
+    """Bring the directory to the state of the checkpoint, and return the attempt with what that has shown."""
+    directory, config, parts, loaded = attempt.directory, attempt.config, attempt.parts, attempt.loaded
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    if not attempt.as_written:  # after the records have proved to be usable
+        directory.write_config(config.yaml, config.overrides)
+    other = changed_training_data(directory.root, parts) if loaded else ()
+    source = directory.root if loaded else config.weights and config.weights.expanduser()
+    known = frozenset(digests_of(parts.loaders["train"])) | (read_trained(source) if source else frozenset())
+    write_trained(directory.paths.trained_samples, known)
+    write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
+    warnings = (*parts.warnings, *attempt.warnings, *lost, *other, *trained_on(known, parts))
+    return replace(attempt, warnings=warnings, changed=(*attempt.changed, *other))
+
+
+def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bool) -> tuple[str, ...]:
+    """Restore the checkpoint, record how the attempt begins, and return its notes with those on restoring."""
+    notes, warnings, step, parts = attempt.notes, attempt.warnings, attempt.from_step, attempt.parts
+    if attempt.loaded is None:
+        events: list[tuple[str, dict[str, Any]]] = [("start", {"initial_weights": parts.origin.initial_weights})]
+        events += [("note", {"message": sentence}) for sentence in notes]
+        events += [("warning", {"message": sentence}) for sentence in warnings]
+    else:
+        storage.store.drop_after(step)
+        notes = (*notes, *loop.checkpointing.restore(attempt.loaded.state, forgive=forgive))
+        events = [("resume", {"notes": list(notes), "warnings": list(warnings)})]
+    regrouped = attempt.loaded is None or any(
+        text.startswith(("model.", "optimizer.", "learners.")) for text in attempt.changed
+    )
+    if regrouped and (groups := group_members(attempt.config, parts)):
+        events.append(("groups", dict(groups)))
+    for kind, fields in events:
+        storage.writer.take(EventRecord(kind, step, fields))
+    return notes
+
+
+def _info(attempt: Attempt, planned: int, notes: tuple[str, ...]) -> RunInfo:
+    config, parts = attempt.config, attempt.parts
+    support = require_support(config.precision, parts.device)
+    root = attempt.directory.root
+    return RunInfo(config, parts, support, root, planned, attempt.from_step, notes, attempt.warnings)
+
+
+def follow(config: Config, comm: Communicator) -> Outcome:
+    """Train and evaluate as a rank other than 0 of a distributed run; writes only this rank's shards of tensors."""
+    beginning = comm.broadcast_object(StartState())
+    if beginning.done is not None:
+        return beginning.done
+    with comm.together():
+        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
+        built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+    parts, options = built
+    root = comm.broadcast_object(Path())
+    try:
+        loop = Loop(parts, options, NoStorage(RunPaths(root)))
+        if loaded is not None:
+            loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
+    except BaseException as error:  # so that ranks that wait for this one can report why it ended
+        comm.send_error(error)
+        raise
+    summary = loop.run()
+    loop.require_success()
+    return Outcome(root, summary)
+
+
+def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
+    """Return the smallest number of micro-batches into which a resumed run may divide the batch of an update.
+
+    It is the number, over all ranks, at the time of the checkpoint: on fewer ranks the micro-batches then need no more
+    memory than before. It is 1 without a checkpoint, or if the user has changed ``train.accumulate`` since.
+    """
+    saved = loaded.state if loaded is not None else {}
+    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
+
+
+def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    for sink in (*sinks, writer):
+        sink.close()
+
+
+def _record_end(error: BaseException, directory: RunDirectory, state: RunState, reached: int) -> None:
+    """Write reason and step of a failure to ``run.json``; on a full disk the run stays "running" and resumable."""
+    to_step = None if isinstance(error, Preempted) and not error.saved else reached
+    with contextlib.suppress(StorageError):
+        hint = error.hint if isinstance(error, MptrainError) else ""
+        directory.write_state(state.end(*failure_status(error, directory), to_step, hint))

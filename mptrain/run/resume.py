@@ -1,0 +1,241 @@
+"""Resumption of a training run from its last intact checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mptrain.build.parallelism import check_parallelism
+from mptrain.build.parts import build, settings_restored
+from mptrain.config.catalogue import RECHOSEN
+from mptrain.config.config_diff import describe_change, diff
+from mptrain.config.schema import Config
+from mptrain.config.trust import command_with, is_allow_override
+from mptrain.config.value_checks import show
+from mptrain.engine.monitor import early_stop
+from mptrain.engine.parts import EarlyStoppingState, Options, Parts
+from mptrain.engine.snapshot import require_fit, require_same_schema
+from mptrain.errors import (
+    CheckpointError,
+    ConfigError,
+    Problem,
+)
+from mptrain.parallel.communicator import Communicator
+from mptrain.parallel.launch import launch_ranks
+from mptrain.parallel.torchrun import remember_run, torchrun_command
+from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, min_micro_batches, train_run
+from mptrain.run.consistency import (
+    reload_config,
+    require_unchanged_config,
+    require_undamaged_config,
+    written_config,
+)
+from mptrain.run.tracking import require_logger
+from mptrain.runlog import (
+    RunDirectory,
+    RunState,
+    find_run,
+    read_summary,
+)
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
+from mptrain.runlog.manifest import manifest_name
+
+
+@settings_restored()
+def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
+    """Resume training a run from its last intact checkpoint, and return its outcome when it is finished.
+
+    ``run`` is the run directory, or ``last`` for the run that was started last. Overrides change the configuration from
+    here on and are written to the run's ``config.yaml``. ``show`` is that of `launch`.
+
+    Raises:
+        MptrainError: The run cannot be resumed, or failed.
+    """
+    directory = find_run(run)
+    config = reload_config(directory, overrides)
+    config = replace(config, overrides=_all_overrides(directory.read_overrides(), overrides))
+    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
+    check_parallelism(config, config.distributed.procs or 1)  # before the processes are started
+    with launch_ranks(config.distributed) as comm:
+        if not comm.is_rank_zero:
+            return follow(config, comm)
+        return continue_run(directory, config, show, comm, said)
+
+
+def _all_overrides(before: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that reproduce a resumed run: the earlier ones that still hold, then the new ones.
+
+    An option that is chosen again replaces all earlier keys of its group. A value replaces the earlier keys below it,
+    unless it is a mapping, which is merged with them.
+    """
+    values = {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in overrides)}
+    groups = {other for key in values if key in RECHOSEN for other in (key, *RECHOSEN[key])}
+    whole = tuple(f"{key}." for key, value in values.items() if not value.startswith("{"))
+
+    def holds(word: str) -> bool:
+        key = word.partition("=")[0].lstrip("+~")
+        of_group = re.sub(r"^learners\.[^.]+\.", "", key).partition(".")[0] in groups
+        return not of_group and key not in values and not key.startswith(whole)
+
+    return (*filter(holds, before), *overrides)
+
+
+@dataclass(frozen=True)
+class _Resumption:
+    """An existing run that is to be trained on, under its lock.
+
+    Attributes:
+        changes: Differences from the configuration on record: key, old value and new value.
+        said: Values by key that the user has given to resume; None if a run of this name happened to exist.
+        old: The configuration on record, as YAML; ``written`` if there is one.
+    """
+
+    directory: RunDirectory
+    config: Config
+    said: Mapping[str, str] | None
+    state: RunState | None
+    written: bool
+    old: str
+    changes: tuple[tuple[str, Any, Any], ...]
+
+    @property
+    def is_done(self) -> bool:
+        return self.state is not None and self.state.status == "done"
+
+    def require_unchanged(self) -> None:
+        """Raise ConfigError if the configuration has changed although nobody asked to change it."""
+        if not self.changes or self.said is not None:
+            return
+        require_undamaged_config(self.directory, self.old, self.state)
+        problems = [Problem(f"{self.directory.root}: {describe_change(*change)}") for change in self.changes]
+        line = f"{torchrun_command('mptrain resume')} {self.directory.root} KEY=VALUE"
+        line = command_with(line, self.config.extensions.allow)
+        hint = f"choose another run.name, or change it on purpose: {line}"
+        raise ConfigError([*problems, Problem("a run is resumed with the configuration that it started with", hint)])
+
+    def checkpoint(self) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
+        """Return the last intact checkpoint, None if nothing was saved yet, and warnings about it."""
+        store = CheckpointStore(self.directory.paths.checkpoints, self.config.checkpoint.keep)
+        loaded = store.load_latest()
+        if loaded is None:
+            return None, ()
+        if self.said is not None:
+            _require_effect(self.changes)
+        changed = require_unchanged_config(self.directory, self.old, self.state, loaded.manifest, self.said or {})
+        skipped = [f"{reason}; using the checkpoint before it" for reason in loaded.skipped]
+        return loaded, (*skipped, *filter(None, [changed]))
+
+    def attempt(
+        self, built: tuple[Parts, Options], loaded: LoadedCheckpoint | None, warnings: tuple[str, ...]
+    ) -> Attempt:
+        """Return the attempt that goes on from a checkpoint; raise if there is nothing to do, or it does not fit."""
+        parts, options = built
+        changed = tuple(describe_change(*change) for change in self.changes)
+        if loaded is None:
+            _require_never_saved(self.directory, self.state)
+            notes = ("there is no checkpoint yet: starting from the beginning", *parts.notes)
+        else:
+            require_fit(parts, loaded.state)
+            _require_work(self.directory, self.config, built, loaded, done=self.is_done)
+            notes = tuple(parts.fault.describe())
+        return Attempt(
+            self.directory,
+            self.config,
+            parts,
+            options,
+            loaded,
+            notes=(*(f"changed: {sentence}" for sentence in changed), *notes),
+            warnings=warnings,
+            changed=changed,
+            as_written=self.written and self.said is None,
+        )
+
+
+def continue_run(
+    directory: RunDirectory, config: Config, show: Show, comm: Communicator, said: Mapping[str, str] | None = None
+) -> Outcome:
+    """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
+
+    ``said`` has the values by key with which the user resumes it; None if a run of this name happened to exist.
+    """
+    with directory.lock():
+        written = directory.paths.config.exists()
+        old = written_config(directory) if written else config.yaml
+        changes = tuple(diff(old, config.yaml))
+        resumption = _Resumption(directory, config, said, directory.read_state(), written, old, changes)
+        resumption.require_unchanged()
+        if resumption.is_done and not changes:
+            done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            comm.broadcast_object(StartState(done=done))
+            return done
+        require_logger(config)
+        loaded, warnings = resumption.checkpoint()
+        manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
+        forgive = resumption.state is not None and resumption.state.status == "failed"
+        comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
+        remember_run(str(directory.root))
+        with comm.together():
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+        return train_run(resumption.attempt(built, loaded, warnings), show)
+
+
+def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
+    """Reject changes of keys that have no effect once a run has a checkpoint, with one ConfigError for all.
+
+    An initial scale may change together with other keys of its scaler, because it must be within their limits.
+    """
+    changed = {key for key, _, _ in changes}
+    found = {key: "its weights are those" for key in changed if key == "model.weights"}
+    for key in changed:
+        rule, _, name = key.rpartition(".")
+        alone = not any(other.startswith(f"{rule}.") for other in changed - {key})
+        if name == "init_scale" and rule.endswith("scaler") and alone:
+            found[key] = "its loss scale is that"
+    if found:
+        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in found.items()]
+        raise ConfigError([Problem(what, "leave it out, or start another run with it") for what in sentences])
+
+
+def _require_work(
+    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: LoadedCheckpoint, *, done: bool
+) -> None:
+    """Raise ConfigError if a resumed run has reached its end already."""
+    parts, options = built
+    require_same_schema(loaded.state)
+    step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
+    trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
+    if step > planned or (done and step >= planned):
+        raise ConfigError(
+            f"{directory.root} is at step {step:,}, and train.epochs={config.train.epochs} with "
+            f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
+            "set a larger train.max_steps or train.epochs",
+        )
+    state = EarlyStoppingState.from_state(loaded.state["progress"])
+    if done and (why := early_stop(parts.task, options.train.early_stopping, state)):
+        raise ConfigError(
+            f"{directory.root} stopped early: {why}; there is nothing left to do",
+            f"set train.early_stopping=null, or train.early_stopping.patience={2 * state.bad}",
+        )
+    if done and minutes is not None and trained >= minutes:
+        raise ConfigError(
+            f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
+            "there is nothing left to do",
+            f"set train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
+        )
+
+
+def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
+    """Raise CheckpointError if a run without checkpoints was saved before, so that it must not start over.
+
+    A run was saved if it finished, was stopped in order, or resumed from a checkpoint.
+    """
+    attempts = state.attempts if state else ()
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # an immediate stop saves nothing
+    saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
+    if saved or any(attempt.from_step for attempt in attempts):
+        raise CheckpointError(
+            f"{directory.paths.checkpoints} has no checkpoint, but the run was saved there",
+            "restore the folder from a copy, or start another run",
+        )
