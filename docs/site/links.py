@@ -11,15 +11,16 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # of the root, where forges look for them
-LINK = re.compile(rf"(\]\()((?:\.\./)+)((?:recipes|mptrain|benchmarks|examples)/[^)#\s]+|README\.md|{'|'.join(PAGES)})")
+FOLDERS = "(?:recipes|mptrain|benchmarks|examples)/"
+LINK = re.compile(rf"(\]\()((?:\.\./)+)({FOLDERS}[^)#\s]+|README\.md|{'|'.join(PAGES)})")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the root as if they were in docs/, and what pages link to elsewhere under ``repository/``."""
     docs, seen = ROOT / "docs", set(PAGES)
     for name in PAGES:
-        text = re.sub(r"(\]\()(?=(?:recipes|mptrain|benchmarks)/)", r"\1../", (ROOT / name).read_text(encoding="utf-8"))
-        files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, name, content=re.sub(rf"\]\((?={FOLDERS})", "](../", text)))
     for page in [*files.documentation_pages()]:
         for _, ups, target in LINK.findall(page.content_string):
             path = (docs / page.src_uri).parent / (ups + target)

@@ -14,6 +14,7 @@ PAGES = {
     for name in (
         *(path.name for path in sorted(ROOT.glob("*.md"))),
         "mptrain/README.md",
+        "examples/README.md",
         *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
     )
 }

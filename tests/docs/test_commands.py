@@ -23,10 +23,11 @@ SMALL = ("train.max_steps=2", "threads=1")
 #: Programs besides mptrain, and the tests that run them.
 OTHER_PROGRAMS = {
     "pip": "every environment begins with it",
-    "python": "tests/golden, and every environment",
+    "python": "test_examples.py, tests/golden, and every environment",
     "ruff": ".ci/run",
     "pytest": ".ci/run",
     "tensorboard": "not ours",
+    "jupyter": "not ours; test_examples.py runs the cells of the notebook",
     "mkdocs": "test_pages.py, where mptrain[docs] is installed",
     "torchrun": "tests/parallel/test_torchrun.py",
 }
