@@ -24,11 +24,11 @@ SMALL = ("train.max_steps=2", "threads=1")
 OTHER_PROGRAMS = {
     "pip": "every environment begins with it",
     "python": "test_examples.py, tests/golden, and every environment",
-    "ruff": ".ci/run",
+    "make": "test_checks.py, which finds its commands in .ci/run",
     "pytest": ".ci/run",
+    "pre-commit": "not ours; .ci/run runs its hooks",
     "tensorboard": "not ours",
     "jupyter": "not ours; test_examples.py runs the cells of the notebook",
-    "mkdocs": "test_pages.py, where mptrain[docs] is installed",
     "torchrun": "tests/parallel/test_torchrun.py",
 }
 
