@@ -1,4 +1,4 @@
-"""Hook of MkDocs that copies linked files of the repository outside docs/ beside the pages."""
+"""Hook of MkDocs: the site has pages of the root, and copies of other linked files of the repository outside docs/."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(\]\()((?:\.\./)+)((?:recipes|mptrain|benchmarks)/[^)#\s]+|README\.md)")
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # of the root, where forges look for them
+FOLDERS = "(?:recipes|mptrain|benchmarks|examples)/"
+LINK = re.compile(rf"(\]\()((?:\.\./)+)({FOLDERS}[^)#\s]+|README\.md|{'|'.join(PAGES)})")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what pages link to in other folders of the repository, under ``repository/``."""
-    docs, seen = ROOT / "docs", set()
+    """Add the pages of the root as if they were in docs/, and what pages link to elsewhere under ``repository/``."""
+    docs, seen = ROOT / "docs", set(PAGES)
+    for name in PAGES:
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, name, content=re.sub(rf"\]\((?={FOLDERS})", "](../", text)))
     for page in [*files.documentation_pages()]:
-        for _, ups, target in LINK.findall((docs / page.src_uri).read_text(encoding="utf-8")):
+        for _, ups, target in LINK.findall(page.content_string):
             path = (docs / page.src_uri).parent / (ups + target)
             if path.is_file() and not path.resolve().is_relative_to(docs) and target not in seen:
                 seen.add(target)
@@ -36,6 +41,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = posixpath.normpath(posixpath.join("docs", here, match[2] + match[3]))
         if path.startswith("docs/"):
             return match[0]
-        return match[1] + posixpath.relpath(f"repository/{path}", here or ".")
+        path = path if path in PAGES else f"repository/{path}"
+        return match[1] + posixpath.relpath(path, here or ".")
 
     return LINK.sub(moved, markdown)

@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     name: (ROOT / name).read_text()
     for name in (
-        "README.md",
+        *(path.name for path in sorted(ROOT.glob("*.md"))),
         "mptrain/README.md",
+        "examples/README.md",
         *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
     )
 }

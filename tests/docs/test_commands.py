@@ -23,11 +23,12 @@ SMALL = ("train.max_steps=2", "threads=1")
 #: Programs besides mptrain, and the tests that run them.
 OTHER_PROGRAMS = {
     "pip": "every environment begins with it",
-    "python": "tests/golden, and every environment",
-    "ruff": ".ci/run",
+    "python": "test_examples.py, tests/golden, and every environment",
+    "make": "test_checks.py, which finds its commands in .ci/run",
     "pytest": ".ci/run",
+    "pre-commit": "not ours; .ci/run runs its hooks",
     "tensorboard": "not ours",
-    "mkdocs": "test_pages.py, where mptrain[docs] is installed",
+    "jupyter": "not ours; test_examples.py runs the cells of the notebook",
     "torchrun": "tests/parallel/test_torchrun.py",
 }
 

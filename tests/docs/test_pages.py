@@ -222,7 +222,8 @@ def test_the_site_has_every_page():
     site = yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text())
     listed = re.findall(r"[\w/-]+\.md", str(site["nav"]))
     pages = [name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")]
-    assert sorted(listed) == sorted(pages), "name every page of docs/ in nav of docs/site/mkdocs.yml"
+    pages += [name for name in PAGES if "/" not in name and name != "README.md"]
+    assert sorted(listed) == sorted(pages), "name every page of docs/ and of the root in nav of docs/site/mkdocs.yml"
 
 
 @pytest.mark.process
@@ -232,6 +233,7 @@ def test_the_site_builds_strictly(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "design/index.html").exists()
+    assert 'href="repository/mptrain/index.html#where-a-new-thing-goes"' in (tmp_path / "CONTRIBUTING.html").read_text()
 
 
 @each(

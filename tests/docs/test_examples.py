@@ -1,0 +1,63 @@
+"""The examples run, and show what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from docs.pages import PAGES, ROOT
+from small_runs import environment
+
+EXAMPLES = ROOT / "examples"
+NOTEBOOK = json.loads((EXAMPLES / "loss_scale.ipynb").read_text())
+CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+def output_of(script, cwd):
+    command = [sys.executable, str(EXAMPLES / script)]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.process
+def test_a_run_is_started_from_python_and_read_in_the_notebook(tmp_path, monkeypatch, capsys):
+    said = output_of("train.py", tmp_path)
+    assert "step 1 overflowed at loss scale 16777216 and was skipped\n" in said
+    assert float(re.search(r"^top1 (\S+)\n\Z", said, re.MULTILINE)[1]) > 0.8
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path / "examples")  # where Jupyter starts the notebook
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    found = {}
+    for cell in CELLS:
+        exec("".join(cell["source"]), found)
+    found["plt"].close(found["figure"])
+    assert len(found["overflows"]) == said.count(" overflowed at ")
+    assert f"{len(found['overflows'])} of 114 steps overflowed\n" in capsys.readouterr().out
+    assert found["found"]["7.bias"] > 0
+
+
+def test_the_notebook_is_stored_without_outputs():
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
+
+
+@pytest.mark.process
+def test_a_model_and_a_data_set_of_ones_own_train(tmp_path):
+    said = output_of("own_parts.py", tmp_path)
+    assert "net-parity-amp_bf16" in said
+    assert float(re.search(r"^  top1 +(\S+) on test", said, re.MULTILINE)[1]) > 0.6
+
+
+@pytest.mark.process
+def test_a_comparison_reaches_a_verdict(tmp_path):
+    reference, compared = output_of("compare.py", tmp_path).splitlines()[-2:]
+    assert reference.startswith("fp32: reference: ")
+    assert re.match("fp16_dynamic: (equivalent|undecided): the paired difference in top1 is ", compared)
+
+
+def test_every_example_is_in_the_table():
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert files == set(re.findall(r"\[(\w+\.\w+)\]\(", PAGES["examples/README.md"]))
