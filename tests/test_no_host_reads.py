@@ -17,7 +17,7 @@ READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "maske
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
     *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "buffer_guard", "ring")),
-    *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
+    *sorted((PACKAGE / "numerics").glob("*.py")),
     *sorted((PACKAGE / "scaler").glob("*.py")),
     *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "updater", "torch_updater", "rules")),
     PACKAGE / "schedule" / "rate_table.py",

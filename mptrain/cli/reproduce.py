@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,9 @@ from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, di
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 
 if TYPE_CHECKING:
+    from mptrain.comparison.results import RunMeasures
     from mptrain.recipe.recipe import Recipe
-    from mptrain.recipe.reproduction import Numbers, RecipeVerdict, Reproduction
+    from mptrain.recipe.reproduction import RecipeVerdict, Reproduction
     from mptrain.runlog.sweeps import Sweep
     from mptrain.sweep.points import Point
 
@@ -118,18 +118,9 @@ def _print_plan(recipe: Recipe, points: Sequence[Point], root: str, config_dirs:
     place = [f"run.root={root}"] if root != "outputs" else []
     folders = [f"--config-dir={one}" for one in config_dirs]
     commands = [shlex.join(["mptrain", *folders, *point.overrides, *place]) for point in points]
-    commands += [_arithmetic_command(target.path, target.arguments) for target in recipe.arithmetic.values()]
     print_recipe(recipe, smoke=smoke)
     expected = [f"  {expectation.text}" for expectation in recipe.expectations]
     say("\n".join(["", *commands, *(["", "expectations", *expected] if expected else [])]))
-
-
-def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
-    """Return a shell command that computes an arithmetic entry in any Python with mptrain installed."""
-    module, _, name = path.rpartition(".")
-    shown = {key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in arguments.items()}
-    call = f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
-    return shlex.join(["python", "-c", f"from {module} import {name}; print({call})"])
 
 
 def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> None:
@@ -154,11 +145,9 @@ def counted(runs: int) -> str:
 
 
 def _reproduce(ready: Reproduction, jobs: int) -> int:
-    from mptrain.recipe.reproduction import compute, measured, other_circumstances, plan, require_measures
+    from mptrain.recipe.reproduction import measured, other_circumstances, plan, require_measures
 
     recipe = ready.recipe
-    numbers = compute(recipe)
-    require_measures(ready, {}, numbers)
     sweep = plan(ready, jobs)
     before = sum(map(sweep.has_ended, sweep.jobs))
     print_recipe(recipe, smoke=ready.smoke, remark=f", {before} of them already finished" if before else "")
@@ -177,7 +166,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
         if not all(map(sweep.has_ended, sweep.jobs)):
             return _unfinished(ready, sweep, code)
     runs = measured(sweep)
-    require_measures(ready, runs, numbers)
+    require_measures(recipe, runs)
     if ready.smoke:
         from mptrain.report import write_report
 
@@ -185,7 +174,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
         say(f"smoke: {_how_they_ended(sweep)}; expectations are not checked on shortened runs")
         say(f"report={written.html}")
         return EXIT_OK
-    return _conclude(ready, sweep, numbers)
+    return _conclude(ready, sweep, runs)
 
 
 def _how_they_ended(sweep: Sweep) -> str:
@@ -218,25 +207,19 @@ def _is_ours(recipe: Recipe) -> bool:
     return recipe.path == location.recipes() / recipe.name / RECIPE_YAML
 
 
-def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
+def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
     from mptrain.cli.comparison_table import print_comparison
-    from mptrain.recipe.reproduction import decide, measured, write_verdict
+    from mptrain.recipe.reproduction import decide, write_verdict
     from mptrain.report import write_report
     from mptrain.sweep.comparisons import judge
 
-    comparisons = judge(sweep) if sweep.jobs else {}
-    verdict = decide(ready.recipe, measured(sweep), numbers, comparisons)
-    write_verdict(ready, verdict, numbers)
+    comparisons = judge(sweep)
+    verdict = decide(ready.recipe, runs, comparisons)
+    write_verdict(ready, verdict)
     written = write_report(sweep.folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
-    if numbers:
-        say("")
-        rows = {
-            name: (f"{measure} {value:.6g}" for measure, value in values.items()) for name, values in numbers.items()
-        }
-        print_rows("arithmetic", [(name, ", ".join(values)) for name, values in rows.items()])
     _print_verdict(verdict, ready.words)
     say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK

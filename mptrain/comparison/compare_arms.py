@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.comparison.arms import choose_reference, pair_by_seed
+from mptrain.comparison.evidence import Sample, pair
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
 from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
 from mptrain.comparison.run_measures import is_share, step_of
-from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import PairedEvidence, decide
+from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
+from mptrain.comparison.verdict import decide
 from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
@@ -45,8 +46,10 @@ class _Metric:
     def finite(self, run: RunMeasures) -> bool:
         return self.of(run) is not None and not self.failed(run)
 
-    def ended(self, run: RunMeasures) -> bool:
-        return self.finite(run) or self.failed(run)
+    def sample(self, arm: Arm) -> Sample:
+        values = {run.seed: self.of(run) or 0.0 for run in arm.runs if self.finite(run)}
+        failed = tuple(run.seed for run in arm.runs if self.failed(run))
+        return Sample(values, failed, tuple(run.seed for run in arm.runs if run.seed not in {*values, *failed}))
 
 
 def compare(
@@ -117,26 +120,31 @@ def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
         hint = f"did you mean {guess}?" if guess else f"recorded metrics: {', '.join(names) or 'none'}"
         raise UsageError(f"no run has a metric {name!r}", hint)
     first = next(run for run in done if name in run.metrics)
-    if first.metric_name == name and first.higher_is_better is not None:
-        return _Metric(name, first.higher_is_better, True, first.split)
-    if _LOWER.search(name) or is_share(name):
-        return _Metric(name, not _LOWER.search(name), True, first.split)
-    direction = first.higher_is_better
+    direction = direction_of(name, first)
     return _Metric(name, direction if direction is not None else True, direction is not None, first.split)
+
+
+def direction_of(metric: str, run: RunMeasures) -> bool | None:
+    """Return whether a higher value of a metric is better, from its name and a run that has it; None if unknown."""
+    own = run.metric_name == metric and run.higher_is_better is not None
+    if not own and (_LOWER.search(metric) or is_share(metric)):
+        return not _LOWER.search(metric)
+    return run.higher_is_better
 
 
 def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: int) -> ArmResult:
     finite = [run for run in arm.runs if metric.finite(run)]
     step = step_of(metric.name, [run for some in (arm, reference) for run in some.runs if metric.finite(run)])
     done = [run for run in arm.runs if run.status == "done"]
+    sample = metric.sample(arm)
     alone = ArmResult(
         arm=arm,
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
         verdict=Verdict("reference", "the other arms are compared with it"),
-        failed=sum(metric.failed(run) for run in arm.runs),
-        missing=sum(not metric.ended(run) for run in arm.runs),
+        failed=len(sample.failed),
+        missing=len(sample.missing),
         throughput=_positive(_mean([run.terms_per_second for run in done])),
         speed=None,
         time=None,
@@ -150,27 +158,20 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     shared = pair_by_seed(arm, reference)
     complete = [(run, other) for run, other in shared if metric.finite(run) and metric.finite(other)]
     both_done = [(run, other) for run, other in shared if run.status == "done" and other.status == "done"]
-    values = [(metric.of(run) or 0.0) - (metric.of(other) or 0.0) for run, other in complete]
-    rounding = rounding_spread(step, step)
-    difference = mean_interval(values, rounding=rounding) if values else None
-    equal = equivalence(values, margin, rounding=rounding) if len(values) > 1 else None
-    evidence = PairedEvidence(
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
+    evidence = pair(
+        metric.name,
+        metric.higher_is_better,
+        sample,
+        metric.sample(reference),
+        rounding=rounding_spread(step, step),
         margin=margin,
-        difference=difference,
-        equivalence=equal,
-        failed=tuple(run.seed for run in arm.runs if metric.failed(run)),
-        reference_failed=tuple(run.seed for run in reference.runs if metric.failed(run)),
-        shared=tuple(run.seed for run, other in shared if metric.ended(run) and metric.ended(other)),
-        seeds=tuple(sorted({run.seed for some in (arm, reference) for run in some.runs})),
     )
     speed = _ratio(both_done, lambda run: run.terms_per_second)
     memory = _ratio(both_done, lambda run: run.peak_memory)
     return replace(
         alone,
-        difference=difference,
-        equivalence=equal,
+        difference=evidence.difference,
+        equivalence=evidence.equivalence,
         verdict=decide(evidence),
         speed=speed,
         time=_ratio(both_done, lambda run: run.train_seconds),

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from scipy import stats
 
+from mptrain.comparison.evidence import PairedEvidence
 from mptrain.comparison.results import Equivalence, Interval, Verdict
 
 #: Level of every test.
 ALPHA = 0.05
-
-
-@dataclass(frozen=True)
-class PairedEvidence:
-    """Evidence for the verdict on an arm against the reference, from runs paired by seed.
-
-    Attributes:
-        margin: Equivalence margin, in the metric's unit.
-        difference: Mean of arm minus reference over the complete pairs; None without complete pairs.
-        equivalence: Equivalence test of the same differences; None with fewer than two.
-        failed: Seeds whose run of the arm failed numerically.
-        reference_failed: Seeds whose run of the reference failed numerically.
-        shared: Seeds for which both runs finished or failed numerically.
-        seeds: Seeds of either arm; for a seed that is not shared, a run is missing or did not finish.
-    """
-
-    metric: str
-    higher_is_better: bool
-    margin: float
-    difference: Interval | None
-    equivalence: Equivalence | None
-    failed: tuple[int, ...] = ()
-    reference_failed: tuple[int, ...] = ()
-    shared: tuple[int, ...] = ()
-    seeds: tuple[int, ...] = ()
 
 
 def decide(evidence: PairedEvidence) -> Verdict:
@@ -47,6 +22,9 @@ def decide(evidence: PairedEvidence) -> Verdict:
     decide equivalence: t tests and, where the differences are skewed, bootstrap-t tests too. Otherwise the arms differ
     if the 95 % CI of the difference excludes zero. In all other cases the verdict is undecided. If some pairs are
     incomplete, the sentence says how many are complete.
+
+    The evidence may have a bound other than zero, and a number in place of a reference (`PairedEvidence`). Better and
+    worse are then relative to the bound, and to the number.
     """
     found = _decide(evidence)
     return Verdict(found.word, found.why + _incomplete(evidence))
@@ -62,20 +40,21 @@ def _decide(evidence: PairedEvidence) -> Verdict:
         return Verdict("worse", f"{why} (exact sign test, {_p(p)})")
     failures = _failures(evidence, alone, others, failed & others_failed, p)
     difference, equivalence = evidence.difference, evidence.equivalence
-    if difference is None or equivalence is None or difference.n < 2:
+    if difference is None or difference.n < 2:
         return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
-    excludes_zero = difference.low > 0 or difference.high < 0
-    inside = equivalence.holds
-    worse = excludes_zero and not inside and (difference.mean > 0) != evidence.higher_is_better
+    excludes_bound = difference.low > evidence.bound or difference.high < evidence.bound
+    inside = equivalence is not None and equivalence.holds
+    worse = excludes_bound and not inside and (difference.mean > evidence.bound) != evidence.higher_is_better
     if worse:
         return Verdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
     if failures:
         return Verdict("undecided", f"{failures}; with failed runs in either arm, no arm is better or equivalent")
-    if inside:
-        return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_zero))
-    if excludes_zero:
-        return Verdict("better", f"{_different(evidence, difference)}; {unseen_in_words(equivalence)}")
-    return Verdict("undecided", _undecided(difference, equivalence))
+    if equivalence is not None and inside:
+        return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_bound))
+    if excludes_bound:
+        unseen = f"; {unseen_in_words(equivalence)}" if equivalence is not None else ""
+        return Verdict("better", _different(evidence, difference) + unseen)
+    return Verdict("undecided", _undecided(evidence, difference, equivalence))
 
 
 def sign_test(arm_only: int, reference_only: int) -> float:
@@ -130,10 +109,10 @@ def _too_few(evidence: PairedEvidence) -> str:
 
 def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalence, excludes_zero: bool) -> str:
     why = (
-        f"the paired difference in {evidence.metric} is {signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
+        f"{_quantity(evidence)} is {signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
         f"{signed(found.low)} to {signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
-        f"{percent(found.alpha)} tests, {_p(found.p)}, {_pairs(difference.n)}{_bootstrap(found)})"
-        f"{_no_spread(difference)}"
+        f"{percent(found.alpha)} tests, {_p(found.p)}, {_size(evidence, difference)}{_bootstrap(found)})"
+        f"{_no_spread(evidence, difference)}"
     )
     if excludes_zero and difference.low < difference.high:
         why += f"; its 95 % CI ({_from_to(difference)}) excludes zero, but the difference is below the margin"
@@ -146,32 +125,53 @@ def _bootstrap(found: Equivalence) -> str:
 
 def _different(evidence: PairedEvidence, difference: Interval) -> str:
     why = (
-        f"the paired difference in {evidence.metric} is {signed(difference.mean)}, and its 95 % CI "
-        f"({_from_to(difference)}) excludes zero ({_pairs(difference.n)}){_no_spread(difference)}"
+        f"{_quantity(evidence)} is {signed(difference.mean)}, and its 95 % CI ({_from_to(difference)}) excludes "
+        f"{_bound(evidence)} ({_size(evidence, difference)}){_no_spread(evidence, difference)}"
     )
-    if evidence.equivalence is not None and evidence.equivalence.p_bootstrap is not None:
+    found = evidence.equivalence
+    if found is not None and found.p_bootstrap is not None:
         why += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
-    if abs(difference.mean) < evidence.margin:
-        why += f"; the true difference may be within the margin of ±{evidence.margin:.3g}"
+    if found is not None and abs(difference.mean) < found.margin:
+        why += f"; the true difference may be within the margin of ±{found.margin:.3g}"
     return why
 
 
-def _no_spread(difference: Interval) -> str:
+def _quantity(evidence: PairedEvidence) -> str:
+    if evidence.number is not None:
+        return f"the difference of {evidence.metric} from {evidence.number:g}"
+    return f"the paired difference in {evidence.metric}"
+
+
+def _bound(evidence: PairedEvidence) -> str:
+    return signed(evidence.bound) if evidence.bound else "zero"
+
+
+def _size(evidence: PairedEvidence, difference: Interval) -> str:
+    return _pairs(difference.n) if evidence.number is None else f"{difference.n} runs"
+
+
+def _no_spread(evidence: PairedEvidence, difference: Interval) -> str:
     if difference.spread != 0:
         return ""
     if difference.low < difference.high:
         return "; all pairs have the same difference, and the CI reflects rounding to whole samples"
+    if evidence.number is not None:
+        return "; all runs have the same value"
     if difference.mean == 0:
         return "; all pairs are bitwise equal, so both arms probably ran the same computation"
     return "; all pairs have exactly the same difference, so the true spread is unknown"
 
 
-def _undecided(difference: Interval, found: Equivalence) -> str:
+def _undecided(evidence: PairedEvidence, difference: Interval, found: Equivalence | None) -> str:
+    mean, interval, size = signed(difference.mean), _from_to(difference), _size(evidence, difference)
+    if found is None:
+        return f"{_quantity(evidence)} is {mean}, and its 95 % CI ({interval}) includes {_bound(evidence)} ({size})"
+    what = "the paired difference" if evidence.number is None else _quantity(evidence)
     if found.p < found.alpha:
         return (
-            f"the paired difference is {signed(difference.mean)}, and t tests put it within the margin of "
+            f"{what} is {mean}, and t tests put it within the margin of "
             f"±{found.margin:.3g} ({_p(found.p)}), but the differences are skewed, and a test that follows their shape "
-            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {_pairs(difference.n)})"
+            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {size})"
         )
     power = f"the power to find equal arms equivalent is {percent(found.power)}"
     if found.pairs_for_80 is None:
@@ -181,9 +181,8 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
     else:
         more = "so the number of pairs is sufficient"
     return (
-        f"the paired difference is {signed(difference.mean)} (95 % CI {_from_to(difference)}): the true difference may "
-        f"be zero or exceed the margin of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, "
-        f"{more}"
+        f"{what} is {mean} (95 % CI {interval}): the true difference may be zero or exceed the margin "
+        f"of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, {more}"
     )
 
 

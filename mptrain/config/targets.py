@@ -32,7 +32,7 @@ _TRACKERS = (
 )
 
 #: Maps group to the packages whose classes and functions every YAML file may name. The rest of mptrain is excluded,
-#: because some of its functions take command lines or write files. ``arithmetic`` is for the demonstrations of recipes.
+#: because some of its functions take command lines or write files.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "model": ("mptrain.workloads.*.models.*", "torchvision.models.*"),
     "task": ("mptrain.workloads.*.task.*",),
@@ -42,7 +42,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "scaler": ("mptrain.scaler.*",),
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
     "diagnostics": ("mptrain.probe.probe.*", "mptrain.probe.histograms.*"),
-    "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
 
 #: Arguments of torchvision's networks for weights to download; some download by default.

@@ -1,4 +1,4 @@
-"""Reproduction of a recipe: checks it, plans its runs in a folder, computes its arithmetic and judges its expectations.
+"""Reproduction of a recipe: checks it, plans its runs in a folder, and judges its expectations.
 
 A recipe is a published claim with the runs and the expected results that test it. `mptrain.sweep.runner` starts the
 processes, and `mptrain.cli` prints the output.
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from mptrain.recipe.recipe import Recipe
     from mptrain.sweep.executor import Program
     from mptrain.sweep.points import Point
-
-#: Arithmetic entry to measure to value.
-Numbers = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -114,22 +111,20 @@ def prepare(
         The recipe with its folder and all its runs, ready to run.
 
     Raises:
-        ConfigError: If an override, an arithmetic entry or a point (one run) is invalid, or the folder holds other
+        ConfigError: If an override or a point (one run) is invalid, or the folder holds other
             runs.
         EnvironmentRefused: If a GPU is missing, or a point cannot run on this machine.
         DataError: If data is missing.
     """
     _require_gpu(recipe, smoke=smoke)
-    _check_arithmetic(recipe)
     folder = folder_of(recipe, root, smoke=smoke)
     points = recipe_points(recipe, words, smoke=smoke)
     if is_sweep(folder):
         require_same_arms(read_sweep(folder), points)
     comes_along = recipe.path.is_relative_to(location.recipes())
     composer = Composer(config_dirs, typed=None if comes_along else words)
-    if points:
-        points = check(points, composer, program)
-        _require_same_configurations(folder, points)
+    points = check(points, composer, program)
+    _require_same_configurations(folder, points)
     return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs))
 
 
@@ -147,8 +142,7 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
         StorageError: If the folder holds something else or cannot be written to.
     """
     recipe, points = reproduction.recipe, reproduction.points
-    claimed = claimed_by(points) if points else ()
-    options = ComparisonOptions(recipe.reference or None, recipe.margin, recipe.metric, claimed)
+    options = ComparisonOptions(recipe.reference, recipe.margin, recipe.metric, claimed_by(points))
     root, name = reproduction.folder.parent.parent, reproduction.folder.name
     folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
     sweep = plan_sweep(
@@ -164,38 +158,14 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
     return refresh_status(sweep)
 
 
-def compute(recipe: Recipe) -> Numbers:
-    """Compute a recipe's arithmetic: numbers that its expectations name and that need no training. This imports torch.
-
-    Returns:
-        Name of each arithmetic entry to measure to value.
-
-    Raises:
-        ConfigError: If an entry rejects its arguments or does not return numbers.
-    """
-    found: Numbers = {}
-    for name, target in recipe.arithmetic.items():
-        value = target.build()
-        if not isinstance(value, dict) or not all(isinstance(item, (int, float)) for item in value.values()):
-            raise ConfigError(f"arithmetic.{name}: {target.path} does not return a mapping of names to numbers")
-        found[name] = {str(measure): float(item) for measure, item in value.items()}
-    return found
-
-
-def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasures]], numbers: Numbers) -> None:
-    """Check that every measure that a recipe's expectations name exists.
-
-    Args:
-        reproduction: The reproduction of the recipe.
-        runs: The result of `measured`; empty before the first run, and then measures of runs are not checked.
-        numbers: The numbers of `compute`.
+def require_measures(recipe: Recipe, runs: dict[str, list[RunMeasures]]) -> None:
+    """Check that every measure that a recipe's expectations name exists in the result of `measured`.
 
     Raises:
         ConfigError: If measures are unknown. The error lists all of them.
     """
-    problems = unknown_measures(reproduction.recipe.expectations, runs, numbers)
-    if problems:
-        raise ConfigError([Problem(f"{reproduction.recipe.path}: {one.what}", one.hint) for one in problems])
+    if problems := unknown_measures(recipe.expectations, runs):
+        raise ConfigError([Problem(f"{recipe.path}: {one.what}", one.hint) for one in problems])
 
 
 def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
@@ -216,7 +186,6 @@ def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
 def decide(
     recipe: Recipe,
     runs: dict[str, list[RunMeasures]],
-    numbers: Numbers,
     comparisons: Mapping[str, Comparison] | None = None,
 ) -> RecipeVerdict:
     """Judge every expectation of a recipe from its runs. All are undecided if a comparison is unfair.
@@ -224,10 +193,9 @@ def decide(
     Args:
         recipe: The recipe.
         runs: Full name of an arm (configuration) to its runs.
-        numbers: The numbers of its arithmetic; see `compute`.
         comparisons: Name of each group to the comparison of its arms.
     """
-    findings = [judge(expectation, runs, numbers) for expectation in recipe.expectations]
+    findings = [judge(expectation, runs) for expectation in recipe.expectations]
     unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
     if unfair:
         findings = [
@@ -258,7 +226,7 @@ def other_circumstances(sweep: Sweep) -> list[str]:
     return list(found)
 
 
-def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: Numbers) -> Path:
+def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
     """Write the outcome of a recipe to ``verdict.json`` in its folder, as strict JSON.
 
     `mptrain.records.as_json` encodes non-finite numbers.
@@ -279,7 +247,6 @@ def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: N
         "words": list(reproduction.words),
         "verdict": verdict.word or None,
         "expectations": [asdict(finding) for finding in verdict.findings],
-        "arithmetic": numbers,
     }
     path = SweepPaths(reproduction.folder).verdict
     write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
@@ -296,17 +263,6 @@ def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
             f"{recipe.name} needs a GPU, and torch sees no CUDA device",
             "the same command with --smoke checks without a GPU that every run works",
         )
-
-
-def _check_arithmetic(recipe: Recipe) -> None:
-    problems: list[Problem] = []
-    for name, target in recipe.arithmetic.items():
-        try:
-            recipe.arithmetic[name] = target.check(f"arithmetic.{name}")
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError([Problem(f"{recipe.path}: {problem.what}", problem.hint) for problem in problems])
 
 
 def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:

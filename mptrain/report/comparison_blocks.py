@@ -300,26 +300,6 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
     return Plot(name, f"{what}, means over seeds. The band spans the lowest to the highest seed.", figure.svg)
 
 
-def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
-    """Plot a measure of a comparison's runs, such as throughput: a bar for the mean of each arm, a dot for each run.
-
-    ``unit`` labels the axis, and ``what`` names the quantity in the caption. The first arm is the reference.
-    """
-    with plotting.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
-        (axes,) = figure.panels()
-        for row, values in enumerate(arms.values()):
-            if values:
-                colour = plotting.GREY if row == 0 else plotting.SKY
-                axes.barh([row], [fmean(values)], height=0.62, color=colour, alpha=0.75, linewidth=0)
-                plotting.dots(
-                    axes, values, [row] * len(values), edge=True, markersize=3.6, color=plotting.BLACK, alpha=0.7
-                )
-        _rows(axes, list(arms))
-        axes.set_xlim(left=0)
-        _numbers(axes, unit)
-    return Plot(name, f"{what}. Dots are single runs.", figure.svg)
-
-
 def _rows(axes: Axes, names: Sequence[str]) -> None:
     plotting.category_y_axis(axes, names)
     axes.grid(visible=False, axis="y")

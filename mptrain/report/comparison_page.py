@@ -206,7 +206,6 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
         section(
             "Speed and memory",
             comparison_blocks.ratios_table(comparison),
-            _speed(compared),
             comparison_blocks.remarks_table(comparison),
         ),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
@@ -259,29 +258,6 @@ def _fairness(comparison: Comparison) -> list[Block | None]:
         Text("Notes:") if comparison.notes else None,
         Bullets(comparison.notes),
     ]
-
-
-def _speed(compared: LoadedComparison) -> Plots:
-    results = compared.comparison.arms
-    done = {result.arm.name: [run for run in result.arm.runs if run.status == "done"] for result in results}
-    term = next((run.term for result in results for run in result.arm.runs), "samples")
-    most = max((run.peak_memory for runs in done.values() for run in runs), default=0)
-    size, bytes_unit = (1e9, "GB") if most >= 2e9 else (1e6, "MB")
-    throughput = {arm: [run.terms_per_second for run in runs if run.terms_per_second] for arm, runs in done.items()}
-    memory = {arm: [run.peak_memory / size for run in runs if run.peak_memory] for arm, runs in done.items()}
-    energy = {arm: [run.energy for run in runs if run.energy] for arm, runs in done.items()}
-    bars = (
-        ("throughput", f"{term} a second", "Throughput after warm-up", throughput),
-        ("memory", bytes_unit, "Peak memory", memory),
-        ("energy", "J", "Energy of the device during training", energy),
-    )
-    return plots(
-        *(
-            comparison_blocks.bars_plot(f"{compared.prefix}{name}", unit, what, arms)
-            for name, unit, what, arms in bars
-            if any(arms.values())
-        )
-    )
 
 
 def _differing_keys(comparison: Comparison) -> Table:

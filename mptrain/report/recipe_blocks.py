@@ -6,16 +6,14 @@ A recipe is a published claim with the runs and the expected results that test i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from mptrain.errors import StorageError
-from mptrain.report.formatting import counted, number
-from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
-from mptrain.runlog.schema_checks import is_number
+from mptrain.report.formatting import counted
+from mptrain.report.page import Block, Cell, Text, Tone, facts, table
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
 
@@ -79,7 +77,7 @@ def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
 
 
 def claim_blocks(found: SavedVerdict) -> list[Block]:
-    """Return the part of a recipe's report on its claim: claim and source, table of expectations, computed numbers."""
+    """Return the part of a recipe's report on its claim: claim and source, table of expectations."""
     fields = found.fields
     rows: list[list[Cell | str]] = []
     for one in _expectations(found):
@@ -89,22 +87,4 @@ def claim_blocks(found: SavedVerdict) -> list[Block]:
         facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or ""))),
         *([Text(found.problem, "warn")] if found.problem else []),
         table(("expectation", "outcome", "numbers"), rows),
-        _arithmetic(fields.get("arithmetic")),
     ]
-
-
-def _arithmetic(found: Any) -> Table:
-    rows = [
-        [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
-        for name, values in (found.items() if isinstance(found, Mapping) else ())
-        if isinstance(values, Mapping)
-    ]
-    return table(("arithmetic", "result"), rows)
-
-
-def _value(value: Any) -> str:
-    if is_number(value):
-        if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else number(float(value))
-        return f"{value:,.6g}"  # enough digits to tell 1.00049 from 1
-    return str(value)

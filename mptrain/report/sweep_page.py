@@ -87,14 +87,14 @@ def progress_cell(sweep: Sweep) -> Cell:
 
 
 def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
-    """Return the figure of the final metrics of a sweep's runs over its varied keys; None if no run has a metric.
+    """Return the figure of the final metrics of a sweep's runs over a numeric key.
 
-    With a numeric key it is `cliffs_plot`, else `categories_plot`.
+    None without such a key, or if no run has a metric.
     """
-    if all(point.summary.get("metric") is None for point in points):
+    axis = numeric_axis(points)
+    if axis is None or all(point.summary.get("metric") is None for point in points):
         return None
-    name, axis = metric_name(points), numeric_axis(points)
-    return plots(categories_plot(points, name) if axis is None else cliffs_plot("cliffs", points, axis, name))
+    return plots(cliffs_plot("cliffs", points, axis, metric_name(points)))
 
 
 def points_table(points: Sequence[OpenedPoint]) -> Table:
@@ -246,29 +246,6 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
     marks += ["Dashed lines are means of runs without this key."] * (len(swept) < len(points))
     caption = f"{metric} and share of skipped updates over {axis.key}. {' '.join(marks)}"
     return Plot(name, caption, figure.svg)
-
-
-def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
-    """Plot the final metric of every run of a sweep, a row for each combination of varied keys but the seed."""
-    groups = kinds(points)
-    mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": plotting.BLACK}
-    with plotting.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
-        (axes,) = figure.panels()
-        for row, found in enumerate(groups.values()):
-            values = _metrics(found)
-            plotting.dots(axes, values, [row] * len(values), edge=True, markersize=5, color=plotting.GREY, alpha=0.6)
-            if values:
-                axes.plot([fmean(values)], [row], markersize=13, **mark)
-            if any(map(_failed, found)):
-                plotting.failures_at(axes, [0.015], [row], axes.get_yaxis_transform())
-        plotting.category_y_axis(axes, list(groups))
-        axes.grid(visible=False, axis="y")
-        plotting.numeric_x_axis(axes, elided(metric, 40))
-        figure.label("run", color=plotting.GREY, marker="o", linestyle="none", markersize=5)
-        figure.label("mean", linestyle="none", markersize=11, **mark)
-        if any(map(_failed, points)):
-            figure.label(_FAILED, **plotting.FAILED)
-    return Plot("categories", f"{metric} of every run.", figure.svg)
 
 
 def overlay_plot(

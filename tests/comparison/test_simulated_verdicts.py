@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from mptrain.comparison.evidence import PairedEvidence
 from mptrain.comparison.statistics import bootstrap_p, equivalence, looks_skewed, mean_interval, tost_p, unseen_share
-from mptrain.comparison.verdict import PairedEvidence, decide
+from mptrain.comparison.verdict import decide
 
 MARGIN = 0.01
 
@@ -70,7 +71,7 @@ def simulate(drawn, seeds, comparisons, rng):
         tests = equivalence(finite, MARGIN, rounding=rounding) if len(finite) > 1 else None
         numbers = tuple(range(seeds))
         failed = tuple(seed for seed in numbers if not math.isfinite(values[seed]))
-        verdict = decide(PairedEvidence("top1", True, MARGIN, difference, tests, failed, (), numbers, numbers))
+        verdict = decide(PairedEvidence("top1", True, difference, tests, failed, (), numbers, numbers))
         found[verdict.word] += 1
         if tests is None:
             continue
@@ -130,7 +131,7 @@ def test_a_long_lower_tail_is_called_equivalent_less_often_and_what_is_said_is_t
 def test_better_says_what_the_runs_do_not_exclude_and_that_differences_are_skewed():
     def verdict(values):
         tests = equivalence(values, MARGIN)
-        return decide(PairedEvidence("top1", True, MARGIN, mean_interval(values), tests, (), (), (0, 1, 2, 3, 4)))
+        return decide(PairedEvidence("top1", True, mean_interval(values), tests, (), (), (0, 1, 2, 3, 4)))
 
     found = verdict([0.30, 0.31, 0.32, 0.33, 0.34])
     assert found.word == "better"

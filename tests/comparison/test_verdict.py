@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
+from mptrain.comparison.evidence import PairedEvidence, Sample, pair
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
-from mptrain.comparison.verdict import PairedEvidence, decide, sign_test
+from mptrain.comparison.verdict import decide, sign_test
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):
@@ -14,7 +15,6 @@ def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **
         PairedEvidence(
             metric="top1",
             higher_is_better=higher_is_better,
-            margin=margin,
             difference=mean_interval(differences, rounding=rounding) if differences else None,
             equivalence=equivalence(differences, margin, rounding=rounding) if len(differences) > 1 else None,
             **failures,
@@ -65,7 +65,7 @@ def test_no_verdict_comes_from_one_seed():
 
 
 def test_one_pair_is_too_few_also_with_tests_of_it():
-    one = PairedEvidence("top1", True, 0.01, mean_interval([0.5]), equivalence([0.5], 0.01))
+    one = PairedEvidence("top1", True, mean_interval([0.5]), equivalence([0.5], 0.01))
     assert "two seeds" in decide(one).why
 
 
@@ -171,3 +171,31 @@ def test_the_sign_test_counts_only_pairs_that_ended_differently():
     assert sign_test(0, 0) == 1.0
     assert sign_test(6, 0) == pytest.approx(2 / 64)
     assert sign_test(7, 2) == pytest.approx(stats.binomtest(7, 9).pvalue)
+
+
+def sample(*values, **ends):
+    return Sample(dict(enumerate(values)), **ends)
+
+
+def test_a_bound_takes_the_place_of_zero():
+    arm, reference = sample(0.1, 0.11, 0.1), sample(0.9, 0.92, 0.9)
+    found = decide(pair("top1", True, arm, reference, bound=-0.5))
+    assert (found.word, "excludes -0.5 (3 pairs)" in found.why) == ("worse", True)
+    assert decide(pair("top1", True, arm, reference, bound=-0.9)).word == "better"
+    assert decide(pair("loss", False, arm, reference, bound=-0.9)).word == "worse"
+    between = decide(pair("top1", True, arm, reference, bound=-0.805))
+    assert (between.word, "includes -0.805" in between.why) == ("undecided", True)
+
+
+def test_a_number_takes_the_place_of_the_reference():
+    found = decide(pair("skip_rate", True, sample(0.98, 0.98), 0.95))
+    assert found.word == "better"
+    assert "the difference of skip_rate from 0.95 is +0.03" in found.why
+    assert found.why.endswith("excludes zero (2 runs); all runs have the same value")
+    assert decide(pair("skip_rate", True, sample(0.0, 0.0), 0.0, margin=0.01)).word == "equivalent"
+
+
+def test_seeds_without_a_partner_are_not_paired():
+    arm, reference = sample(0.5, 0.6, failed=(3,), missing=(2,)), sample(0.4, 0.5, 0.6, failed=(4,))
+    found = pair("top1", True, arm, reference)
+    assert (found.difference.n, found.shared, found.seeds) == (2, (0, 1), (0, 1, 2, 3, 4))

@@ -63,7 +63,7 @@ arms: {a: [precision=fp32], b: [precision=amp_bf16]}
 reference: a
 margin: 1
 seeds: [0]
-expect: [b.top1 = a.top1 within 1]
+expect: [{arm: b, measure: top1, equals: a, within: 1}]
 needs: {gpu: optional, minutes: 1, data: CIFAR-10}
 smoke: [train.max_steps=1]
 """

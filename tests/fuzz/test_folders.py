@@ -23,7 +23,6 @@ VERDICT = {
     "verdict": "holds",
     "words": ["a=1"],
     "expectations": [{"text": "a.top1 < b.top1", "outcome": "met", "numbers": "0.1"}],
-    "arithmetic": {"sum": {"lost": 0.5, "kept": None}},
 }
 
 

@@ -525,8 +525,8 @@ FAULTS = (
     Fault(
         68,
         "comparison/verdict.py",
-        "inside = equivalence.holds",
-        "inside = not equivalence.holds",
+        "inside = equivalence is not None and equivalence.holds",
+        "inside = equivalence is not None and not equivalence.holds",
         "the threshold of equivalence is reversed",
     ),
     Fault(
@@ -754,10 +754,10 @@ FAULTS = (
     # Recipes.
     Fault(
         94,
-        "recipe/statements.py",
-        '{"<": ">", ">": "<", "=": "="}[relation]',
-        '{"<": "<", ">": ">", "=": "="}[relation]',
-        "a number on the left of a statement changes sides, and the relation stays",
+        "recipe/expectations.py",
+        'expected = "better" if (expectation.relation == "above") == question.higher_is_better else "worse"',
+        'expected = "better" if expectation.relation == "above" else "worse"',
+        "an arm with a higher loss is taken for a better one",
     ),
     # Parts of a run.
     Fault(

@@ -30,11 +30,8 @@ reference: fp32
 seeds: [0, 1]
 margin: 0.03
 expect:
-  - s2^0.top1 < fp32.top1 by 0.5
-  - s2^0.skip_rate > 0.95
-  - sum.value = 2^11 within 0
-arithmetic:
-  sum: {_target_: mptrain.numerics.demonstrations.sequential_sum, dtype: float16, terms: 5000}
+  - {arm: s2^0, measure: top1, below: fp32, by: 0.5}
+  - {arm: s2^0, measure: skip_rate, above: 0.95}
 needs: {minutes: 4}
 smoke: [train.max_steps=2]
 """
@@ -68,8 +65,7 @@ def test_a_sound_recipe_is_read_as_it_was_meant(recipe_of):
     assert found.arms == {"fp32": ("precision=fp32",), "s2^0": ("precision=fp16_static", "scaler.scale=1")}
     assert (found.reference, found.seeds, found.margin, found.metric) == ("fp32", (0, 1), 0.03, None)
     assert (found.needs.gpu, found.needs.minutes, found.needs.data) == ("optional", 4, "none")
-    assert [one.text for one in found.expectations][1] == "s2^0.skip_rate > 0.95"
-    assert found.arithmetic["sum"].arguments == {"dtype": "float16", "terms": 5000}
+    assert [one.text for one in found.expectations] == ["s2^0 top1 below fp32 by 0.5", "s2^0 skip_rate above 0.95"]
 
 
 def test_every_problem_is_reported_at_once(recipe_of):
@@ -81,53 +77,66 @@ def test_every_problem_is_reported_at_once(recipe_of):
     reference: fp23
     seeds: [0, -1]
     expect:
-      - amp.top1 < fp32.top1 by x
-      - amq.top1 < fp32.top1
-      - amp.top1 = fp32.top1
+      - {arm: amp, measure: top1, below: fp32, by: x}
+      - {arm: amq, measure: top1, below: fp32}
+      - {arm: amp, measure: top1, equals: fp32, whitin: 0.5}
+      - {arm: amp, measure: top1}
     needs: {gpus: 3, minutes: 0}
-    arithmetic: {fp32: {_target_: os.system, command: ls}, other: 3}
+    smoke: [train.max_steps=1]
+    arithmetic: {}
     """
     found = problems_of(recipe_of, text=textwrap.dedent(text))
-    whats = [what for what, _ in found]
-    for what, hint in [
+    margin = ("margin is missing", "set it to the largest difference in the metric that counts as equivalent")
+    for problem in [
         ("unknown key 'titel'", "did you mean title?"),
         ("title is missing", "add title:"),
         ("source is missing", "add source:"),
-        ("unknown key 'needs.gpus'", "did you mean needs.gpu?"),
-        (
-            "arithmetic.other names no function",
-            "write {_target_: mptrain.numerics.demonstrations.FUNCTION, KEY: VALUE}",
-        ),
-        ("arithmetic.fp32: an arm has the same name", "choose another name"),
-    ]:
-        assert (what, hint) in found
-    assert any(what.startswith("seeds: [0,-1] must be a list") for what in whats)
-    assert any(what.startswith("needs.minutes: 0 must be a number above 0") for what in whats)
-    assert any(what.startswith("arms.a b: a name may only have") for what in whats)
-    assert any(what.startswith("arms.amp: precision=amp_dynamic must be a list") for what in whats)
-    assert any("'os.system' is not in mptrain.numerics.demonstrations" in what for what in whats)
-
-
-def test_words_statements_and_plan_are_checked_together(recipe_of):
-    found = problems_of(
-        recipe_of,
-        ("[model=mlp]", "[model=mlp, novalue, 'train.epochs=1,2']"),
-        ("reference: fp32", "reference: fp23"),
-        ("seeds: [0, 1]", "seeds: [0, 0]"),
-        ("margin: 0.03", ""),
-        ("by 0.5", "within 0.5"),
-        ("s2^0.skip_rate", "s2^1.skip_rate"),
-        ("2^11 within 0", "2^11"),
-    )
-    assert found == [
-        ("base: 'novalue' is not of the form KEY=VALUE", "write for example train.epochs=3"),
-        ("base: train.epochs=1,2: several values for one key", "make an arm for each value"),
+        margin,
+        ("base.1: 'novalue' is not of the form KEY=VALUE", "write for example train.epochs=3"),
+        (f"base.2: 'seed=3' is not allowed in a recipe: {RESERVED['seed']}", "remove it"),
+        ("arms.a b: a b must be a name of letters, digits, _, - and ^", ""),
+        ("arms.amp: precision=amp_dynamic must be a list, each entry text", "write arms.amp: [precision=amp_dynamic]"),
         ("reference: there is no arm 'fp23'", "did you mean fp32?"),
-        ("seeds: [0,0] has a duplicate", "list each seed once"),
-        ("margin is missing", "set it to the largest difference in the metric that counts as equivalent"),
-        ("expect: 's2^0.top1 < fp32.top1 within 0.5': '<' must be used with 'by', not with 'within'", "write by 0.5"),
-        ("expect: 's2^1.skip_rate > 0.95': there is no arm 's2^1'", "did you mean s2^0?"),
-        ("expect: 'sum.value = 2^11': '=' needs a tolerance", "add: within AMOUNT"),
+        ("seeds.1: -1 must be a whole number, at least 0", ""),
+        ("unknown key 'needs.gpus'", "did you mean needs.gpu?"),
+        ("needs.minutes: 0 must be a number above 0", ""),
+        ("expect.1.arm: there is no arm 'amq'", "did you mean amp?"),
+        ("unknown key 'expect.2.whitin'", "did you mean expect.2.within?"),
+        ("expect.3: an expectation has one of the keys equals, below and above", "make one for each relation"),
+    ]:
+        assert problem in found
+    whats = [what for what, _ in found]
+    assert any(what.startswith("claim:  must be text") for what in whats)
+    assert any(what.startswith("expect.0.by: x must be a number, at least 0") for what in whats)
+    assert "unknown key 'arithmetic'" in whats
+    assert len(found) == 18
+
+
+@each(
+    ("expectation", "what", "hint"),
+    [
+        ("{arm: s2^0, measure: top1, below: fp32, within: 1}", "'within' belongs to equals", "write by: 1"),
+        ("{arm: s2^0, measure: top1, equals: 1, by: 2}", "'by' belongs to below and above", "write within: 2"),
+        ("{arm: s2^0, measure: top1, below: 1, above: 2}", "an expectation has one of", "make one for each relation"),
+        ("{arm: fp32, measure: top1, below: fp32}", "below: an arm is compared with itself", "name another arm"),
+        ("{arm: s2^0, measure: top1, below: .inf}", "below: inf must be the name of an arm, or a number", ""),
+        ("{arm: s2^0, measure: top1, below: 1, times: 0}", "times: 0 must be a number above 0", ""),
+        ("3", "3 must be a mapping", "its keys are arm, measure, equals, below, above, within, by, times"),
+    ],
+)
+def test_an_expectation_that_cannot_be_is_refused(recipe_of, expectation, what, hint):
+    [found] = problems_of(recipe_of, ("{arm: s2^0, measure: skip_rate, above: 0.95}", expectation))
+    assert found[0].replace("expect.1.", "").replace("expect.1: ", "").startswith(what)
+    assert found[1] == hint
+
+
+def test_sentences_of_version_0_1_are_refused_in_one_line(recipe_of):
+    text = SOUND.replace("{arm: s2^0, measure: top1, below: fp32, by: 0.5}", "s2^0.top1 < fp32.top1 by 0.5")
+    assert problems_of(recipe_of, text=text) == [
+        (
+            "expect: 's2^0.top1 < fp32.top1 by 0.5' is a sentence, as in version 0.1, not a mapping",
+            "write for example {arm: fp16, measure: top1, equals: fp32, within: 0.03}",
+        )
     ]
 
 
@@ -135,21 +144,7 @@ def test_words_statements_and_plan_are_checked_together(recipe_of):
 def test_a_recipe_cannot_say_what_is_the_users_to_say(recipe_of, key):
     word = f"{key}=3" if key == "seed" else f"{key}.name=x"
     [(what, _)] = problems_of(recipe_of, ("model=mlp", f"model=mlp, +{word}"))
-    assert what == f"base: '+{word}' is not allowed in a recipe: {RESERVED[key]}"
-
-
-@pytest.mark.parametrize(
-    "target", ["os.system", "mptrainer.x", "mptrain.cli.main.main", "mptrain.numerics.formats.scale_in_words"]
-)
-def test_a_strangers_recipe_calls_nothing_but_demonstrations(recipe_of, target):
-    [(what, _)] = problems_of(recipe_of, ("mptrain.numerics.demonstrations.sequential_sum", target))
-    assert what == f"arithmetic.sum: _target_ '{target}' is not in mptrain.numerics.demonstrations.*"
-
-
-def test_nothing_leads_out_of_mptrain_through_what_it_imports(recipe_of):
-    recipe = recipe_of(("demonstrations.sequential_sum", "demonstrations.torch.load"))
-    with pytest.raises(ConfigError, match="demonstrations"):
-        recipe.arithmetic["sum"].check("arithmetic.sum")
+    assert what == f"base.1: '+{word}' is not allowed in a recipe: {RESERVED[key]}"
 
 
 def test_interpolations_in_a_recipe_are_not_evaluated(recipe_of, monkeypatch):
@@ -179,7 +174,7 @@ def test_control_characters_do_not_reach_the_terminal(recipe_of):
     found = problems_of(
         recipe_of, ("title: Mine", 'title: "\\e[2J"'), ("base: [model=mlp]", "base: [model=mlp, \"model.x='\\e'\"]")
     )
-    assert [what.partition(" ")[0] for what, _ in found] == ["title", "base:"]
+    assert [what.partition(" ")[0] for what, _ in found] == ["title:", "base.1:"]
 
 
 def test_one_arm_alone_is_no_comparison(recipe_of):
@@ -188,24 +183,21 @@ def test_one_arm_alone_is_no_comparison(recipe_of):
 
 
 def test_an_arm_with_a_wrong_name_is_still_an_arm(recipe_of):
-    found = problems_of(recipe_of, ("  s2^0: [", "  s 2: ["))
-    told = [what for what, _ in found]
-    assert "arms.s 2: a name may only have letters, digits, _ - and ^" in told
+    told = [what for what, _ in problems_of(recipe_of, ("  s2^0: [", "  s 2: ["))]
+    assert "arms.s 2: s 2 must be a name of letters, digits, _, - and ^" in told
     assert "there is only one arm" not in told
 
 
-def test_arithmetic_alone_is_a_recipe(recipe_of):
-    text = """
-    title: t
-    claim: c
-    source: s
-    arithmetic: {sum: {_target_: mptrain.numerics.demonstrations.sequential_sum}}
-    expect: [sum.value = 2048 within 0]
-    """
-    found = recipe_of(text=textwrap.dedent(text))
-    assert recipe_points(found) == []
-    assert problems_of(recipe_of, text="title: t\nclaim: c\nsource: s\n") == [
-        ("there is nothing to run: no arms and no arithmetic", "add arms: {fp32: [precision=fp32], ...}")
+def test_repeated_seeds_and_arms_with_and_without_their_group_are_refused(recipe_of):
+    found = problems_of(
+        recipe_of,
+        ("seeds: [0, 1]", "seeds: [0, 0]"),
+        ("arms:\n", "groups: {sgd: [optimizer=sgd]}\narms:\n"),
+        ("below: fp32", "below: sgd/fp32"),
+    )
+    assert found == [
+        ("seeds: [0,0] has a duplicate", "list each seed once"),
+        ("expect.0: only one of the two arms has its group", "name both as GROUP/ARM"),
     ]
 
 
@@ -226,11 +218,21 @@ def test_groups_repeat_all_arms(recipe_of):
     points = recipe_points(recipe)
     assert [point.arm for point in points[::2]] == ["sgd/fp32", "sgd/s2^0", "adam/fp32", "adam/s2^0"]
     assert points[0].overrides == ("model=mlp", "optimizer=sgd", "precision=fp32", "seed=0")
-    assert [one.text for one in recipe.expectations][:2] == [
-        "sgd: s2^0.top1 < fp32.top1 by 0.5",
-        "adam: s2^0.top1 < fp32.top1 by 0.5",
+    assert [one.text for one in recipe.expectations] == [
+        "sgd/s2^0 top1 below sgd/fp32 by 0.5",
+        "adam/s2^0 top1 below adam/fp32 by 0.5",
+        "sgd/s2^0 skip_rate above 0.95",
+        "adam/s2^0 skip_rate above 0.95",
     ]
-    assert len(recipe.expectations) == 5
+
+
+def test_a_group_that_is_named_is_the_only_one(recipe_of):
+    groups = ("arms:\n", "groups: {sgd: [optimizer=sgd], adam: [optimizer=adam]}\narms:\n")
+    recipe = recipe_of(
+        groups, ("arm: s2^0, measure: top1, below: fp32", "arm: sgd/s2^0, measure: top1, below: adam/fp32")
+    )
+    assert recipe.expectations[0].text == "sgd/s2^0 top1 below adam/fp32 by 0.5"
+    assert len(recipe.expectations) == 3
 
 
 def test_a_smoke_run_has_one_seed_and_words_that_outdo_those_of_arms(recipe_of):
@@ -305,8 +307,6 @@ def test_every_recipe_that_comes_with_mptrain_is_sound_and_its_words_compose(nam
     for point in recipe_points(recipe, smoke=smoke):
         if point.varied[-1] == f"seed={recipe.seeds[0]}":  # the others differ in nothing else
             assert composer.compose(point.overrides).seed == recipe.seeds[0]
-    for entry, target in recipe.arithmetic.items():
-        target.check(f"arithmetic.{entry}")
 
 
 def test_reading_recipes_imports_no_torch():

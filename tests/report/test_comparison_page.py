@@ -40,7 +40,7 @@ def test_runs_without_a_metric_are_counted_beside_the_mean(compared):
 
 def test_all_figures_are_there(compared):
     names = [plot.name for plot in compared[1].plots()]
-    expected = ["differences", "seeds", "throughput", "memory", "energy", "losses", "metrics", "loss-scales"]
+    expected = ["differences", "seeds", "losses", "metrics", "loss-scales"]
     assert names == expected
 
 
@@ -121,7 +121,7 @@ def test_groups_have_a_table_and_figures_each(tmp_path):
     write_comparisons(SweepPaths(tmp_path).comparison, groups)
     page = page_of(tmp_path)
     names = [plot.name for plot in page.plots()]
-    assert len(names) == len(set(names)) == 16
+    assert len(names) == len(set(names)) == 10
     assert {"g1-differences", "g2-loss-scales"} <= set(names)
     titles = [section.title for section in page.sections if section.blocks]
     assert titles[:4] == ["mlp: comparison", "cnn: comparison", "mlp: details", "cnn: details"]
@@ -175,7 +175,6 @@ def test_a_recipe_shows_claim_expectations_and_verdict(tmp_path):
                 {"text": "half"},
                 7,
             ],
-            "arithmetic": {"sum of ones": {"fp16": 2048, "fp32": 4096.0, "unit": "ones"}, "bad": 3},
         },
     )
     assert page.title == "Loss scales between two cliffs"
@@ -186,7 +185,6 @@ def test_a_recipe_shows_claim_expectations_and_verdict(tmp_path):
         "0.95 against 0.96",
         "not met",
         "mptrain reproduce two_cliffs --smoke",
-        "2,048",
     ):
         assert expected in text
     assert "cliffs" in [plot.name for plot in page.plots()]
@@ -198,7 +196,7 @@ def test_a_recipe_without_a_readable_verdict_has_a_report(tmp_path):
         "{",
         "[]",
         "{}",
-        '{"schema": 2, "expectations": 3, "arithmetic": [], "verdict": null, "nonfinite": {"a.b": "inf"}}',
+        '{"schema": 2, "expectations": 3, "verdict": null, "nonfinite": {"a.b": "inf"}}',
     ):
         (folder / "verdict.json").write_text(verdict)
         page = page_of(folder)
@@ -206,23 +204,19 @@ def test_a_recipe_without_a_readable_verdict_has_a_report(tmp_path):
         assert "mptrain reproduce reductions" in html(page)
 
 
-def test_a_recipe_of_arithmetic_alone_has_its_numbers(tmp_path):
-    folder = make_sweep(tmp_path / "recipe", [], kind="recipe", plan={"recipe": "reductions"})
+def test_a_recipe_without_runs_has_its_verdict(tmp_path):
+    folder = make_sweep(tmp_path / "recipe", [], kind="recipe", plan={"recipe": "scales"})
     fields = {
         "schema": 2,
         "verdict": "REPRODUCED",
         "words": ["device=cpu"],
-        "expectations": [{"text": "fp16_sum.value = 2048", "outcome": "met", "numbers": "2048"}],
-        "arithmetic": {"fp16_loss": {"sum": None}, "fp16_sum": {"value": 2048.0}},
-        "nonfinite": {"arithmetic.fp16_loss.sum": "inf"},
+        "expectations": [{"text": "s128 skip_rate below 0.01", "outcome": "met", "numbers": "s128 0"}],
     }
     (folder / "verdict.json").write_text(json.dumps(fields))
     page = page_of(folder)
     assert page.lead == "1 of 1 expectation met."
     assert (page.status.text, page.status.tone) == ("REPRODUCED", "good")
-    text = markdown_page(page, "figures")
-    assert "| fp16_loss | sum ∞ |" in text
-    assert "mptrain reproduce reductions device=cpu" in text
+    assert "mptrain reproduce scales device=cpu" in markdown_page(page, "figures")
 
 
 def test_what_an_arm_takes_stands_in_ratios_that_say_what_they_are_of(compared):

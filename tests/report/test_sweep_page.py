@@ -110,13 +110,13 @@ def test_a_diverged_run_is_drawn_as_failed_and_not_left_out(tmp_path):
     assert "failed or diverged" in diverged
 
 
-def test_options_are_rows_of_dots(tmp_path):
+def test_runs_that_differ_in_options_alone_have_no_figure_over_a_key(tmp_path):
     points = [point(words=(f"precision={name}", f"seed={seed}")) for name in ("fp32", "bf16") for seed in (0, 1)]
     folder = make_sweep(tmp_path / "sweep", points)
     assert {name: len(some) for name, some in kinds(points_of(folder)).items()} == {"fp32": 2, "bf16": 2}
     page = page_of(folder)
-    assert [plot.name for plot in page.plots()] == ["categories", "losses", "scales"]
-    assert ">bf16<" in page.plots()[0].svg
+    assert [plot.name for plot in page.plots()] == ["losses", "scales"]
+    assert "Results over the varied keys" not in html(page)
 
 
 def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path):

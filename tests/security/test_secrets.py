@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from recipe.some_recipe import some_recipe
 from small_runs import TINY, run_command
 
 from mptrain.cli.main import main
@@ -15,7 +16,6 @@ from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.config_diff import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
-from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.write_report import ReportFiles, write_page
@@ -152,9 +152,9 @@ def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
     held = records("out")
     assert sum("/diagnosis/" in name and name.endswith(".json") for name in held) == 2
     assert [name for name, content in held.items() if PLAIN.encode() in content] == []
-    recipe = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
+    recipe = some_recipe()
     verdict = RecipeVerdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
-    path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict, {})
+    path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict)
     assert PLAIN not in path.read_text()
     assert f"run.root={secret}" in path.read_text()
 

@@ -302,14 +302,6 @@ def test_a_recipe_cannot_call_what_mptrain_does_not_offer(tmp_path, word):
         compose([*read_recipe(tmp_path / "recipe.yaml").base])
 
 
-@pytest.mark.parametrize("function", ["os.system", "mptrain.runlog.write_atomically"])
-def test_the_arithmetic_of_a_recipe_is_that_of_mptrain(tmp_path, function):
-    recipe = {"title": "t", "claim": "c", "source": "s", "arithmetic": {"x": {"_target_": function}}}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    with pytest.raises(ConfigError):
-        read_recipe(tmp_path / "recipe.yaml")
-
-
 @pytest.mark.parametrize(
     "text", ["seed: !!python/object/apply:os.mkdir [it-ran]", "seed: ${eval:1}", "seed: ${oc.x:1}"]
 )
