@@ -46,7 +46,7 @@ class Masters:
         for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
             parameter.grad = gradient
         self.weights.gradients.accumulate()
-        verdict = self.weights.judge(self.scale, refuses=True)
+        verdict = self.weights.judge(self.scale, skip_on_overflow=True)
         self.weights.update(verdict, self.lr, self.scale)
 
 

@@ -94,7 +94,7 @@ def build(
         products=products(config.precision, device, compiled=config.train.compile),
         autocast=autocast(config.precision, device),
         guard=BufferGuard(model),
-        asked=config.train.accumulate,
+        accumulate_in_all=config.train.accumulate,
     )
     learners = build_learners(config, objectives, model, network.initial, steps_per_epoch, strategy)
     plan.guard.masters = tuple(learner.weights.masters for learner in learners)

@@ -179,9 +179,9 @@ class BufferGuard:
         self.settle()
         if not self._memory:
             return
-        refused = skip == 1
+        skipped = skip == 1
         for memory, saved in self._memory:
-            torch.where(refused, saved, memory, out=memory)
+            torch.where(skipped, saved, memory, out=memory)
         increment_version(self._guarded)  # a live autograd graph may have saved the old values
 
     @contextlib.contextmanager

@@ -224,7 +224,7 @@ def nonfinite_metrics(metrics: Mapping[str, float], metric: str | None) -> dict[
 def _diverged(log: LearnerLog) -> bool:
     rose = bool(log.finite_losses) and log.finite_losses[-1] > FAR * log.finite_losses[0] > 0
     broken = log.last is not None and not math.isfinite(log.last.loss)
-    return rose or (broken and log.updates > 0 and 0 < log.refused == log.history.consecutive)
+    return rose or (broken and log.updates > 0 and 0 < log.skipped == log.history.consecutive)
 
 
 def _keep(

@@ -44,7 +44,7 @@ def take_snapshot(
         "schema": SCHEMA,
         "batch_size": parts.loaders["train"].batch_size,
         "micro_batches": parts.plan.accumulate * parts.comm.world_size,
-        "accumulate": parts.plan.asked,
+        "accumulate": parts.plan.accumulate_in_all,
         "ranks": parts.comm.world_size,
         "progress": progress.state_dict(),
         "model": model,

@@ -41,7 +41,8 @@ class Plan:
     """Settings that hold for every training step of a run.
 
     Attributes:
-        accumulate: Number of micro-batches per update on each rank; ``asked`` is that over all ranks.
+        accumulate: Number of micro-batches per update on each rank; ``accumulate_in_all`` is that of the configuration, over
+            all ranks.
         products: Choice of kernels for half-precision products; provides the context of forward and backward.
         autocast: Context of a forward pass and its loss, which can be entered repeatedly.
         guard: Guard that restores module buffers after a skipped step.
@@ -51,7 +52,7 @@ class Plan:
     products: Products
     autocast: AbstractContextManager[Any]
     guard: BufferGuard
-    asked: int = 1
+    accumulate_in_all: int = 1
 
 
 class Learner:
@@ -90,7 +91,9 @@ class Learner:
         self.reduction = reduction
         self._followers = (average,) if average else ()
         self._others = tuple(others)
-        self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=scaler.measure)
+        self._judge = functools.partial(
+            weights.judge, skip_on_overflow=scaler.on_overflow == "skip", measure=scaler.measure
+        )
 
     @property
     def name(self) -> str:
@@ -162,9 +165,9 @@ class Learner:
         for name, value in self.moving().items():
             if fixed[name] is not value:
                 fixed[name].copy_(value)
-        self.go_on_with(fixed)
+        self.use_moving(fixed)
 
-    def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
+    def use_moving(self, fixed: Mapping[str, Tensor]) -> None:
         """Use the tensors of `moving`, with their values, as update count and scaler state from now on."""
         self.updates = fixed["updates"]
         self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}

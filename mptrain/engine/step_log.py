@@ -31,7 +31,7 @@ _recorded = attrgetter(*_RECORDED)
 class LearnerLog:
     """Log of the training steps of one learner, whose values reach the host through a ring.
 
-    ``updates`` and ``refused`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
+    ``updates`` and ``skipped`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
     to overflows. ``last`` is the newest step record; None before the first. ``finite_losses`` are the first and newest
     finite loss of the steps read in this process.
     """
@@ -40,20 +40,20 @@ class LearnerLog:
         self.name = learner.name
         self.ring = ring
         self.updates = 0
-        self.refused = 0
+        self.skipped = 0
         self.history = OverflowHistory(floor=learner.scaler.floor)
         self.last: StepRecord | None = None
         self.finite_losses: tuple[float, ...] = ()
-        self._refuses = learner.scaler.on_overflow == "skip"
+        self._skip_on_overflow = learner.scaler.on_overflow == "skip"
         self._measures = learner.scaler.measure is not None
         self._parameters = learner.weights.names
         self._buffers = buffers
 
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
         """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
-        skipped = row.overflow and self._refuses
+        skipped = row.overflow and self._skip_on_overflow
         self.updates += not skipped
-        self.refused += skipped
+        self.skipped += skipped
         self.last = StepRecord(
             learner=self.name,
             step=step,
@@ -97,7 +97,7 @@ class LearnerLog:
         """Return update counts, overflow history and newest record as plain values, for a checkpoint."""
         return {
             "updates": self.updates,
-            "refused": self.refused,
+            "refused": self.skipped,
             "history": self.history.state_dict(),
             "last": asdict(self.last) if self.last else None,
         }
@@ -105,7 +105,7 @@ class LearnerLog:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the saved state; the floor of the loss scale stays that of the present scaler."""
         self.updates = saved["updates"]
-        self.refused = saved["refused"]
+        self.skipped = saved["refused"]
         self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
         self.last = StepRecord(**saved["last"]) if saved["last"] else None
 

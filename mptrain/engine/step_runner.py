@@ -159,7 +159,7 @@ class StepRunner:
             yield
         except BaseException:
             for learner, values in zip(self._parts.learners, before, strict=True):
-                learner.go_on_with(values)
+                learner.use_moving(values)
                 learner.weights.gradients.zero_grad()
             raise
 

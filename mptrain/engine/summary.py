@@ -70,8 +70,8 @@ def _of_learner(log: LearnerLog, progress: Progress) -> dict[str, Any]:
     path = progress.learners[log.name].scale_path
     return {
         "updates": log.updates,
-        "skipped": log.refused,
-        "skip_rate": log.refused / progress.step if progress.step else 0.0,
+        "skipped": log.skipped,
+        "skip_rate": log.skipped / progress.step if progress.step else 0.0,
         "overflows": log.history.counts,
         "scale": dict(zip(("first", "min", "max", "last"), path, strict=False)),
     }

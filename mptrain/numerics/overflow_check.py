@@ -214,7 +214,7 @@ def judge(
     norms: Tensor,
     scale: Tensor,
     *,
-    refuses: bool,
+    skip_on_overflow: bool,
     complete: bool = False,
     measured: Tensor | None = None,
 ) -> Verdict:
@@ -222,7 +222,7 @@ def judge(
 
     ``norms`` are the L2 norms of P scaled gradients, float64; -1 for a parameter without a gradient, of which there is
     none if ``complete``. ``scale``, float32, and the measurement that the scaler requests, if any, have shape (1,).
-    ``refuses`` skips the update on overflow; otherwise it is always applied.
+    ``skip_on_overflow`` skips the update on overflow; otherwise it is always applied.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
     grad_norm = (
@@ -233,7 +233,7 @@ def judge(
     # NaN for inf and NaN, else 0. This also detects a scale of 0, which cannot be divided by.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)
-    if refuses:
+    if skip_on_overflow:
         applied, skip = torch.eq(rest, rest), overflow.to(torch.float32)
     else:
         applied, skip = torch.ones_like(overflow), torch.zeros_like(scale)

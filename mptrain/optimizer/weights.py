@@ -92,14 +92,14 @@ class Weights:
         self,
         scale: Tensor,
         *,
-        refuses: bool,
+        skip_on_overflow: bool,
         measure: Measure | None = None,
         across: tuple[AcrossNorms, AcrossMeasure] | None = None,
         offenders_only: bool = False,
     ) -> Verdict:
         """Check a step's accumulated gradients for overflow and compute their norms, as device tensors.
 
-        ``scale`` is the loss scale, float32 of shape (1,), and ``refuses`` skips the update on overflow. ``measure`` is
+        ``scale`` is the loss scale, float32 of shape (1,), and ``skip_on_overflow`` skips the update on overflow. ``measure`` is
         what the loss scaler requests. ``across`` combines norms and a measure of this rank's gradients across ranks.
         With ``offenders_only``, norms of single gradients are needed only on overflow: on a CPU, where the host reads
         memory without synchronising, the total norm is then computed first.
@@ -117,7 +117,7 @@ class Weights:
             norms = torch.stack([self._no_gradient if grad is None else next(found_norms) for grad in grads])
         if across is not None:
             norms = across[0](norms)
-        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
+        return judge(norms, scale, skip_on_overflow=skip_on_overflow, complete=complete, measured=measured)
 
     def _measured(
         self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None

@@ -95,14 +95,14 @@ class HistogramWatch:
         """Return the step's histograms as one record, or none before its overflow check; waits for the device."""
         if self._verdict is None or self._scale is None:
             return ()
-        overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)
-        left_out = ("updates",) if refused else ()
+        overflow, skipped = bool(self._verdict.overflow), bool(self._verdict.skip)
+        left_out = ("updates",) if skipped else ()
         keys = [key for key in self._counts if key[0] not in left_out]
         rows = torch.stack([self._counts[key][0] for key in keys]).tolist()
         tensors: dict[TensorKind, dict[str, Any]] = {}
         for (kind, name), row in zip(keys, rows, strict=True):
             tensors.setdefault(kind, {})[name] = read_counts(row, self._counts[kind, name][1])
-        pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not refused else []
+        pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not skipped else []
         unchanged = {name: (moving, same) for name, (moving, same) in zip(self._unchanged, pairs, strict=False)}
         return (HistogramRecord(self._learner, self._step, float(self._scale), overflow, tensors, unchanged),)
 

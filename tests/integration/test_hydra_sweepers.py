@@ -91,7 +91,7 @@ def test_the_second_batch_follows_from_the_metrics_of_the_first(folder):
     assert "outputs/mine is already done\n" in again.stdout
 
 
-def test_sigterm_saves_the_jobs_and_the_same_words_go_on_with_the_search(folder):
+def test_sigterm_saves_the_jobs_and_the_same_words_use_moving_the_search(folder):
     words = (*SEARCH, "run.resume=auto", "hydra.sweeper.factor=0.5", "optimizer.lr=0.01,0.1", "log.seconds=0.05")
     process = subprocess.Popen(
         command(*words, "train.max_minutes=0.06", "train.epochs=100000"),

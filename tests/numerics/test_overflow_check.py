@@ -21,8 +21,8 @@ def fp64(request):
         yield request.param
 
 
-def verdict_of(*grads, scale=1.0, refuses=True):
-    return judge(gradient_norms(list(grads)), torch.tensor([scale]), refuses=refuses)
+def verdict_of(*grads, scale=1.0, skip_on_overflow=True):
+    return judge(gradient_norms(list(grads)), torch.tensor([scale]), skip_on_overflow=skip_on_overflow)
 
 
 @each("bad", [math.inf, -math.inf, math.nan])
@@ -84,18 +84,18 @@ def test_trap_17_the_flag_is_exactly_one_however_many_offenders_there_are(offend
 
 
 def test_trap_15_an_overflow_is_seen_also_where_it_is_to_be_applied():
-    verdict = verdict_of(torch.tensor([math.inf]), refuses=False)
+    verdict = verdict_of(torch.tensor([math.inf]), skip_on_overflow=False)
     assert verdict.overflow
     assert verdict.skip == 0
 
 
 def test_trap_14_a_parameter_without_a_gradient_neither_counts_nor_hides_another():
     norms = torch.tensor([-1.0, 3.0, -1.0, 4.0], dtype=widest(CPU))
-    assert judge(norms, ONE, refuses=True).grad_norm == 5.0
-    assert not judge(norms, ONE, refuses=True).overflow
+    assert judge(norms, ONE, skip_on_overflow=True).grad_norm == 5.0
+    assert not judge(norms, ONE, skip_on_overflow=True).overflow
     for bad in (math.inf, math.nan):
         with_bad = torch.tensor([-1.0, bad, 4.0], dtype=widest(CPU))
-        assert judge(with_bad, ONE, refuses=True).skip == 1
+        assert judge(with_bad, ONE, skip_on_overflow=True).skip == 1
 
 
 def test_trap_14_no_gradient_at_all_is_no_crash():
@@ -144,7 +144,7 @@ def test_trap_12_no_square_leaves_the_range_in_a_large_gradient(exponent, fp64):
         pytest.skip("norms are FP32")
     norm = gradient_norms([torch.full((65536,), 2.0**exponent)])
     assert norm.item() == 2.0 ** (exponent + 8)
-    judged = judge(norm, ONE, refuses=True)
+    judged = judge(norm, ONE, skip_on_overflow=True)
     assert not judged.overflow
     assert judged.grad_norm.item() == 2.0 ** (exponent + 8)
 
@@ -172,7 +172,7 @@ def test_shapes_and_dtypes_are_as_documented():
 
 def test_the_arguments_are_left_as_they_were():
     norms, scale = torch.tensor([-1.0, math.nan], dtype=widest(CPU)), torch.tensor([2.0])
-    judge(norms, scale, refuses=True)
+    judge(norms, scale, skip_on_overflow=True)
     assert norms[0] == -1.0
     assert scale == 2.0
 
@@ -194,7 +194,7 @@ def test_trap_21_a_non_finite_norm_clips_nothing(bad):
 
 @each("norm", [0.0, 1.0, 1e30])
 def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
-    verdict = judge(torch.tensor([norm, -1.0], dtype=widest(CPU)), torch.zeros(1), refuses=True)
+    verdict = judge(torch.tensor([norm, -1.0], dtype=widest(CPU)), torch.zeros(1), skip_on_overflow=True)
     assert verdict.overflow
     assert verdict.skip == 1
 
@@ -210,7 +210,7 @@ def test_the_host_judges_as_the_device_does(dtype, layout, fp64):
         weights[place] = weights[place].clone(memory_format=torch.preserve_format)
     judge_on_host, scale = HostJudge(weights), torch.tensor([8.0])
     for _ in range(2):
-        expected = judge(gradient_norms(grads), scale, refuses=True)
+        expected = judge(gradient_norms(grads), scale, skip_on_overflow=True)
         found = judge_on_host(grads, scale)
         close = 1e-12 if fp64 else 2.0**-20
         assert found.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=close)
@@ -304,7 +304,7 @@ def test_small_elements_beside_large_ones_count_in_rows_of_fp32():
 def test_the_host_leaves_a_scale_that_unscales_nothing_to_others(scale):
     grads = [torch.ones(5)]
     found = HostJudge(grads)(grads, torch.tensor([scale]))
-    assert (found is None) == judge(gradient_norms(grads), torch.tensor([scale]), refuses=True).overflow.item()
+    assert (found is None) == judge(gradient_norms(grads), torch.tensor([scale]), skip_on_overflow=True).overflow.item()
 
 
 @each("elements", [1, 4095, 4096, 4097, 100_000, 4096 * 4096 + 5])
@@ -346,6 +346,6 @@ def test_norms_near_the_ends_of_fp32_are_judged_without_fp64_as_with_it(scale):
     for norms in ([FLOAT32.max] * 3, [FLOAT32.max, 1e-45], [1e-38, 1e-38], [3e38, -1.0], [0.0]):
         exact = math.sqrt(math.fsum(max(norm, 0.0) ** 2 for norm in norms)) / torch.tensor(scale).item()
         with without(fp64=False), NoFP64():
-            verdict = judge(torch.tensor(norms), torch.tensor([scale]), refuses=True)
+            verdict = judge(torch.tensor(norms), torch.tensor([scale]), skip_on_overflow=True)
         assert not verdict.overflow
         assert verdict.grad_norm.item() == pytest.approx(min(exact, FLOAT32.max), rel=2.0**-22, abs=2.0**-148)

@@ -58,7 +58,7 @@ def run(model, weights, *, seed=0, scale=1.0, micro=1, poison=None, refuse=1.0, 
             grad = grad.to(parameter.dtype)
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         weights.gradients.accumulate()
-    verdict = weights.judge(loss_scale, refuses=bool(refuse))
+    verdict = weights.judge(loss_scale, skip_on_overflow=bool(refuse))
     weights.update(verdict, torch.tensor([0.125]), loss_scale)
     return verdict
 

@@ -241,7 +241,7 @@ def test_a_parameter_that_moves_or_changes_its_memory_order_is_followed():
             for parameter in model.parameters():
                 parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape, generator=generator))
             one = torch.ones(1)
-            weights.update(weights.judge(one, refuses=True), torch.tensor([0.1]), one)
+            weights.update(weights.judge(one, skip_on_overflow=True), torch.tensor([0.1]), one)
         return model
 
     moved, still = trained(True), trained(False)

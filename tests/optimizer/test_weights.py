@@ -61,7 +61,7 @@ def test_trap_23_a_refused_update_is_not_one_with_zero_gradients(rule):
     twin.gradients.zero_grad()
     for parameter in twin_model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    twin.update(twin.judge(ONE, refuses=True), ONE, ONE)
+    twin.update(twin.judge(ONE, skip_on_overflow=True), ONE, ONE)
     assert twin.updater.state_dict()["step"] == 2
     assert weights.updater.state_dict()["step"] == 1
     if rule not in ("sgd", "adagrad"):
@@ -98,7 +98,7 @@ def test_trap_14_a_step_in_which_nothing_has_a_gradient_is_no_crash(kind):
     before = state_of(model, weights)
     weights.gradients.zero_grad()
     weights.gradients.accumulate()
-    verdict = weights.judge(ONE, refuses=True)
+    verdict = weights.judge(ONE, skip_on_overflow=True)
     weights.update(verdict, ONE, ONE)
     assert weights.gradients.missing() == list(SHAPES)
     assert verdict.norms.tolist() == [-1.0] * len(SHAPES)
@@ -120,8 +120,8 @@ def test_a_verdict_that_names_offenders_only_is_otherwise_the_same(kind, value, 
     last.grad.view(-1)[-1] = value
     weights.gradients.accumulate()
     scale = torch.tensor([8.0])
-    all_of_them = weights.judge(scale, refuses=True)
-    offenders = weights.judge(scale, refuses=True, offenders_only=True)
+    all_of_them = weights.judge(scale, skip_on_overflow=True)
+    offenders = weights.judge(scale, skip_on_overflow=True, offenders_only=True)
     assert torch.equal(all_of_them.skip, offenders.skip)
     assert torch.equal(all_of_them.applied, offenders.applied)
     torch.testing.assert_close(all_of_them.grad_norm, offenders.grad_norm, rtol=1e-14, atol=0, equal_nan=True)
@@ -159,7 +159,7 @@ def test_trap_16_half_gradients_are_unscaled_in_fp32(dtype):
     weights = Weights({"p": parameter}, SGD(lr=1.0, momentum=0.0), master_weights=dtype != torch.float32)
     parameter.grad = gradient.expand(20).clone()
     weights.gradients.accumulate()
-    verdict = weights.judge(scale, refuses=True)
+    verdict = weights.judge(scale, skip_on_overflow=True)
     weights.update(verdict, ONE, scale)
     expected = -gradient.float() / 65536
     assert torch.equal(weights.masters.full_precision()["p"], expected.expand(20))
@@ -170,7 +170,7 @@ def test_trap_16_also_where_the_fp16_parameter_itself_is_updated(rule):
     """The kernel divides in FP32: the sign of a gradient that FP16 would unscale to zero moves the weight."""
     parameter, weights = with_gradient([1e-2] * 20, torch.float16, rule, state_in_half=True)
     scale = torch.tensor([2.0**20])
-    weights.update(weights.judge(scale, refuses=True), ONE, scale)
+    weights.update(weights.judge(scale, skip_on_overflow=True), ONE, scale)
     assert (parameter < 0).all()
 
 
@@ -178,7 +178,7 @@ def test_trap_02_the_scale_handed_in_unscales_whatever_comes_next():
     for exponent in (0, 1, 15, 16):
         scale = torch.tensor([2.0**exponent])
         parameter, weights = with_gradient([3.0 * 2.0**exponent])
-        weights.update(weights.judge(scale, refuses=True), ONE, scale)
+        weights.update(weights.judge(scale, skip_on_overflow=True), ONE, scale)
         assert parameter.item() == -3.0
 
 
@@ -187,10 +187,10 @@ def test_trap_18_clipping_acts_on_unscaled_gradients_and_their_global_norm():
     weights = Weights({"a": first, "b": second}, SGD(lr=1.0, momentum=0.0), master_weights=False, clip_norm=1.0)
     scale = torch.tensor([1024.0])
     first.grad, second.grad = torch.tensor([0.3 * 1024]), torch.tensor([0.4 * 1024])
-    weights.update(weights.judge(scale, refuses=True), ONE, scale)
+    weights.update(weights.judge(scale, skip_on_overflow=True), ONE, scale)
     assert [first.item(), second.item()] == pytest.approx([-0.3, -0.4], rel=1e-6)  # norm 0.5: nothing to clip
     first.grad, second.grad = torch.tensor([3.0 * 1024]), torch.tensor([4.0 * 1024])
-    verdict = weights.judge(scale, refuses=True)
+    verdict = weights.judge(scale, skip_on_overflow=True)
     weights.update(verdict, ONE, scale)
     assert [first.item(), second.item()] == pytest.approx([-0.9, -1.2], rel=1e-6)  # norm 5, both divided by 5
     assert verdict.grad_norm.item() == 5.0
@@ -198,7 +198,7 @@ def test_trap_18_clipping_acts_on_unscaled_gradients_and_their_global_norm():
 
 def test_trap_19_the_norm_on_record_is_that_before_clipping():
     _, weights = with_gradient([30.0, 40.0], clip_norm=1.0)
-    verdict = weights.judge(ONE, refuses=True)
+    verdict = weights.judge(ONE, skip_on_overflow=True)
     weights.update(verdict, ONE, ONE)
     assert verdict.grad_norm.item() == 50.0
 
@@ -206,14 +206,14 @@ def test_trap_19_the_norm_on_record_is_that_before_clipping():
 @pytest.mark.parametrize("refuse", [0.0, 1.0])
 def test_trap_21_clipping_by_an_inf_norm_does_not_zero_the_finite_gradients(refuse):
     parameter, weights = with_gradient([2.0, math.inf], clip_norm=1.0)
-    weights.update(weights.judge(ONE, refuses=bool(refuse)), ONE, ONE)
+    weights.update(weights.judge(ONE, skip_on_overflow=bool(refuse)), ONE, ONE)
     assert parameter[0].item() == (0.0 if refuse else -2.0)
 
 
 @pytest.mark.parametrize("rule", [SGD(lr=1.0, momentum=0.0), Adam(lr=1.0), Adagrad(lr=1.0)])
 def test_trap_12_21_clipping_finite_gradients_whose_norm_exceeds_fp32_does_not_zero_them(rule):
     parameter, weights = with_gradient([3e38, -3e38], rule=rule, clip_norm=1.0)
-    verdict = weights.judge(ONE, refuses=True)
+    verdict = weights.judge(ONE, skip_on_overflow=True)
     weights.update(verdict, ONE, ONE)
     assert not verdict.overflow
     assert parameter.isfinite().all()
@@ -223,7 +223,7 @@ def test_trap_12_21_clipping_finite_gradients_whose_norm_exceeds_fp32_does_not_z
 
 def test_trap_12_13_large_finite_gradients_are_applied_and_stay_finite():
     parameter, weights = with_gradient([1e30, 1e30])
-    verdict = weights.judge(ONE, refuses=True)
+    verdict = weights.judge(ONE, skip_on_overflow=True)
     weights.update(verdict, ONE, ONE)
     assert verdict.skip == 0
     assert torch.equal(parameter, torch.tensor([-1e30, -1e30]))
@@ -250,7 +250,7 @@ def test_trap_20_micro_gradients_of_half_parameters_are_summed_up_in_fp32(kind):
         model.bias.grad = torch.tensor([*part, 0.0], dtype=model.bias.dtype)
         weights.gradients.accumulate()
         assert model.bias.grad is None
-    verdict = weights.judge(ONE, refuses=True)
+    verdict = weights.judge(ONE, skip_on_overflow=True)
     assert not verdict.overflow
     forty_thousand = torch.tensor(40000.0, dtype=model.bias.dtype).item()
     assert verdict.norms[1].item() == math.hypot(forty_thousand, 1.0 + 2.0**-13)
@@ -275,7 +275,7 @@ def test_trap_29_without_a_master_copy_small_updates_are_lost_and_with_one_they_
             weights.gradients.zero_grad()
             parameter.grad = torch.full((1,), lost, dtype=dtype)
             weights.gradients.accumulate()
-            weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
+            weights.update(weights.judge(ONE, skip_on_overflow=True), ONE, ONE)
         assert parameter.item() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
         assert (parameter.item() == 1.0) is not master_weights
 
@@ -307,7 +307,7 @@ def test_trap_32_publishing_saturates_in_both_directions(kind):
     weights.gradients.zero_grad()
     model.bias.grad = torch.tensor([-30000.0, 30000.0, 0.0], dtype=torch.float16)
     weights.gradients.accumulate()
-    weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
+    weights.update(weights.judge(ONE, skip_on_overflow=True), ONE, ONE)
     assert model.bias.tolist() == [65504.0, -65504.0, 1.0]
     if kind == "fp16 master":
         assert weights.masters.full_precision()["bias"].tolist() == [90000.0, -90000.0, 1.0]
@@ -336,7 +336,7 @@ def test_trap_32_after_a_load_the_next_update_starts_from_what_was_loaded(kind):
     weights.gradients.zero_grad()
     model.matrix.grad = torch.full_like(model.matrix, 0.5)
     weights.gradients.accumulate()
-    weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
+    weights.update(weights.judge(ONE, skip_on_overflow=True), ONE, ONE)
     assert torch.equal(model.matrix.float(), torch.full((4, 3), 1.5))
 
 
@@ -412,7 +412,7 @@ def test_trap_33_weight_decay_acts_on_the_master_where_half_would_lose_it():
         weights.gradients.zero_grad()
         parameter.grad = torch.zeros_like(parameter)
         weights.gradients.accumulate()
-        weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
+        weights.update(weights.judge(ONE, skip_on_overflow=True), ONE, ONE)
     expected = (1 - decay) ** 16
     assert weights.masters.full_precision()["p"][0, 0].item() == pytest.approx(expected, rel=1e-6)
     assert parameter[0, 0].item() == torch.tensor(expected).half().item() < 1.0
@@ -434,7 +434,7 @@ def test_trap_33_decay_spares_norms_and_biases_unless_asked_not_to(rule, kind):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         weights.gradients.accumulate()
-        weights.update(weights.judge(ONE, refuses=True), torch.tensor([0.25]), ONE)
+        weights.update(weights.judge(ONE, skip_on_overflow=True), torch.tensor([0.25]), ONE)
         assert (model.matrix < 1.0).all()
         assert (model.bias < 1.0).all().item() is everything
         assert (model.scalar < 1.0).item() is everything
@@ -443,7 +443,7 @@ def test_trap_33_decay_spares_norms_and_biases_unless_asked_not_to(rule, kind):
 def test_the_gradients_of_a_refused_step_can_still_be_looked_at():
     model, weights = make("fp16 master", SGD())
     run(model, weights, poison=math.nan)
-    norms = dict(zip(weights.names, weights.judge(ONE, refuses=True).norms.tolist(), strict=True))
+    norms = dict(zip(weights.names, weights.judge(ONE, skip_on_overflow=True).norms.tolist(), strict=True))
     assert [name for name, norm in norms.items() if not math.isfinite(norm)] == ["matrix"]
 
 
@@ -503,7 +503,7 @@ def test_the_layout_of_weights_and_gradients_changes_no_update(rule, dtype):
                 if step != 1 or name != "odd":  # one that has no gradient in one step
                     parameter.grad = laid_out(of_step[name], grad_layout)
             weights.gradients.accumulate()
-            weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), ONE * 4)
+            weights.update(weights.judge(ONE, skip_on_overflow=True), torch.full((1,), 0.1), ONE * 4)
         for name, parameter in named.items():
             assert parameter.stride() == laid_out(values[name], weight_layout).stride()
         return {**named, **weights.masters.full_precision()}
@@ -529,7 +529,7 @@ def test_weights_with_gaps_in_memory_are_updated_and_their_neighbours_are_not(ru
         for parameter in named.values():
             parameter.grad = grad.clone()
         weights.gradients.accumulate()
-        weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), None)
+        weights.update(weights.judge(ONE, skip_on_overflow=True), torch.full((1,), 0.1), None)
     assert torch.equal(named["gaps"], named["dense"])
     assert torch.equal(room[:, 1::2], neighbours)
 
@@ -546,6 +546,6 @@ def test_a_weight_that_a_module_gives_new_memory_is_trained_on(rule, layout):
         grad = torch.randn(first.shape, generator=torch.Generator().manual_seed(step))
         for parameter in named.values():
             parameter.grad = grad.clone()
-        weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), ONE)
+        weights.update(weights.judge(ONE, skip_on_overflow=True), torch.full((1,), 0.1), ONE)
         named["moved"].data = named["moved"].data.clone(memory_format=layout)
     assert torch.equal(named["moved"], named["left"])

@@ -80,7 +80,7 @@ def test_the_rule_asks_the_host_for_nothing(name):
 
 
 @each(("one", "other"), list(itertools.permutations(["torch", "megatron", "deepspeed", "paddle"], 2)))
-def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_what_does_not_fit_is_said(one, other):
+def test_trap_38_a_run_may_use_moving_another_preset_of_the_dynamic_rule_and_what_does_not_fit_is_said(one, other):
     before, after = preset(one, growth_interval=9), preset(other, growth_interval=9)
     state = before.initial(CPU)
     for overflow in steps("..xx"):
