@@ -15,7 +15,6 @@ from typing import Any, Final
 from mptrain.errors import StorageError
 from mptrain.report.formatting import counted, number
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
-from mptrain.runlog.schema_checks import is_number
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
 
@@ -103,7 +102,7 @@ def _arithmetic(found: Any) -> Table:
 
 
 def _value(value: Any) -> str:
-    if is_number(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else number(float(value))
         return f"{value:,.6g}"  # enough digits to tell 1.00049 from 1

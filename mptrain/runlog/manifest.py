@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from mptrain.errors import CheckpointError
 from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import storage_errors
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object
 
 SCHEMA = 2
@@ -88,18 +87,42 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint and verify its own digest; the data file is not read."""
     fields = read_object(path, SCHEMA)
     try:
-        manifest = build(Manifest, {name: fields[name] for name in Manifest.__dataclass_fields__})
+        manifest = Manifest(**{name: fields[name] for name in Manifest.__dataclass_fields__})
         sound = (
-            _is_plain_name(manifest.file)
+            _has_own_types(manifest)
+            and _is_plain_name(manifest.file)
             and manifest.file.endswith(DATA)
             and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))
             and manifest.digest() == fields["check"]
         )
-    except (KeyError, ValueError) as error:
+    except KeyError as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     if not sound or manifest.step != step_of(path):
         raise CheckpointError(f"{path} is damaged: its fields are inconsistent")
     return manifest
+
+
+def _has_own_types(manifest: Manifest) -> bool:
+    """Return whether all fields have their types; by hand, because writing checkpoints must not need pydantic."""
+    tables = (manifest.records, manifest.digests, manifest.part_files)
+    if not _are(dict, *tables):
+        return False
+    texts = (manifest.file, manifest.sha256, manifest.config_digest, manifest.parts)
+    counts = (manifest.step, manifest.bytes, *manifest.records.values())
+    return (
+        _are(str, *texts, *manifest.digests.values(), *manifest.part_files.values())
+        and _are(int, *counts)
+        and 0 <= min(counts) <= max(counts) < 2**63
+        and _is_metric(manifest.metric)
+    )
+
+
+def _is_metric(value: object) -> bool:
+    return value is None or type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(type(value) is kind for value in values)
 
 
 def _is_plain_name(name: str) -> bool:
