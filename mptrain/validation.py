@@ -9,72 +9,22 @@ pydantic is imported at the first call, so that importing this module costs noth
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
-
-from mptrain.errors import did_you_mean
-from mptrain.fields import describe, is_union, without_metadata
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 if TYPE_CHECKING:
-    from pydantic_core import SchemaValidator
+    from pydantic_core import ErrorDetails, SchemaValidator
 
 Built = TypeVar("Built")
-Language = Literal["yaml", "json"]
+Node = dict[str, Any]
+Rule = Callable[[Node], Node]
 
 #: Exclusive limit of the magnitude of integers in JSON, such as numbers of steps or bytes.
 _TOO_LARGE = 2**63
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One field of checked data that is unknown, missing, or does not match its annotation.
-
-    Attributes:
-        path: Names of the fields, and keys and indices between them, from the outermost value to the field.
-        what: Why it does not match; ``value`` if it has another type, or is outside of its range.
-        found: The value of the field; None if it is missing.
-        annotation: The annotation of the field; None if it is unknown.
-        known: The fields that its dataclass has.
-    """
-
-    path: tuple[str | int, ...]
-    what: Literal["value", "unknown", "missing"]
-    found: Any
-    annotation: Any
-    known: tuple[str, ...]
-
-    @property
-    def place(self) -> str:
-        """The path, joined by dots."""
-        return ".".join(map(str, self.path))
-
-    @property
-    def meant(self) -> str:
-        """The field whose name is closest to an unknown one, with its path; empty if none is close."""
-        guess = did_you_mean(str(self.path[-1]), self.known)
-        return ".".join(map(str, [*self.path[:-1], guess])) if guess else ""
-
-    def __str__(self) -> str:
-        if self.what == "missing":
-            return f"'{self.place}' is missing"
-        if self.what == "unknown":
-            return f"unknown field '{self.place}'" + (f", did you mean '{self.meant}'?" if self.meant else "")
-        shown = json.dumps(self.found, default=str)
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return f"{self.place}={shown}: must be {describe(self.annotation)}"
-
-
-class SchemaMismatch(ValueError):
-    """Error for data that does not match its dataclass; the message names all fields that do not."""
-
-    def __init__(self, mismatches: list[Mismatch]) -> None:
-        super().__init__("; ".join(map(str, mismatches)))
-        self.mismatches = mismatches
 
 
 def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
@@ -86,18 +36,15 @@ def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
         lenient: Ignore unknown fields, because later versions may write more.
 
     Raises:
-        ValueError: Fields have invalid values, are missing or are unknown; see `SchemaMismatch`.
+        ValueError: Fields have invalid values, are missing or are unknown; the message names all of them.
     """
-    return _validate(kind, given, "json", "ignore" if lenient else "forbid")
+    from pydantic import ValidationError
 
-
-def build_section(kind: type[Built], given: Any) -> Built:
-    """Build a dataclass, including nested ones, from a parsed YAML mapping, checking every key.
-
-    Raise SchemaMismatch with all keys that are unknown or missing or have invalid values. Exceptions of the dataclass's
-    own checks are not caught.
-    """
-    return _validate(kind, given, "yaml", "forbid")
+    try:
+        checker = validator(cast("Any", kind), "json", "ignore" if lenient else "forbid")
+        return cast("Built", checker.validate_python(given))
+    except ValidationError as error:
+        raise ValueError("; ".join(map(_in_words, error.errors(include_url=False)))) from None
 
 
 def line_parser(kind: type[Built]) -> Callable[[str], Built | None]:
@@ -119,142 +66,101 @@ def line_parser(kind: type[Built]) -> Callable[[str], Built | None]:
     return parse
 
 
-def _validate(kind: type[Built], given: Any, language: Language, extra: str) -> Built:
-    import pydantic
-
-    try:
-        return cast("Built", validator(cast("Any", kind), language, extra).validate_python(given))
-    except pydantic.ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        found = {one.path: one for one in (_mismatch(kind, given, error["loc"], error["type"]) for error in errors)}
-        raise SchemaMismatch(sorted(found.values(), key=lambda one: one.what == "missing")) from None
-
-
 @lru_cache(maxsize=1024)
-def validator(annotation: Any, language: Language, extra: str = "forbid") -> SchemaValidator:
+def validator(annotation: Any, language: Literal["yaml", "json"], extra: str = "forbid") -> SchemaValidator:
     """Return the pydantic validator of an annotation or dataclass, for values that are parsed from YAML or JSON.
 
     ``extra`` is the treatment of unknown fields: ``forbid`` or ``ignore``. Raise an error of pydantic for an annotation
     that it cannot process.
     """
     from pydantic import ConfigDict, TypeAdapter
-    from pydantic_core import CoreConfig, SchemaValidator
+    from pydantic_core import SchemaValidator
 
-    own = None if is_section(annotation) else ConfigDict(arbitrary_types_allowed=True)
-    adapter = TypeAdapter[Any](annotation, config=own)  # a section would have a configuration of its own
-    config = CoreConfig(strict=True, allow_inf_nan=language == "json", extra_fields_behavior=cast("Any", extra))
-    return SchemaValidator(_adapted(adapter.core_schema, language, config), config)
+    has_own = is_dataclass(annotation) or hasattr(annotation, "__total__")  # a TypedDict
+    adapter = TypeAdapter[Any](annotation, config=None if has_own else ConfigDict(arbitrary_types_allowed=True))
+    config: Any = {"strict": True, "allow_inf_nan": language == "json", "extra_fields_behavior": extra}
+    rules = _JSON if language == "json" else _YAML
+    rules = rules | dict.fromkeys(("dataclass", "typed-dict"), lambda node: _lax({**node, "config": config}))
+    return SchemaValidator(_adapted(adapter.core_schema, rules), config)
 
 
-def _adapted(node: Any, language: Language, config: Any) -> Any:
-    """Return pydantic's schema of a type with the conversions of a language, in which only strict types are left."""
+def _in_words(error: ErrorDetails) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"'{place}' is missing"
+    if error["type"] == "unexpected_keyword_argument":
+        return f"unknown field '{place}'"
+    found, must = json.dumps(error["input"], default=str), error["msg"].replace("Input should be", "must be")
+    return f"{place}={found if len(found) <= 80 else f'{found[:77]}...'}: {must}"
+
+
+def _adapted(node: Any, rules: Mapping[str, Rule]) -> Any:
+    """Return pydantic's core schema of a type in which the rules have replaced the nodes of their types."""
     if isinstance(node, (list, tuple)):
-        return type(node)(_adapted(item, language, config) for item in node)
+        return type(node)(_adapted(item, rules) for item in node)
     if not isinstance(node, dict):
         return node
-    node = {
-        key: value if key in ("metadata", "default", "expected") else _adapted(value, language, config)
-        for key, value in node.items()
-    }
-    kind = node.get("type")
-    if kind in ("dataclass", "typed-dict"):
-        node = {**node, "config": {**node.get("config", {}), **config}, "strict": False}
-    elif kind == "tuple":
-        node["strict"] = False
-    return (_adapted_to_json if language == "json" else _adapted_to_yaml)(node, kind)
+    apart = ("metadata", "serialization", "default", "expected")
+    node = {key: value if key in apart else _adapted(value, rules) for key, value in node.items()}
+    rule = rules.get(node.get("type", ""))
+    return rule(node) if rule else node
 
 
-def _adapted_to_json(node: dict[str, Any], kind: Any) -> dict[str, Any]:
-    if kind == "int":
-        return {"lt": _TOO_LARGE, "gt": -_TOO_LARGE, **node}
-    if kind == "dict" and node["keys_schema"].get("type") == "int":
-        return {**node, "keys_schema": {**node["keys_schema"], "strict": False}}
-    return node
+def _lax(node: Node) -> Node:
+    return {**node, "strict": False}
 
 
-def _adapted_to_yaml(node: dict[str, Any], kind: Any) -> dict[str, Any]:
-    if kind == "int":
-        return _after(_whole, node)
-    if kind == "literal":
-        return _after(_nonfinite_word, node)
-    if kind == "lax-or-strict":  # a path
-        return {**node, "strict": False}
-    if kind == "union":
-        return {**node, "choices": _members(node["choices"])}
-    if kind in ("tuple", "list") and "items_schema" in node:
-        items = node["items_schema"]
-        return {**node, "items_schema": [_name(one) for one in items] if isinstance(items, list) else _name(items)}
-    return node
+def _before(convert: Callable[[Any], Any]) -> Rule:
+    function = {"type": "no-info", "function": convert}
+    return lambda node: {"type": "function-before", "function": function, "schema": node}
 
 
-def _members(choices: list[Any]) -> list[Any]:
-    """Return the members of a union, so that 2.0 stays a float where floats are allowed, and text becomes a path."""
-    kinds = [one["type"] for one in choices]
-    if "float" in kinds:
-        return [one["schema"] if one.get("schema", {}).get("type") == "int" else one for one in choices]
-    return [one for one in choices if one["type"] != "str"] if "lax-or-strict" in kinds else choices
-
-
-def _name(node: dict[str, Any]) -> dict[str, Any]:
-    return _after(_as_name, node) if node["type"] == "str" else node
-
-
-def _after(convert: Any, node: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function-before", "function": {"type": "no-info", "function": convert}, "schema": node}
+def _with_integer_keys(node: Node) -> Node:
+    keys = node["keys_schema"]
+    return {**node, "keys_schema": _lax(keys) if keys["type"] == "int" else keys}
 
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def _nonfinite_word(value: Any) -> Any:
-    # Hydra parses inf and nan as numbers.
+def _nonfinite_word(value: Any) -> Any:  # Hydra parses inf and nan as numbers
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_name(value: Any) -> Any:
-    # In a list of module names, YAML reads the name 16 as a number.
+def _name(value: Any) -> Any:  # in a list of module names, YAML reads the name 16 as a number
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _mismatch(kind: Any, given: Any, loc: tuple[str | int, ...], what: str) -> Mismatch:
-    """Return the mismatch of the innermost field on the path of an error of pydantic."""
-    found = Mismatch((), "value", given, kind, ())
-    for depth, key in enumerate(loc, 1):
-        kind = _without_null(kind)
-        if is_section(kind):
-            hints = get_type_hints(kind, include_extras=True)
-            if depth == len(loc) and what == "missing":
-                return Mismatch(loc, "missing", None, hints[str(key)], tuple(hints))
-            given = given[key]
-            if key not in hints:
-                return Mismatch(loc[:depth], "unknown", given, None, tuple(hints))
-            kind = hints[str(key)]
-            found = Mismatch(loc[:depth], "value", given, kind, tuple(hints))
-        else:
-            try:
-                kind, given = _item_type(kind, key), given[key]
-            except (LookupError, TypeError):  # an item is missing, or the key names a member of a union
-                break
-    return found
+def _with_names(node: Node) -> Node:
+    items = node["items_schema"]
+    return {**node, "items_schema": [*map(_named, items)] if isinstance(items, list) else _named(items)}
 
 
-def is_section(kind: Any) -> bool:
-    """Return whether a type has named fields: a dataclass or a ``TypedDict``."""
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "__total__"))
+def _named(node: Node) -> Node:
+    return _before(_name)(node) if node["type"] == "str" else node
 
 
-def _without_null(annotation: Any) -> Any:
-    kind, _ = without_metadata(annotation)
-    members = [one for one in get_args(kind) if one is not type(None)]
-    return without_metadata(members[0])[0] if is_union(kind) and len(members) == 1 else kind
+def _union(node: Node) -> Node:
+    members = node["choices"]
+    kinds = [one["type"] for one in members]
+    if "float" in kinds:  # 2.0 stays a float
+        members = [one["schema"] if one.get("schema", {}).get("type") == "int" else one for one in members]
+    elif "lax-or-strict" in kinds:  # text becomes a path
+        members = [one for one in members if one["type"] != "str"]
+    return {**node, "choices": members}
 
 
-def _item_type(kind: Any, key: Any) -> Any:
-    """Return the type of an item of a mapping or sequence. Raise IndexError or TypeError if there is none."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_union(kind):
-        raise TypeError
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return arguments[key]
-    return arguments[isinstance(origin, type) and issubclass(origin, Mapping)]
+_JSON: dict[str, Rule] = {
+    "tuple": _lax,
+    "int": lambda node: {"lt": _TOO_LARGE, "gt": -_TOO_LARGE, **node},
+    "dict": _with_integer_keys,
+}
+_YAML: dict[str, Rule] = {
+    "tuple": lambda node: _lax(_with_names(node)),
+    "list": lambda node: _with_names(node) if "items_schema" in node else node,
+    "int": _before(_whole),
+    "literal": _before(_nonfinite_word),
+    "lax-or-strict": _lax,
+    "union": _union,
+}

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
 from mptrain.config.value_checks import UNRESOLVED, check_field, is_unresolved, show, value_problem
@@ -18,7 +20,7 @@ from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.precision.policy import Policy
-from mptrain.validation import Mismatch, SchemaMismatch, build_section
+from mptrain.validation import validator
 
 #: Hint for a file whose keys are one level too deep or too high.
 HEADER = (
@@ -57,27 +59,34 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
         problems.append(_no_mapping(name, node, schema))
         return None
     try:
-        return build_section(schema, dict(node))
-    except SchemaMismatch as error:
-        problems += [_problem(name, one) for one in error.mismatches if not is_unresolved(one.found)]
+        return validator(schema, "yaml").validate_python(dict(node))
+    except ValidationError as error:
+        errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+        found = [_problem(name, node, schema, one["loc"]) for one in errors]
+        problems += filter(None, dict.fromkeys(found))
     except ConfigError as error:
         problems += error.problems
     return None
 
 
-def _problem(section: str, one: Mismatch) -> Problem:
-    """Return a mismatch of a section as a problem for the user."""
+def _problem(section: str, node: Mapping[Any, Any], schema: type, path: Sequence[str | int]) -> Problem | None:
+    """Return the problem at the path of an error of pydantic; None for a value whose problem is reported already."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    name = str(path[0])
     prefix = f"{section}." if section else ""
-    key = f"{prefix}{one.place}"
-    if one.what == "missing":
+    key = f"{prefix}{name}"
+    value: Any = node.get(path[0])
+    if name not in hints:
+        guess = "" if name == section else did_you_mean(name, hints)
+        hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
+        return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)
+    if path[0] not in node:
         return Problem(f"{key} is required")
-    if one.what == "unknown":
-        hint = f"did you mean {prefix}{one.meant}={show(one.found)}?" if one.meant else ""
-        hint = HEADER.format(group=section) if one.place == section else hint
-        return Problem(f"unknown key '{key}'", hint or f"the keys are {', '.join(one.known)}")
-    if inner := section_of(one.annotation):
-        return _no_mapping(key, one.found, inner)
-    return value_problem(key, one.found, one.annotation)
+    if is_unresolved(value):
+        return None
+    if (inner := section_of(hints[name])) is None:
+        return value_problem(key, value, hints[name])
+    return _problem(key, value, inner, path[1:]) if path[1:] else _no_mapping(key, value, inner)
 
 
 def _no_mapping(name: str, value: Any, schema: type) -> Problem:

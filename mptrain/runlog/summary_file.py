@@ -12,7 +12,7 @@ from mptrain.errors import StorageError
 from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
-from mptrain.validation import SchemaMismatch, build
+from mptrain.validation import build
 
 SCHEMA = 2
 
@@ -76,11 +76,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     del fields["schema"]
     try:
         numbers = restore_nonfinite(fields)
-        build(_Summary, numbers, lenient=True)
-    except SchemaMismatch as error:
-        raise StorageError(f"{path} is damaged: {error}", "restore it from a copy") from error
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged: its list of non-finite numbers is invalid", "restore it from a copy"
         ) from error
+    try:
+        build(_Summary, numbers, lenient=True)
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged: {error}", "restore it from a copy") from error
     return numbers

@@ -22,7 +22,7 @@ from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
-from mptrain.validation import SchemaMismatch, build
+from mptrain.validation import build
 
 #: Configuration groups in which arms may differ without being claimed (see `mptrain.comparison.fairness`).
 _PRECISION_GROUPS = ("precision", "scaler")
@@ -58,10 +58,9 @@ class ComparisonOptions:
         """
         try:
             return build(cls, {**plan}, lenient=True)
-        except SchemaMismatch as error:
-            what = "; ".join(f"plan.{one}" for one in error.mismatches)
+        except ValueError as error:
             hint = "restore the file from a copy, or start the sweep again"
-            raise StorageError(f"{where} is damaged: {what}", hint) from error
+            raise StorageError(f"{where} is damaged: plan.{error}", hint) from error
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:
