@@ -148,11 +148,12 @@ def _union(node: Node) -> Node:
         members = [one["schema"] if one.get("schema", {}).get("type") == "int" else one for one in members]
     elif "lax-or-strict" in kinds:  # text becomes a path
         members = [one for one in members if one["type"] != "str"]
-    return {**node, "choices": members}
+    return _lax({**node, "choices": members})
 
 
 _JSON: dict[str, Rule] = {
     "tuple": _lax,
+    "union": _lax,
     "int": lambda node: {"lt": _TOO_LARGE, "gt": -_TOO_LARGE, **node},
     "dict": _with_integer_keys,
 }
