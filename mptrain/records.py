@@ -12,9 +12,11 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mptrain.fields import NonNegativeInt
+from annotated_types import Ge, Le, MaxLen
+
+from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
@@ -78,6 +80,10 @@ MAX_TENSORS = 20
 TensorKind = Literal["activations", "activation_gradients", "weight_gradients", "weights", "updates"]
 
 
+#: Limit of the magnitude of FP64 exponents.
+_FARTHEST = 1100
+
+
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
     """Histogram of the binary exponents of the values in one or several tensors.
@@ -94,9 +100,9 @@ class ExponentCounts:
     zeros: NonNegativeInt
     inf: NonNegativeInt
     nan: NonNegativeInt
-    largest: float
-    lowest: int
-    counts: tuple[NonNegativeInt, ...]
+    largest: NonNegativeFloat
+    lowest: Annotated[int, Ge(-_FARTHEST), Le(_FARTHEST)]
+    counts: Annotated[tuple[NonNegativeInt, ...], MaxLen(2 * _FARTHEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class HistogramRecord:
     """
 
     learner: str
-    step: NonNegativeInt
+    step: PositiveInt
     loss_scale: float
     overflow: bool
     tensors: dict[TensorKind, dict[str, ExponentCounts]]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mptrain.runlog.diagnosis_file import SCHEMA, Examination
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
+from mptrain.validation import build
 
 
 def read_examination(path):

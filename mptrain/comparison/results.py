@@ -17,8 +17,8 @@ from typing import Any, Literal
 from mptrain.errors import StorageError
 from mptrain.records import as_json
 from mptrain.runlog.atomic_files import write_atomically
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
+from mptrain.validation import build
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 

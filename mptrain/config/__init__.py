@@ -1,5 +1,5 @@
 """Configuration of a training run: turns ``KEY=VALUE`` overrides and YAML files into a frozen `schema.Config`.
 
-Only this package uses Hydra, OmegaConf and pydantic. This file imports nothing, so that help and listing stay fast. Its
+Only this package uses Hydra and OmegaConf. This file imports nothing, so that help and listing stay fast. Its
 functions raise ConfigError with all problems found, not only the first.
 """

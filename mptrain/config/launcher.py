@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import StringConstraints
 
-from mptrain.config.value_checks import InvalidValueError, RangeDescription, check_value, show
+from mptrain.config.section_checks import check_section
 from mptrain.config.yaml_files import find_unreadable, read_yaml
-from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.errors import ConfigError, Problem
+from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt, RangeDescription
 
 Executor = Literal["slurm", "local"]
 
@@ -35,8 +35,8 @@ _COMMANDS = ("setup", "teardown", "python", "srun_args", "additional_parameters"
 
 
 @dataclass(frozen=True)
-class Launcher:
-    """Executor of a sweep's jobs (Slurm or local processes) and the resources that each job requests.
+class LauncherFile:
+    """Content of a launcher file: executor of a sweep's jobs (Slurm or local processes), and the resources of each job.
 
     The attributes from ``partition`` to ``comment`` are options of ``sbatch``.
 
@@ -49,7 +49,6 @@ class Launcher:
         at_once: Largest number of jobs queued at a time, which ``--jobs N`` overrides; None means all, or
             one with ``local``.
         job_name: Name that ``squeue`` shows.
-        word: Value of ``--launcher`` on the command line; not a key of the file.
     """
 
     executor: Executor = "slurm"
@@ -68,6 +67,12 @@ class Launcher:
     nodelist: Word | None = None
     exclude: Word | None = None
     comment: Word | None = None
+
+
+@dataclass(frozen=True)
+class Launcher(LauncherFile):
+    """Executor of a sweep's jobs and the resources of each job, with ``word``, the value of ``--launcher``."""
+
     word: str = ""
 
 
@@ -99,25 +104,13 @@ def read_launcher(word: str) -> Launcher:
 
 
 def _made(tree: dict[str, Any], place: str) -> Launcher:
-    hints = get_type_hints(Launcher, include_extras=True)
-    del hints["word"]
-    problems: list[Problem] = []
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if key not in hints:
-            guess = did_you_mean(show(key), hints)
-            hint = f"did you mean {guess}?" if guess else f"the keys are {', '.join(hints)}"
-            if key in _COMMANDS:
-                hint = "a launcher runs no commands: set up the environment first, jobs inherit it"
-            problems.append(Problem(f"{place}: unknown key '{show(key)}'", hint))
-            continue
-        try:
-            values[key] = check_value(value, hints[key])
-        except InvalidValueError as unfit:
-            problems.append(Problem(f"{place}: {key}: {show(value)} {unfit}"))
-    if not problems and 60 * (made := Launcher(**values)).timeout_min <= made.signal_delay_s:
-        what = f"{place}: signal_delay_s: {made.signal_delay_s} seconds is not less than timeout_min"
+    hint = "a launcher runs no commands: set up the environment first, jobs inherit it"
+    problems = [Problem(f"unknown key '{key}'", hint) for key in _COMMANDS if key in tree]
+    keys = {key: value for key, value in tree.items() if key not in _COMMANDS}
+    made = check_section("", keys, LauncherFile, problems)
+    if made is not None and 60 * made.timeout_min <= made.signal_delay_s:
+        what = f"signal_delay_s: {made.signal_delay_s} seconds is not less than timeout_min"
         problems.append(Problem(what, "write a larger timeout_min"))
     if problems:
-        raise ConfigError(problems)
-    return made
+        raise ConfigError([Problem(f"{place}: {problem.what}", problem.hint) for problem in problems])
+    return Launcher(**vars(made))

@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from mptrain.config.value_checks import describe, show
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.fields import describe
 
 #: Metadata of an annotated type: a function that returns the checked value, or raises `EntryError`.
 Check = AfterValidator

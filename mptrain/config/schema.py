@@ -13,10 +13,9 @@ from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
 from mptrain.config.targets import Target
-from mptrain.config.value_checks import RangeDescription
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt
+from mptrain.fields import PositiveInt, RangeDescription
 from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.run_paths import check_run_name

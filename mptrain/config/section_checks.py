@@ -11,13 +11,16 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
-from mptrain.config.value_checks import UNRESOLVED, check_field, show
+from mptrain.config.value_checks import UNRESOLVED, check_field, is_unresolved, show, value_problem
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.precision.policy import Policy
+from mptrain.validation import validator
 
 #: Hint for a file whose keys are one level too deep or too high.
 HEADER = (
@@ -50,39 +53,45 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     Returns:
         An instance of the dataclass, or None if there is a problem.
     """
-    prefix = f"{name}." if name else ""
     if node is UNRESOLVED:
         return None
     if not isinstance(node, Mapping):
-        keys = ", ".join(prefix + field.name for field in fields_of(schema))
-        problems.append(Problem(f"{name}={show(node)}: must be a mapping", f"its keys are {keys}"))
-        return None
-    hints = typing.get_type_hints(schema, include_extras=True)
-    before = len(problems)
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        if key not in hints:
-            guess = "" if key == name else did_you_mean(str(key), hints)
-            hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
-            hint = HEADER.format(group=name) if key == name else hint
-            problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
-            continue
-        place, inner = f"{prefix}{key}", None if value is None else section_of(hints[key])
-        found = (
-            check_section(place, value, inner, problems) if inner else check_field(place, value, hints[key], problems)
-        )
-        values[key] = found
-    for field in fields_of(schema):
-        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if missing and field.name not in node:
-            problems.append(Problem(f"{prefix}{field.name} is required"))
-    if len(problems) > before or UNRESOLVED in values.values():
+        problems.append(_no_mapping(name, node, schema))
         return None
     try:
-        return schema(**values)
+        return validator(schema, "yaml").validate_python(dict(node))
+    except ValidationError as error:
+        errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+        found = [_problem(name, node, schema, one["loc"]) for one in errors]
+        problems += filter(None, dict.fromkeys(found))
     except ConfigError as error:
-        problems.extend(error.problems)
+        problems += error.problems
     return None
+
+
+def _problem(section: str, node: Mapping[Any, Any], schema: type, path: Sequence[str | int]) -> Problem | None:
+    """Return the problem at the path of an error of pydantic; None for a value whose problem is reported already."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    name = str(path[0])
+    prefix = f"{section}." if section else ""
+    key = f"{prefix}{name}"
+    value: Any = node.get(path[0])
+    if name not in hints:
+        guess = "" if name == section else did_you_mean(name, hints)
+        hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
+        return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)
+    if path[0] not in node:
+        return Problem(f"{key} is required")
+    if is_unresolved(value):
+        return None
+    if (inner := section_of(hints[name])) is None:
+        return value_problem(key, value, hints[name])
+    return _problem(key, value, inner, path[1:]) if path[1:] else _no_mapping(key, value, inner)
+
+
+def _no_mapping(name: str, value: Any, schema: type) -> Problem:
+    keys = ", ".join(f"{name}.{field.name}" for field in fields_of(schema))
+    return Problem(f"{name}={show(value)}: must be a mapping", f"its keys are {keys}")
 
 
 def section_of(annotation: Any) -> type | None:

@@ -41,8 +41,8 @@ class Plan:
     """Settings that hold for every training step of a run.
 
     Attributes:
-        accumulate: Number of micro-batches per update on each rank; ``accumulate_in_all`` is that of the configuration, over
-            all ranks.
+        accumulate: Number of micro-batches per update on each rank.
+        accumulate_in_all: Number over all ranks, as configured.
         products: Choice of kernels for half-precision products; provides the context of forward and backward.
         autocast: Context of a forward pass and its loss, which can be entered repeatedly.
         guard: Guard that restores module buffers after a skipped step.

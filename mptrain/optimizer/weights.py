@@ -99,10 +99,10 @@ class Weights:
     ) -> Verdict:
         """Check a step's accumulated gradients for overflow and compute their norms, as device tensors.
 
-        ``scale`` is the loss scale, float32 of shape (1,), and ``skip_on_overflow`` skips the update on overflow. ``measure`` is
-        what the loss scaler requests. ``across`` combines norms and a measure of this rank's gradients across ranks.
-        With ``offenders_only``, norms of single gradients are needed only on overflow: on a CPU, where the host reads
-        memory without synchronising, the total norm is then computed first.
+        ``scale`` is the loss scale, float32 of shape (1,). ``measure`` is what the loss scaler requests. ``across``
+        combines norms and a measure of this rank's gradients across ranks. With ``offenders_only``, norms of single
+        gradients are needed only on overflow: on a CPU, where the host reads memory without synchronising, the total
+        norm is then computed first.
         """
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from typing_extensions import TypedDict
+
 from mptrain.errors import StorageError
+from mptrain.fields import NonNegativeInt
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
 from mptrain.report.formatting import counted
 from mptrain.runlog.run_reader import Run
-from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is_number, is_text, mapping, optional
+from mptrain.validation import build
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 
@@ -206,19 +209,19 @@ def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
     return history
 
 
-#: Types of the event fields that are shown without further checks.
-_EVENT_KINDS: Final[dict[str, Kind]] = {
-    **dict.fromkeys(("step", "count"), optional(is_count)),
-    "loss_scale": is_number,
-    "metrics": mapping(optional(is_number)),
-    "tensors": optional(each(each(is_text))),
-}
+class _Event(TypedDict, total=False):
+    """Types of the event fields that are shown without further checks."""
+
+    step: NonNegativeInt | None
+    count: NonNegativeInt | None
+    loss_scale: float
+    metrics: dict[str, float | None]
+    tensors: list[list[str]] | None
 
 
 def _take(history: History, event: dict[str, Any], most: int) -> None:
     kind = event["event"]
-    if find_mismatch(event, _EVENT_KINDS):
-        raise ValueError
+    build(_Event, event, lenient=True)
     if kind == "overflow":
         phase, learner, step = str(event["phase"]), str(event["learner"]), int(event["step"])
         named = [(str(name), str(what)) for name, what in event.get("tensors") or ()]

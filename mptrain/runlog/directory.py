@@ -22,8 +22,8 @@ from mptrain.runlog.atomic_files import (
 from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
 from mptrain.runlog.manifest import manifests_in
 from mptrain.runlog.run_paths import RUN_JSON, RunPaths, check_run_name, fresh_name
-from mptrain.runlog.run_state import RunState, read_state
-from mptrain.runlog.strict_json import parse_strict
+from mptrain.runlog.run_state import SCHEMA, RunState, read_state
+from mptrain.runlog.strict_json import parse_strict, read_object
 
 _TRIES = 100
 
@@ -188,7 +188,7 @@ def refuse_other_version(path: Path) -> None:
     Only the schema number in ``run.json`` is checked. A missing or damaged file passes.
     """
     try:
-        RunDirectory(RunPaths(path)).read_state()
+        read_object(RunPaths(path).run_json, SCHEMA, missing_ok=True)
     except OtherVersion:
         raise
     except StorageError:
@@ -245,19 +245,33 @@ def last_run(root: Path) -> RunDirectory:
     other: OtherVersion | None = None
     for run in _runs_below(root):
         try:
-            state = run.read_state()
+            started = _last_start(run.paths.run_json)
         except OtherVersion as error:
             other = error
             continue
         except StorageError:
             continue
-        if state is not None and (newest is None or state.started > newest[0]):
-            newest = (state.started, run)
+        if started is not None and (newest is None or started > newest[0]):
+            newest = (started, run)
     if newest is None and other is not None:
         raise other
     if newest is None:
         raise StorageError(f"there is no run in {root}", "train first, or set run.root to where the runs are")
     return _readable(newest[1].paths)
+
+
+def _last_start(path: Path) -> str | None:
+    """Return the start of the last attempt in a ``run.json``, empty without one; None if it is missing or damaged.
+
+    The other fields are not checked, because there may be thousands of runs and the shell may wait for completions.
+    """
+    fields = read_object(path, SCHEMA, missing_ok=True)
+    match fields.get("attempts", []):
+        case [*_, {"started": str(started)}]:
+            return started
+        case []:
+            return "" if fields else None
+    return None
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:

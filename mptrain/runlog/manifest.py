@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
+from typing import Any
 
 from mptrain.errors import CheckpointError
 from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import storage_errors
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object
 
 SCHEMA = 2
@@ -87,19 +88,43 @@ def manifests_in(folder: Path) -> list[Path]:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint and verify its own digest; the data file is not read."""
     fields = read_object(path, SCHEMA)
-    try:
-        manifest = build(Manifest, {name: fields[name] for name in Manifest.__dataclass_fields__})
-        sound = (
-            _is_plain_name(manifest.file)
-            and manifest.file.endswith(DATA)
-            and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))
-            and manifest.digest() == fields["check"]
-        )
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if missing := Manifest.__dataclass_fields__.keys() - fields.keys():
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
+    if not _is_well_typed(fields):
+        raise CheckpointError(f"{path} is damaged: its fields have invalid values")
+    manifest = Manifest(**{name: fields[name] for name in Manifest.__dataclass_fields__})
+    sound = (
+        _is_plain_name(manifest.file)
+        and manifest.file.endswith(DATA)
+        and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))
+        and manifest.digest() == fields.get("check")
+    )
     if not sound or manifest.step != step_of(path):
         raise CheckpointError(f"{path} is damaged: its fields are inconsistent")
     return manifest
+
+
+def _is_well_typed(fields: Mapping[str, Any]) -> bool:
+    """Return whether fields have the types of a manifest; without pydantic, because saving a checkpoint needs it."""
+    match fields:
+        case {
+            "step": int(step),
+            "file": str(),
+            "sha256": str(),
+            "bytes": int(size),
+            "records": dict(records),
+            "metric": None | int() | float() as metric,
+            "config_digest": str(),
+            "digests": dict(digests),
+            "parts": str(),
+            "part_files": dict(part_files),
+        }:
+            return (
+                all(type(count) is int and 0 <= count < 2**63 for count in (step, size, *records.values()))
+                and all(type(text) is str for text in (*digests.values(), *part_files.values()))
+                and abs(metric or 0) < 2**1000
+            )
+    return False
 
 
 def _is_plain_name(name: str) -> bool:

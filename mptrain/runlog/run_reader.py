@@ -21,16 +21,11 @@ from mptrain.runlog.directory import open_run
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
-from mptrain.runlog.schema_checks import build, is_count
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
-
-#: Limit of the magnitude of FP64 exponents.
-_FARTHEST = 1100
+from mptrain.validation import build, line_parser
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
-_STEP_FIELDS = ("learner", "step", "updates", "epoch", "loss", "loss_scale", "overflow", "skipped", "grad_norm", "lr")
-_STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +48,10 @@ class Run:
     def steps(self) -> Iterator[StepRecord]:
         """Yield the record of every attempted step and learner in order, with non-finite numbers restored."""
         path = self.paths.steps
+        parse = line_parser(StepRecord)
         for number, line in self._lines(path):
-            usual = _usual_step(line)
-            if usual is not None:
+            usual = parse(line)
+            if usual is not None and _is_finite(usual):  # NaN is not JSON
                 yield usual
                 continue
             fields = _object(path, number, line)
@@ -80,9 +76,9 @@ class Run:
         for number, line in self._lines(self.paths.histograms):
             fields = _object(self.paths.histograms, number, line)
             try:
-                yield _histogram(fields)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                raise _damaged(self.paths.histograms, number, "it is not a histogram record") from None
+                yield build(HistogramRecord, fields)
+            except ValueError as error:
+                raise _damaged(self.paths.histograms, number, f"it is not a histogram record: {error}") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
         """Yield the record of every epoch and learner in order."""
@@ -141,20 +137,8 @@ def _text(path: Path) -> str:
     return found.decode("utf-8", "surrogateescape")
 
 
-def _usual_step(line: str) -> StepRecord | None:
-    """Parse a line of the usual form of `mptrain.records.step_json`; None for other lines, which may also be valid."""
-    try:
-        fields = parse_strict(line)
-        if (
-            type(fields) is not dict
-            or tuple(map(type, fields.values())) != _STEP_TYPES
-            or tuple(fields) != _STEP_FIELDS
-        ):
-            return None
-    except ValueError:
-        return None
-    record = StepRecord(*fields.values())
-    return record if is_count(record.step) and is_count(record.updates) and is_count(record.epoch) else None
+def _is_finite(record: StepRecord) -> bool:
+    return math.isfinite(record.loss + record.loss_scale + record.grad_norm + record.lr)
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -164,15 +148,6 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
         return restore_nonfinite(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise _damaged(path, number, "it is not a record") from None
-
-
-def _histogram(fields: dict[str, Any]) -> HistogramRecord:
-    record = build(HistogramRecord, fields)
-    _require(record.step > 0)
-    for found in (counts for named in record.tensors.values() for counts in named.values()):
-        _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
-        _require(0 <= found.largest < math.inf)
-    return record
 
 
 def _require(holds: bool) -> None:
@@ -199,7 +174,7 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 def _number(column: str, cell: str) -> float:
     if column not in _INTEGERS:
         return float(cell)
-    _require(is_count(int(cell)))
+    _require(0 <= int(cell) < 2**63)
     return int(cell)
 
 

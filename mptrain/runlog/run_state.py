@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from mptrain.fields import NonNegativeInt
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import damaged, read_object
+from mptrain.validation import build
 
 SCHEMA = 2
 

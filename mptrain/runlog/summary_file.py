@@ -6,49 +6,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from mptrain.errors import StorageError
+from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import write_atomically
-from mptrain.runlog.schema_checks import (
-    Kind,
-    each,
-    find_mismatch,
-    having,
-    is_count,
-    is_flag,
-    is_mapping,
-    is_number,
-    is_text,
-    mapping,
-    optional,
-)
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
+from mptrain.validation import build
 
 SCHEMA = 2
 
-_NUMBERS = mapping(optional(is_number))
-_LEARNER: dict[str, Kind] = {
-    **dict.fromkeys(("updates", "skipped"), is_count),
-    "skip_rate": is_number,
-    "overflows": mapping(is_count),
-    "scale": mapping(is_number),
-}
-_MEASURED = ("terms_per_second", "steady_terms_per_second", "train_seconds", "data_wait", "energy_joules")
 
-#: Expected kinds of the fields that reports and comparisons read. Other fields are not checked.
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("metric_name", "stopped_early"), optional(is_text)),
-    "higher_is_better": optional(is_flag),
-    **dict.fromkeys(("metric", "best_val", *_MEASURED), optional(is_number)),
-    **dict.fromkeys(("metric_split", "term"), is_text),
-    "intervals": optional(mapping(optional(lambda ends: each(is_number)(ends) and len(ends) == 2))),
-    **dict.fromkeys(("val", "test"), optional(_NUMBERS)),
-    "steps": is_count,
-    "learners": mapping(having(_LEARNER)),
-    **dict.fromkeys(("planned_steps", "steady_steps", "memory_before", "peak_memory", "threads"), optional(is_count)),
-    "samples": optional(is_count),
-    **dict.fromkeys(("unusable_samples", "converted_files"), optional(mapping(is_count))),
-    "facts": optional(is_mapping),
-}
+class _Learner(TypedDict, total=False):
+    updates: NonNegativeInt
+    skipped: NonNegativeInt
+    skip_rate: float
+    overflows: dict[str, NonNegativeInt]
+    scale: dict[str, float]
+
+
+class _Summary(TypedDict, total=False):
+    """Types of the fields that reports and comparisons read, where they are present. Other fields are not checked."""
+
+    metric: float | None
+    metric_name: str | None
+    metric_split: str
+    higher_is_better: bool | None
+    best_val: float | None
+    intervals: dict[str, tuple[float, float] | None] | None
+    val: dict[str, float | None] | None
+    test: dict[str, float | None] | None
+    stopped_early: str | None
+    steps: NonNegativeInt
+    planned_steps: NonNegativeInt | None
+    steady_steps: NonNegativeInt | None
+    samples: NonNegativeInt | None
+    learners: dict[str, _Learner]
+    term: str
+    terms_per_second: float | None
+    steady_terms_per_second: float | None
+    train_seconds: float | None
+    data_wait: float | None
+    energy_joules: float | None
+    memory_before: NonNegativeInt | None
+    peak_memory: NonNegativeInt | None
+    threads: NonNegativeInt | None
+    unusable_samples: dict[str, NonNegativeInt] | None
+    converted_files: dict[str, NonNegativeInt] | None
+    facts: dict[str, Any] | None
 
 
 def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
@@ -75,6 +80,8 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise StorageError(
             f"{path} is damaged: its list of non-finite numbers is invalid", "restore it from a copy"
         ) from error
-    if wrong := find_mismatch(numbers, _KINDS):
-        raise StorageError(f"{path} is damaged: '{wrong}' has an invalid value", "restore it from a copy")
+    try:
+        build(_Summary, numbers, lenient=True)
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged: {error}", "restore it from a copy") from error
     return numbers

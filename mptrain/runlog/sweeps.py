@@ -24,9 +24,9 @@ from mptrain.masking import masked
 from mptrain.runlog.atomic_files import require_no_links, write_atomically
 from mptrain.runlog.run_paths import PathInside, RunPaths, name_problem
 from mptrain.runlog.run_state import now
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object
 from mptrain.runlog.summary_file import read_summary
+from mptrain.validation import build
 
 #: Version of the layout of ``sweep.json`` and ``verdict.json``.
 SCHEMA = 2
@@ -176,7 +176,7 @@ def read_sweep(folder: Path) -> Sweep:
     if not (fields := read_object(path, SCHEMA, missing_ok=True)):
         raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "give the folder of a sweep")
     try:
-        sweep = replace(build(Sweep, {**fields, "folder": ""}, lenient=True), folder=folder)
+        sweep = build(Sweep, {**fields, "folder": folder}, lenient=True)
         if sweep.parallel < 1:
             raise ValueError(f"parallel is {sweep.parallel!r}; it must be at least 1")
         for number, job in enumerate(sweep.jobs):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from mptrain.comparison.arms import group_into_arms as group_runs
 from mptrain.comparison.arms import precision_of
@@ -16,13 +16,13 @@ from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, 
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
 from mptrain.config.trust import command_with, packages_of
-from mptrain.config.value_checks import InvalidValueError, check_value, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
+from mptrain.validation import build
 
 #: Configuration groups in which arms may differ without being claimed (see `mptrain.comparison.fairness`).
 _PRECISION_GROUPS = ("precision", "scaler")
@@ -56,14 +56,11 @@ class ComparisonOptions:
 
         Other entries are ignored. Raise StorageError, which names the file ``where``, for a wrong type or range.
         """
-        known: dict[str, Any] = {}
-        for name, annotation in get_type_hints(cls, include_extras=True).items():
-            try:
-                known |= {name: check_value(plan[name], annotation)} if name in plan else {}
-            except InvalidValueError as unfit:
-                what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
-                raise StorageError(what, "restore the file from a copy, or start the sweep again") from unfit
-        return cls(**known)
+        try:
+            return build(cls, {**plan}, lenient=True)
+        except ValueError as error:
+            hint = "restore the file from a copy, or start the sweep again"
+            raise StorageError(f"{where} is damaged: plan.{error}", hint) from error
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:

@@ -22,21 +22,21 @@ def test_a_file_says_what_jobs_ask_for_and_the_name_of_an_executor_is_enough(tmp
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("partition: |\n  gpu\n  rm -rf ~\n", "partition: gpu"),  # what submitit writes is a script
+        ("partition: |\n  gpu\n  rm -rf ~\n", "partition=gpu"),  # what submitit writes is a script
         ("partition: |\n  gpu\n", "must be letters"),  # the end of a line alone, too
-        ("partition: gpu --wrap=id\n", "partition: gpu --wrap=id must be letters"),
-        ("comment: $(id)\n", "comment: "),
-        ("job_name: -x\n", "job_name: -x must be"),
+        ("partition: gpu --wrap=id\n", "partition=gpu --wrap=id: must be letters"),
+        ("comment: $(id)\n", "comment="),
+        ("job_name: -x\n", "job_name=-x: must be"),
         ("setup: [module load x]\n", "unknown key 'setup'"),
         ("python: evil\n", "unknown key 'python'"),
         ("srun_args: [--task-prolog=x]\n", "unknown key 'srun_args'"),
         ("additional_parameters: {prolog: x}\n", "unknown key 'additional_parameters'"),
         ("word: local\n", "unknown key 'word'"),
         ("partitoin: gpu\n", "unknown key 'partitoin'"),
-        ("timeout_min: 0\n", "timeout_min: 0 must be a whole number, at least 1"),
+        ("timeout_min: 0\n", "timeout_min=0: must be a whole number, at least 1"),
         ("timeout_min: 2\nsignal_delay_s: 120\n", "120 seconds is not less than timeout_min"),
-        ("executor: kubernetes\n", "executor: kubernetes must be"),
-        ("partition: ${oc.env:HOME}\n", "partition: "),
+        ("executor: kubernetes\n", "executor=kubernetes: must be"),
+        ("partition: ${oc.env:HOME}\n", "partition="),
         ("- gpu\n", "not a mapping"),
         ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdef", "bcdefg", strict=True)), "expand"),
     ],

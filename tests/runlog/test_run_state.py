@@ -73,11 +73,11 @@ def test_a_killed_attempt_stays_without_an_end():
     [
         ({"schema": 3}, "schema 3"),
         ({"schema": None}, "no schema number"),
-        ({"status": "finished"}, "status 'finished'"),
+        ({"status": "finished"}, 'status="finished": must be .running., .done'),
         ({"attempts": [{"pid": 1}]}, "damaged"),
         (
             {"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0, "changes": []}]},
-            "'started'",
+            r"attempts\.0\.started=5: must be a valid string",
         ),
         ({"attempts": 3}, "damaged"),
         ({"argv": None}, "damaged"),
