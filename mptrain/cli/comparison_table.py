@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from mptrain.cli import formatting
+from mptrain import words
 from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.tables import BREAK, Column, columns_of, render_table
 from mptrain.comparison.configurations import ABSENT, config_differences, flat_settings
@@ -54,7 +54,7 @@ def print_side_by_side(runs: Sequence[RunMeasures], reason: str) -> None:
     """
     first, *others = runs
     differing = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
-    metrics = dict.fromkeys(name for run in runs for name in formatting.metric_order(run.metrics))
+    metrics = dict.fromkeys(name for run in runs for name in words.metric_order(run.metrics))
     rows: list[tuple[str, list[str]]] = [("ended", [run.status for run in runs])]
     rows += [(key, [show(flat_settings(run.config).get(key, ABSENT)) for run in runs]) for key in differing]
     rows += [
@@ -64,7 +64,7 @@ def print_side_by_side(runs: Sequence[RunMeasures], reason: str) -> None:
     rows += [
         ("steps", [f"{run.steps:,}" for run in runs]),
         ("skipped", [f"{run.skipped:,}" for run in runs]),
-        (f"{first.term}/s", [formatting.rate(run.terms_per_second) if run.terms_per_second else "-" for run in runs]),
+        (f"{first.term}/s", [words.rate(run.terms_per_second) if run.terms_per_second else "-" for run in runs]),
         ("peak memory", [readable_bytes(run.peak_memory) if run.peak_memory else "-" for run in runs]),
     ]
     cells = [[name, *values] for name, values in rows]
@@ -100,11 +100,11 @@ def _columns(comparison: Comparison) -> list[Column]:
             lambda result: _plus_minus(result.metric),
         ),
         column(f"Δ vs {escape(comparison.reference)}\n[95 % CI]", lambda result: _between(result.difference)),
-        column(f"{term}/s", lambda result: formatting.rate(result.throughput.mean) if result.throughput else "", 0),
+        column(f"{term}/s", lambda result: words.rate(result.throughput.mean) if result.throughput else "", 0),
         column("speed", lambda result: _ratio(result.speed, is_reference=result is reference), 3),
         column("peak\nmemory", lambda result: readable_bytes(round(result.peak.mean)) if result.peak else "", 2),
         column("energy", lambda result: _ratio(result.energy, is_reference=result is reference), 2),
-        column("skipped", lambda result: formatting.share(result.skip_rate), 1),
+        column("skipped", lambda result: words.share(result.skip_rate), 1),
         column("verdict", _verdict, is_text=True),
     ]
     return [one for one in found if energy or one.title != "energy"]

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import formatting
+from mptrain import words
 from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
 from mptrain.cli.tables import columns_of, render_table
@@ -184,8 +184,8 @@ class LiveTable(LiveDisplay):
         if len(shown) < len(self._sweep.jobs):
             lines.append(Text.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
         if self._stopping:
-            words = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
-            lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
+            said = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
+            lines.append(Text(said, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines, self._summary())
 
     def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
@@ -198,7 +198,7 @@ class LiveTable(LiveDisplay):
             learners = (summary.get("learners") or {}).values()
             doing = "[dim]before[/]"
             if job.seconds is not None:
-                doing = f"[dim]{formatting.duration(job.seconds)}{' in all' * wide}[/]"
+                doing = f"[dim]{words.duration(job.seconds)}{' in all' * wide}[/]"
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
             scales = _scales(learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {}))
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
@@ -211,7 +211,7 @@ class LiveTable(LiveDisplay):
                 doing.add_row(bar, f"{progress.step:,}/{progress.steps:,}")
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
             scales, overflows, skipped = _scales(progress.scales), str(progress.overflows), str(progress.skipped)
-            left = formatting.duration(progress.eta)
+            left = words.duration(progress.eta)
         else:
             starts = job.status == "running" and not job.reason
             doing = "[dim]starting[/]" if starts else f"[dim]{escape(printable(job.reason))}[/]"
@@ -219,8 +219,8 @@ class LiveTable(LiveDisplay):
 
     def _summary(self) -> RenderableType:
         left = remaining(self._sweep, self._progress, {n: time.monotonic() - at for n, at in self._began.items()})
-        elapsed = formatting.duration(time.monotonic() - self._start)
-        ends = f"   [dim]left[/] about {formatting.duration(left)}" if math.isfinite(left) else ""
+        elapsed = words.duration(time.monotonic() - self._start)
+        ends = f"   [dim]left[/] about {words.duration(left)}" if math.isfinite(left) else ""
         counts = escape(_counts(self._sweep.jobs))
         where = escape(printable(str(self._sweep.folder)))
         line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
@@ -293,7 +293,7 @@ def _counts(jobs: tuple[SweepJob, ...] | set[SweepJob]) -> str:
 
 def _scales(scales: Iterable[float]) -> str:
     """Format the loss scales of the learners without duplicates."""
-    return " ".join(dict.fromkeys(formatting.scale(value) for value in scales))
+    return " ".join(dict.fromkeys(words.digits(value) for value in scales))
 
 
 def print_outcome(sweep: Sweep) -> None:

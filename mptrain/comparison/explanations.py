@@ -15,6 +15,7 @@ from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.comparison.verdict import percent
 from mptrain.numerics.formats import FLOAT32
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.words import share
 
 #: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
 FASTER = 1.1
@@ -159,9 +160,7 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     for run in runs:
         for phase, count in run.overflows.items():
             phases[phase] = phases.get(phase, 0) + count
-    share = 100 * fmean(run.skip_rate for run in runs)
-    said = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
-    said += " of the updates were skipped"
+    said = f"{share(fmean(run.skip_rate for run in runs))} of the updates were skipped"
     if set(phases) == {"calibrating"}:
         said += ", all of them during calibration of the initial loss scale"
     elif phases:

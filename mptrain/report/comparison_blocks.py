@@ -17,9 +17,9 @@ from matplotlib.ticker import MaxNLocator
 from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.report import plotting
 from mptrain.report.curves import Curve, mean_over_runs
-from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.words import TIMES, UNKNOWN, elided, number, rate, share, signed
 
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 

@@ -14,7 +14,6 @@ from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
 from mptrain.config.value_checks import show
 from mptrain.report import comparison_blocks
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted
 from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
 from mptrain.report.page import (
     Block,
@@ -46,6 +45,7 @@ from mptrain.report.sweep_page import (
 )
 from mptrain.report.sweep_points import BUCKETS, OpenedPoint, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
+from mptrain.words import counted, listed
 
 Read = Callable[[Path], OpenedRun | str]
 
@@ -97,11 +97,8 @@ def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: boo
     sentences = [expectations_in_words(verdict)]
     for name, comparison in groups.items():
         words = [f"{result.arm.name} {result.verdict.word}" for result in comparison.arms[1:]]
-        listed = ", ".join(words[:6]) + (f", and {len(words) - 6} more" if len(words) > 6 else "")
-        where = f"{name}: " if name else ""
-        sentences.append(
-            f"{where}{comparison.metric} on {comparison.split} data, against {comparison.reference}: {listed}."
-        )
+        what = f"{f'{name}: ' if name else ''}{comparison.metric} on {comparison.split} data"
+        sentences.append(f"{what}, against {comparison.reference}: {listed(words, 6)}.")
     fatal = sum(objection.fatal for comparison in groups.values() for objection in comparison.objections)
     if fatal:
         sentences.append(f"The comparison is not fair ({counted(fatal, 'objection')} below).")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.errors import StorageError
-from mptrain.report.formatting import counted, number
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
 from mptrain.runlog.schema_checks import is_number
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
+from mptrain.words import counted, number
 
 _TONES: Final[dict[str, Tone]] = {
     "REPRODUCED": "good",

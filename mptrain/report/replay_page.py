@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from mptrain.masking import masked
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted, elided, scale
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
 from mptrain.report.plotting import (
     BLUE,
@@ -28,6 +27,7 @@ from mptrain.report.plotting import (
     step_axis,
 )
 from mptrain.report.run_history import MOST_MARKS
+from mptrain.words import counted, elided, scale
 
 
 @dataclass

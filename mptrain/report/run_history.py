@@ -13,9 +13,9 @@ from typing import Any, Final, get_args
 from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
-from mptrain.report.formatting import counted
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is_number, is_text, mapping, optional
+from mptrain.words import counted
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 

@@ -19,7 +19,6 @@ from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.report import plotting
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -42,6 +41,7 @@ from mptrain.report.run_page import LONG
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of
+from mptrain.words import counted, duration, elided, moment, number, rate, scale_path, share
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
 

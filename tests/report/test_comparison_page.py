@@ -8,7 +8,7 @@ from report.folders import interval, make_comparison, make_sweep
 from mptrain.comparison.results import write_comparisons
 from mptrain.errors import StorageError
 from mptrain.report.html_and_markdown import html, markdown_page
-from mptrain.report.write_report import page_of
+from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths
 
 

@@ -18,7 +18,7 @@ from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
-from mptrain.report.write_report import ReportFiles, write_page
+from mptrain.report.report_files import ReportFiles, write_page
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import fresh_name
 

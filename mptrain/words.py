@@ -1,8 +1,9 @@
-"""Formatting of numbers and untrusted text in reports, independent of HTML and Markdown."""
+"""Numbers, counts, durations, lists and untrusted text in words, for reports, messages and the terminal alike."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mptrain.numerics.formats import scale_in_words
@@ -11,11 +12,6 @@ MINUS: Final = "\u2212"
 TIMES: Final = "\u00d7"
 #: Shown in place of a missing number.
 UNKNOWN: Final = "\u2013"
-#: Warning shown wherever a static scale overflows at some steps.
-ONE_BECOMES_ALL: Final = (
-    "with a static scale, one overflow can become an overflow at every step: a skipped update leaves the weights "
-    "unchanged, so later steps can compute the same gradients again"
-)
 
 
 def plain(text: object, *, lines: bool = False) -> str:
@@ -73,9 +69,9 @@ def share(value: float | None) -> str:
     """Format a fraction from 0 to 1 as a percentage: ``12 %``, ``0.4 %``, ``0``; a dash if None or not finite."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    percent = 100 * value
-    if percent == 0:
+    if value == 0:
         return "0"
+    percent = 100 * value
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
@@ -113,6 +109,27 @@ def scale_path(path: dict[str, float]) -> str:
     if {path["first"], path["last"]} == {path["min"], path["max"]}:
         return said
     return f"{said}, between {scale(path['min'])} and {scale(path['max'])}"
+
+
+def digits(scale: float) -> str:
+    """Format a loss scale with all digits: ``65536``, ``0.5``; whole numbers have no fraction."""
+    return f"{scale:.0f}" if math.isfinite(scale) and scale == int(scale) and scale < 1e15 else f"{scale:.6g}"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Format the values of metrics by name on one line, the loss last: ``top1 0.9673  loss 0.1042``."""
+    return "  ".join(f"{name} {values[name]:.4f}" for name in metric_order(values))
+
+
+def metric_order(values: Mapping[str, float]) -> list[str]:
+    """Return the names of metrics in display order: the loss last, all others as they are."""
+    return sorted(values, key=lambda name: name == "loss")
+
+
+def listed(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """Join texts; of more than ``most``, the first ones, and the number of the others: ``a, b, c and 4 more``."""
+    shown, left = separator.join(names[:most]), len(names) - most
+    return f"{shown}{' and' if separator == ', ' else f'{separator}and'} {left:,} more" if left > 0 else shown
 
 
 def counted(count: int, one: str, many: str = "") -> str:
