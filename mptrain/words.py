@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from mptrain.numerics.formats import scale_in_words
@@ -75,6 +75,11 @@ def share(value: float | None) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
+def percent(value: float) -> str:
+    """Format a fraction from 0 to 1 in whole per cent: ``95 %``."""
+    return f"{100 * value:.0f} %"
+
+
 def rate(value: float | None) -> str:
     """Format a rate per second without its unit: three significant digits below 100, whole numbers from there on."""
     if value is None or not math.isfinite(value):
@@ -136,6 +141,12 @@ def counted(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
+
+
+def of_seeds(numbers: Iterable[int]) -> str:
+    """Return the numbers of seeds in ascending order with the noun: ``seed 3``, ``seeds 1, 2``."""
+    shown = [str(number) for number in sorted(numbers)]
+    return f"seed{'s' * (len(shown) > 1)} {', '.join(shown)}"
 
 
 def moment(iso: str) -> str:

@@ -183,7 +183,7 @@ def print_closing(
     for learner, counts in learners.items():
         updates = counts["updates"]
         whose = f"{learner}: " if len(learners) > 1 else ""
-        done = f"{steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(counts)}"
+        done = f"{steps:,} attempted, {words.counted(updates, 'update')}, {_skipped(counts)}"
         rows += [("steps", f"{whose}{done}"), ("loss scale", f"{whose}{words.scale_path(counts['scale'])}")]
     speed = f"{words.rate(summary.get('terms_per_second', 0.0))} {summary.get('term', 'samples')}/s"
     peak, samples, quoted = summary.get("peak_memory"), RunPaths(run).samples, shlex.quote(str(run))

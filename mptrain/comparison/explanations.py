@@ -12,10 +12,9 @@ from statistics import fmean
 from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.results import Arm, Interval, RunMeasures
 from mptrain.comparison.run_measures import TIMED_STEPS
-from mptrain.comparison.verdict import percent
 from mptrain.numerics.formats import FLOAT32
 from mptrain.runlog.atomic_files import readable_bytes
-from mptrain.words import share
+from mptrain.words import of_seeds, percent, share
 
 #: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
 FASTER = 1.1
@@ -199,8 +198,8 @@ def _ends(runs: Sequence[RunMeasures]) -> Iterator[str]:
     for run in runs:
         if run.status != "done":
             ways.setdefault(run.reason or f"it is {run.status}, or was killed", []).append(run.seed)
-    for reason, seeds in ways.items():
-        yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))} did not finish: {reason}"
+    for reason, stopped in ways.items():
+        yield f"{of_seeds(stopped)} did not finish: {reason}"
 
 
 def _size(run: RunMeasures) -> str:

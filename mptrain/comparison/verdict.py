@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from mptrain.comparison.results import Equivalence, Interval, Verdict
+from mptrain.words import counted, of_seeds, percent
 
 #: Level of every test.
 ALPHA = 0.05
@@ -96,18 +97,18 @@ def _failures(evidence: PairedEvidence, alone: set[int], others: set[int], both:
     if alone:
         enough = "; 6 such pairs would be significant)" if len(alone) == len(shared) else ")"
         parts.append(
-            f"{_seeds(alone)} failed numerically while the reference did not, which with {_pairs(len(shared))} "
-            f"may be chance (exact sign test, {_p(p)}{enough}"
+            f"{of_seeds(alone)} failed numerically while the reference did not, which with "
+            f"{counted(len(shared), 'pair')} may be chance (exact sign test, {_p(p)}{enough}"
         )
     if others:
-        parts.append(f"{_seeds(others)} of the reference failed numerically while the arm did not")
+        parts.append(f"{of_seeds(others)} of the reference failed numerically while the arm did not")
     if both:
-        parts.append(f"{_seeds(both)} failed numerically in both arms")
+        parts.append(f"{of_seeds(both)} failed numerically in both arms")
     if unpaired := set(evidence.failed) - shared:
-        parts.append(f"{_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
+        parts.append(f"{of_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
     if unpaired := set(evidence.reference_failed) - shared:
         parts.append(
-            f"{_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
+            f"{of_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
         )
     return "; ".join(parts)
 
@@ -118,9 +119,9 @@ def _incomplete(evidence: PairedEvidence) -> str:
     complete = evidence.difference.n if evidence.difference else 0
     if complete == len(every) or not evidence.seeds:
         return ""
-    said = f"; {complete} of {_pairs(len(every))} {'is' if complete == 1 else 'are'} complete"
+    said = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
     gone = every - set(evidence.shared)
-    return said + (f", {_seeds(gone)} did not finish in both arms" if gone else "")
+    return said + (f", {of_seeds(gone)} did not finish in both arms" if gone else "")
 
 
 def _too_few(evidence: PairedEvidence) -> str:
@@ -132,7 +133,7 @@ def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalen
     why = (
         f"the paired difference in {evidence.metric} is {signed(difference.mean)} ({percent(1 - 2 * found.alpha)} CI "
         f"{signed(found.low)} to {signed(found.high)}), within the margin of ±{found.margin:.3g} (two one-sided "
-        f"{percent(found.alpha)} tests, {_p(found.p)}, {_pairs(difference.n)}{_bootstrap(found)})"
+        f"{percent(found.alpha)} tests, {_p(found.p)}, {counted(difference.n, 'pair')}{_bootstrap(found)})"
         f"{_no_spread(difference)}"
     )
     if excludes_zero and difference.low < difference.high:
@@ -147,7 +148,7 @@ def _bootstrap(found: Equivalence) -> str:
 def _different(evidence: PairedEvidence, difference: Interval) -> str:
     why = (
         f"the paired difference in {evidence.metric} is {signed(difference.mean)}, and its 95 % CI "
-        f"({_from_to(difference)}) excludes zero ({_pairs(difference.n)}){_no_spread(difference)}"
+        f"({_from_to(difference)}) excludes zero ({counted(difference.n, 'pair')}){_no_spread(difference)}"
     )
     if evidence.equivalence is not None and evidence.equivalence.p_bootstrap is not None:
         why += "; the differences are skewed, and with a long tail such a CI excludes a true zero in far more than 5 %"
@@ -171,7 +172,7 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
         return (
             f"the paired difference is {signed(difference.mean)}, and t tests put it within the margin of "
             f"±{found.margin:.3g} ({_p(found.p)}), but the differences are skewed, and a test that follows their shape "
-            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {_pairs(difference.n)})"
+            f"does not (bootstrap-t, {_p(found.p_bootstrap or math.nan)}, {counted(difference.n, 'pair')})"
         )
     power = f"the power to find equal arms equivalent is {percent(found.power)}"
     if found.pairs_for_80 is None:
@@ -182,8 +183,8 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
         more = "so the number of pairs is sufficient"
     return (
         f"the paired difference is {signed(difference.mean)} (95 % CI {_from_to(difference)}): the true difference may "
-        f"be zero or exceed the margin of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, "
-        f"{more}"
+        f"be zero or exceed the margin of ±{found.margin:.3g}; with {counted(difference.n, 'pair')} of this "
+        f"spread, {power}, {more}"
     )
 
 
@@ -200,22 +201,9 @@ def signed(value: float) -> str:
     return f"{round(value, 12) + 0.0:+.3g}"
 
 
-def percent(share: float) -> str:
-    """Format a share from 0 to 1 as text in whole per cent: ``95 %``."""
-    return f"{100 * share:.0f} %"
-
-
 def _from_to(interval: Interval) -> str:
     return f"{signed(interval.low)} to {signed(interval.high)}"
 
 
 def _p(value: float) -> str:
     return f"p = {value:.2g}" if value >= 1e-4 else "p < 0.0001"
-
-
-def _seeds(seeds: set[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
-
-
-def _pairs(count: int) -> str:
-    return "1 pair" if count == 1 else f"{count} pairs"

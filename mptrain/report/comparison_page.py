@@ -124,8 +124,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     sections = [
         section(
             f"{name or 'Others'}: comparison",
-            comparison_blocks.comparison_table(comparison),
-            comparison_blocks.verdict_list(comparison),
+            *comparison_blocks.outcome_blocks(comparison),
         )
         for name, comparison in groups.items()
     ]
@@ -195,17 +194,10 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
     styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
     lost = tuple(problem for arm in arms for problem in arm.problems)
     return (
-        section(
-            "Comparison", comparison_blocks.comparison_table(comparison), comparison_blocks.verdict_list(comparison)
-        ),
+        section("Comparison", *comparison_blocks.outcome_blocks(comparison)),
         section("Differences", _differences(compared, styles)),
-        section("Fairness", *_fairness(comparison)),
-        section(
-            "Speed and memory",
-            comparison_blocks.ratios_table(comparison),
-            _speed(compared),
-            comparison_blocks.remarks_table(comparison),
-        ),
+        section("Fairness: identical in all arms", Bullets(comparison.checks)),
+        section("Speed and memory", comparison_blocks.ratios_table(comparison), _speed(compared)),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
         section("Samples", *_samples(compared, arms)),
         section("At equal updates and samples", comparison_blocks.aligned_table(comparison)),
@@ -246,16 +238,6 @@ def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -
         if axis is not None and len(axis.values) >= _LEAST_SETTINGS
         else None,
     )
-
-
-def _fairness(comparison: Comparison) -> list[Block | None]:
-    return [
-        comparison_blocks.objections_list(comparison),
-        Text("Identical in all arms:") if comparison.checks else None,
-        Bullets(comparison.checks),
-        Text("Notes:") if comparison.notes else None,
-        Bullets(comparison.notes),
-    ]
 
 
 def _speed(compared: LoadedComparison) -> Plots:

@@ -95,9 +95,8 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 
 
 def forecast_page(found: Recommendation) -> Page:
-    """Return the report of the static loss scales recommended for a run."""
+    """Return the report of the static loss scales recommended for a run; its last section is the run."""
     opened = found.opened
-    notes = Bullets(found.notes, "warn")
     return Page(
         over="mptrain recommended loss scale",
         title=opened.title(),
@@ -105,7 +104,8 @@ def forecast_page(found: Recommendation) -> Page:
         lead=" ".join(found.sentences()),
         sections=(
             *(_learner(found, name) for name in found.forecasts),
-            section("Run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
+            section("Notes", Bullets(found.notes, "warn")),
+            section("Run", environment(opened.run, opened.settings), *commands(opened.run)),
         ),
     )
 

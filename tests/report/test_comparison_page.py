@@ -31,7 +31,7 @@ def test_the_table_has_difference_interval_ratio_and_power(compared):
         "0.09 %",
     ):
         assert expected in row
-    assert row.endswith("| equivalent (margin ±0.005, power 56 %) |")
+    assert row.endswith("| equivalent (power 56 %) |")
 
 
 def test_runs_without_a_metric_are_counted_beside_the_mean(compared):
