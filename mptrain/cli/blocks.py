@@ -92,27 +92,21 @@ def _table_lines(block: Table) -> list[str]:
     console = Console(width=width, no_color=not styled, force_terminal=styled)
     unlimited = console.options.update(max_width=_UNLIMITED)
 
-    def size() -> Measurement:
-        return Measurement.get(console, unlimited, table)
-
-    left_out: list[str] = []
-    table = _drawn(block, left_out, broken=False)
-    if size().maximum > width:
-        table = _drawn(block, left_out, broken=True)
-    for name in block.optional:
-        if size().maximum > width:
-            left_out.append(name)
-            table = _drawn(block, left_out, broken=True)
-    if size().maximum > width:
-        table = _drawn(block, left_out, broken=True, gap=1)
+    narrower = ((count, True, gap) for count in range(len(block.optional) + 1) for gap in (2, 1))
+    for count, broken, gap in ((0, False, 2), *narrower):
+        left_out = block.optional[:count]
+        table = _drawn(block, left_out, broken=broken, gap=gap)
+        size = Measurement.get(console, unlimited, table)
+        if size.maximum <= width:
+            break
     with console.capture() as captured:
-        console.print(table, width=max(width, size().minimum), crop=False)
+        console.print(table, width=max(width, size.minimum), crop=False)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     lines += [f"not shown: {', '.join(left_out)}"] if left_out else []
     return [*lines, "", *_styled(_wrapped(block.note, indent=""), "dim")] if block.note else lines
 
 
-def _drawn(block: Table, left_out: Sequence[str], *, broken: bool, gap: int = 2) -> RichTable:
+def _drawn(block: Table, left_out: Sequence[str], *, broken: bool, gap: int) -> RichTable:
     table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     shown = [at for at, name in enumerate(block.head) if name not in left_out]
     for at in shown:

@@ -268,7 +268,8 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
         ]
         for each in forecast.scales
     ]
-    return table(head, rows, numeric=(2, 3, 4, 6, 7, *range(8, len(head))), note=_legend(measured))
+    optional = ("subnormal", "weights", "in module", "worst")
+    return table(head, rows, (2, 3, 4, 6, 7, *range(8, len(head))), _legend(measured), optional)
 
 
 def _legend(measured: MeasuredScales | None) -> str:
