@@ -32,6 +32,7 @@ from mptrain.sweep.comparisons import (
 )
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import sweep_folder
+from mptrain.words import counted
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
@@ -121,9 +122,8 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
         points = name_arms(expand(flags.overrides, composer.catalogue))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
-        times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
         points = check_points(
-            points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {times}"
+            points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {counted(seeds, 'seed')}"
         )
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:

@@ -5,35 +5,26 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.text import Text
-
+from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command_line import place_of, take_options
-from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, capture, columns_of, render_table
+from mptrain.cli.messages import say
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.report.diagnosis_page import FINITE, TESTED, as_sentence, breaking, cells, verdict_on
-from mptrain.report.run_blocks import by_cast, by_operator, summary
+from mptrain.report.diagnosis_page import diagnosis_page
+from mptrain.report.page import Text, section
+from mptrain.report.run_blocks import operator_table, summary
 
 if TYPE_CHECKING:
-    from mptrain.report.page import Cell
-    from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy
+    from mptrain.runlog.diagnosis_file import Examination, ModuleRow
 
 #: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
 MOST_ROWS, ENDS = 40, 6
 
 #: Flags with a value, and the name of the value in usage lines.
 _VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR"}
-
-_LEGEND = (
-    "of 65,504: largest magnitude relative to FP16's maximum; below 2^-14: subnormal share of nonzero values",
-    "zero: share of all values; backward: gradients, multiplied by the loss scale",
-)
-
-_COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
 
 
 def diagnose(words: Sequence[str]) -> int:
@@ -106,36 +97,12 @@ def _number(text: str) -> int:
 
 
 def _print(found: Examination, *, everything: bool) -> None:
-    whose = "" if found.learner == "main" else f" of the {found.learner}"
-    lines = wrapped(f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}")
-    lines += [line for remark in found.remarks for line in wrapped(remark)]
-    lines += ["", *wrapped(as_sentence(found.verdict, found.operator))]
-    for title, sentences in (
-        ("also wrong", [one.sentence for one in found.also]),
-        ("notes", found.notes),
-        (f"fixes tested ({TESTED})", [_remedy(one) for one in found.remedies]),
-    ):
-        if sentences:
-            lines += ["", title, *(line for sentence in sentences for line in wrapped(sentence, "- "))]
-    shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
-    below = [f"{left_out} modules not shown; --all shows them"] if left_out else []
-    below += [line for sentence in _LEGEND for line in wrapped(sentence)]
-    lines += ["", *render_table(_columns(shown), piped_width=160)]
-    lines += capture(160, *(Text(line, style="dim") for line in below), "", escape(summary(found.operators)))
-    operators = by_operator(found.operators.get("operators") or [])
-    casts = by_cast(found.operators.get("casts") or [])
-    rows = [*operators, *((phase, "cast", source, to, calls) for phase, source, to, calls in casts)]
-    lines += render_table(
-        columns_of(("pass", "operator", "in", "out", "calls"), rows, numeric=("calls",)), piped_width=160
-    )
-    if found.cause == "none":
-        lines += ["", *wrapped(f"{FINITE}.")]
-    say("\n".join(lines), styled=True)
-
-
-def _remedy(one: Remedy) -> str:
-    words = f" ({' '.join(one.words)})" if one.words else ""
-    return f"{one.text}{words}: {verdict_on(one)}; {one.outcome}"
+    shown, left_out = (found.modules, 0) if everything else interesting(found.modules)
+    page = diagnosis_page(replace(found, modules=tuple(shown)))
+    *sections, _ = page.sections  # a terminal cannot unfold the operators in the last one
+    operators = (Text(summary(found.operators)), operator_table(found.operators)) if found.operators else ()
+    more = Text(f"{left_out} modules not shown; --all shows them") if left_out else None
+    print_blocks(Text(page.lead, page.status.tone), *sections, more, section("Operator dtypes", *operators))
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
@@ -170,26 +137,3 @@ def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
             places.add(place)
     chosen = sorted(place for place in places if 0 <= place < len(modules))
     return [modules[place] for place in chosen], len(modules) - len(chosen)
-
-
-def _columns(rows: Sequence[ModuleRow]) -> list[Column]:
-    names = [escape(printable(row.name or "(model)")) for row in rows]
-    types = [escape(row.type + (f", {row.calls} calls" if row.calls > 1 else "")) for row in rows]
-    marks = [f"[red]<- {breaking(row)},{BREAK}{row.breaks}[/]" if row.breaks else "" for row in rows]
-    found = [
-        Column("module", tuple(names), is_text=True),
-        Column("type", tuple(types), 1, is_text=True),
-        Column("dtype", tuple(row.dtype for row in rows), 3, is_text=True),
-    ]
-    for phase in ("forward", "backward"):
-        numbers = zip(*(cells(row, row.forward if phase == "forward" else row.backward) for row in rows), strict=True)
-        titles = ((f"{phase}\nlargest", None), ("of\n65,504", 4), ("below\n2^-14", 2), ("\nzero", 0))
-        for (title, importance), column in zip(titles, numbers, strict=True):
-            name = f"{phase} {' '.join(title.split())}"
-            found.append(Column(title, tuple(map(_coloured, column)), importance, name))
-    return [*found, Column("", tuple(marks), is_text=True)]
-
-
-def _coloured(cell: Cell) -> str:
-    colour = _COLOURS[cell.tone]
-    return f"[{colour}]{cell.text}[/]" if colour else cell.text

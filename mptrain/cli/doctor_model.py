@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.build.parts import settings_restored
-from mptrain.cli.doctor_data import data_lines
-from mptrain.cli.messages import line_width, say, waiting, wrapped
+from mptrain.cli.blocks import print_blocks
+from mptrain.cli.doctor_data import data_findings
+from mptrain.cli.messages import say, waiting
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.findings import Finding, label
@@ -18,6 +18,8 @@ from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
+from mptrain.report.page import Table, Text, facts, table
+from mptrain.words import UNKNOWN, counted, listed, share
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -48,28 +50,30 @@ def doctor_model(config: Config) -> int:
     """
     with waiting() as tell:
         data = check_data(config, tell)
-    if lines := data_lines(config, data):
-        say("\n".join(lines if data.stopping else [*lines, ""]))
+    if data.files or data.stopping or data.skipped or data.warnings:
+        counts, findings = data_findings(config, data)
+        print_blocks(Text(counts), findings)
     if data.stopping:
         return EXIT_DATA
+    if data.files:
+        say("")
     with waiting() as tell:
         report = check_scaling(config, tell)
     name = f"{config.model_title} in {config.precision.name}"
-    lines = wrapped(verdict(report), f"{name}: ", indent="")
-    if report.modules:
-        lines += ["", *table(report.modules, line_width(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
-    for sentence in [*_largest_error(report), *_about_scales(report), *report.notes]:
-        lines += wrapped(sentence, "note: ")
-    for finding in report.findings:
-        lines += ["", *wrapped(_said(finding), "found: "), *wrapped(finding.hint, "hint: ")]
-    say("\n".join(lines), styled=True)
+    notes = (*_largest_error(report), *_about_scales(report), *report.notes)
+    print_blocks(
+        Text(f"{name}: {verdict(report)}"),
+        scale_table(report.modules) if report.modules else None,
+        facts(("compared", _compared(report) if report.modules else ""), *(("note", sentence) for sentence in notes)),
+        *(facts(("found", _said(finding)), ("hint", finding.hint)) for finding in report.findings),
+    )
     return EXIT_NUMERICS if report.findings else EXIT_DATA if data.problems else EXIT_OK
 
 
 def verdict(report: ScalingReport) -> str:
     """Summarise a check of a model's gradients in one sentence: the number of problems and the usable loss scales."""
     count = len(report.findings)
-    wrong = "no problems found" if not count else "1 problem found" if count == 1 else f"{count} problems found"
+    wrong = f"{counted(count, 'problem')} found"
     if why := why_no_range(report.evidence, report.findings):
         return f"{wrong}; {why}"
     scales = scales_of(report.modules)
@@ -87,33 +91,24 @@ def _largest_error(report: ScalingReport) -> list[str]:
     return [f"gradients are off by up to {_share(errors[worst])}, most in {label(worst)}"]
 
 
-def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
-    """Return the lines of a table with the gradient errors and usable loss scales of each module of a model.
+def scale_table(modules: Sequence[ModuleScaling]) -> Table:
+    """Return a table with the gradient errors and usable loss scales of each module of a model.
 
     With more than `ROWS` modules, a row stands for all modules inside the same parent. Errors are percentages; loss
     scales are powers of two.
 
     Args:
         modules: Measurements of the modules, at least one.
-        width: Maximum width of a line in characters.
     """
-    rows = [("module", "FP32", "forward", "backward", "scales", "note")]
+    rows = []
     for name, members in _grouped(modules).items():
         worst = max(members, key=lambda one: one.best if one.judged else 0.0)
         good = sorted(set.intersection(*(set(one.good) for one in members)))
         shown = f"{name} ({len(members)})" if len(members) > 1 else name or "(model)"
-        fp32 = max(one.fp32 for one in members)
-        scales = _span(good) if worst.judged else "-"
-        forward = max(one.expected for one in members)
+        fp32, forward = max(one.fp32 for one in members), max(one.expected for one in members)
+        scales = _span(good) if worst.judged else UNKNOWN
         rows.append((shown, f"{fp32:.0e}", _share(forward), _share(worst.best), scales, _note(members)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    widths[0] = min(widths[0], max(16, width - sum(widths[1:]) - 10 - max(len(row[5]) for row in rows) - 2))
-    lines = []
-    for row in rows:
-        first = row[0] if len(row[0]) <= widths[0] else "…" + row[0][1 - widths[0] :]
-        cells = [first.ljust(widths[0]), *(cell.rjust(size) for cell, size in zip(row[1:4], widths[1:4], strict=True))]
-        lines.append("  ".join([*cells, row[4].ljust(widths[4]), row[5]]).rstrip())
-    return lines
+    return table(("module", "FP32", "forward", "backward", "scales", "note"), rows, numeric=(1, 2, 3))
 
 
 def _grouped(modules: Sequence[ModuleScaling]) -> dict[str, list[ModuleScaling]]:
@@ -180,8 +175,7 @@ def _configured(scales: UsableScales, learner: str, scale: float, constant: bool
 
 def _said(finding: Finding) -> str:
     names = [("the model itself" if not name else "the loss" if name == LOSS else name) for name in finding.where]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}: {finding.what}"
+    return f"{listed(names, NAMED)}: {finding.what}"
 
 
 def _span(exponents: Sequence[int]) -> str:
@@ -191,7 +185,4 @@ def _span(exponents: Sequence[int]) -> str:
 
 
 def _share(error: float) -> str:
-    """Format a relative error as a percentage of at most six characters."""
-    if error == float("inf"):
-        return "inf"
-    return f"{100 * error:.2g} %" if error < 0.0995 else f"{100 * error:.0f} %"
+    return "inf" if math.isinf(error) else share(error)

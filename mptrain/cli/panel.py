@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Sequence
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,9 +17,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import formatting
-from mptrain.cli.display import LearnerProgress, RunProgress
+from mptrain import words
 from mptrain.cli.messages import printable
+from mptrain.cli.run_progress import LearnerProgress, RunProgress
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.atomic_files import readable_bytes
 
@@ -25,7 +27,7 @@ from mptrain.runlog.atomic_files import readable_bytes
 INTERVAL = 0.25
 
 _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "unexpected": "bold red"}
-_SPARKLINE = 24
+_SPARKLINE, _BARS = 24, "▁▂▃▄▅▆▇█"
 _GAP = "   "
 _SHORTEST_BAR = 6
 
@@ -139,16 +141,16 @@ def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tu
         width: Line width in characters; the least important columns are left out if they do not fit.
     """
     of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
-    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in formatting.metric_order(record.val)]
+    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in words.metric_order(record.val)]
     columns = [  # columns with higher numbers are dropped first
         (0, "epoch", f"{record.epoch}{of}"),
         *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
         (0, "train loss", f"{record.train_loss:.4f}"),
         *((2 if title == "val loss" else 3 * place, title, value) for place, (title, value) in enumerate(metrics)),
         (1, "lr", f"{record.lr:.3g}"),
-        (1, "loss scale", formatting.scale(record.loss_scale)),
+        (1, "loss scale", words.digits(record.loss_scale)),
         (1, "skipped", str(record.skipped)),
-        (1, "time", formatting.duration(record.seconds)),
+        (1, "time", words.duration(record.seconds)),
     ]
 
     while True:
@@ -198,13 +200,13 @@ def _progress(progress: ProgressRecord) -> RenderableType:
         f"[bold]step {progress.step:,}/{progress.steps:,}[/]",
         f"{100 * done:.0f} %",
         f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{_shown(progress.doing)}[/]",
-        f"[dim]left[/] {formatting.duration(progress.eta)}",
+        f"[dim]left[/] {words.duration(progress.eta)}",
         first=bar,
     )
 
 
 def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
-    losses = formatting.sparkline(learner.losses, _SPARKLINE)
+    losses = sparkline(learner.losses, _SPARKLINE)
     return _Parts(
         *([f"[bold]{_shown(name)}[/]"] if name else []),
         f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{losses}[/]",
@@ -213,21 +215,51 @@ def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
     )
 
 
+def scale_sparkline(scales: Sequence[float], width: int) -> str:
+    """Draw a series of loss scales as a sparkline (``▁▂▄█``) on a logarithmic axis.
+
+    Args:
+        scales: Loss scales in order; only positive, finite ones are drawn.
+        width: Maximum number of characters.
+    """
+    return sparkline(
+        [math.log2(value) for value in scales if value > 0 and math.isfinite(value)], width, least_span=1.0
+    )
+
+
+def sparkline(values: Sequence[float], width: int, least_span: float = 0.0) -> str:
+    """Draw a series of values as a sparkline (``▁▂▄█``); values that are not finite are left out.
+
+    Args:
+        values: Values in order.
+        width: Maximum number of characters; longer series are sampled evenly.
+        least_span: Minimum range of the vertical axis.
+    """
+    shown = [value for value in values if math.isfinite(value)]
+    if not shown:
+        return ""
+    if len(shown) > width:
+        shown = [shown[index * (len(shown) - 1) // (width - 1)] for index in range(width)]
+    low = min(shown)
+    span = max(max(shown) - low, least_span) or 1.0
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in shown)
+
+
 def _metrics(evaluation: EvalRecord) -> RenderableType:
-    first, *others = (f"[green]{_shown(name)}[/]" for name in formatting.metrics(evaluation.metrics).split("  "))
+    first, *others = (f"[green]{_shown(name)}[/]" for name in words.metrics(evaluation.metrics).split("  "))
     return _Parts(f"[dim]{_shown(evaluation.split)}[/] {first}", *others)
 
 
 def _scale(learner: LearnerProgress) -> RenderableType:
-    bars = formatting.scale_sparkline(learner.scales, _SPARKLINE)
+    bars = scale_sparkline(learner.scales, _SPARKLINE)
     count, style = learner.overflow_count, _PHASE_STYLES.get(learner.phase, "")
     label = f"[{style}]{learner.phase}[/]" if style else learner.phase
-    rate = f"[dim]({formatting.share(learner.overflow_rate)} of steps)[/]"
+    rate = f"[dim]({words.share(learner.overflow_rate)} of steps)[/]"
     overflows = (
         f"{count} {'overflow' if count == 1 else 'overflows'} {rate} {label}" if count else "[dim]no overflow[/]"
     )
     return _Parts(
-        f"[dim]loss scale[/] [bold]{formatting.scale(learner.last.loss_scale)}[/] [cyan]{bars}[/]",
+        f"[dim]loss scale[/] [bold]{words.digits(learner.last.loss_scale)}[/] [cyan]{bars}[/]",
         overflows,
         *([f"[dim]skipped[/] {learner.skipped}"] if learner.skipped != count else []),
     )
@@ -236,7 +268,7 @@ def _scale(learner: LearnerProgress) -> RenderableType:
 def _machine(progress: ProgressRecord) -> RenderableType:
     waiting = f"{100 * progress.data_wait:.0f} % [dim]waiting for data[/]"
     return _Parts(
-        f"{formatting.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
+        f"{words.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
         f"[yellow]{waiting}[/]" if progress.data_wait >= 0.2 else waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
     )

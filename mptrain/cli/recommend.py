@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
+from mptrain.cli.blocks import print_blocks
 from mptrain.cli.command_line import take_options
-from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.report import place
-from mptrain.cli.tables import BREAK, Column, render_table
 from mptrain.errors import EXIT_DATA, EXIT_OK, UsageError
+from mptrain.report.page import Code, Text
 from mptrain.runlog.directory import last_run
-
-if TYPE_CHECKING:
-    from mptrain.report.page import Table
-
-#: Width of the table in characters if standard output is not a terminal.
-_WIDTH = 160
-
-_COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
 
 
 def recommend_scale(words: Sequence[str]) -> int:
@@ -48,19 +36,9 @@ def recommend_scale(words: Sequence[str]) -> int:
     from mptrain.report import recommend, write_forecast
 
     found = recommend(path, place(sweep) if sweep else None)
-    lines = [line for sentence in found.sentences() for line in wrapped(sentence, indent="")]
-    for learner in found.forecasts:
-        if len(found.forecasts) > 1:
-            lines += ["", learner]
-        if (shown := found.table(learner)) is not None:
-            lines += ["", *_drawn(shown), "", *wrapped(shown.note, indent="")]
-            if found.unlike:
-                lines += ["", *wrapped(found.unlike, "warning: ")]
-        lines.append("")
-        for reason in (*found.reasons(learner), *found.notes):
-            lines += wrapped(reason, "- ")
     written = write_forecast(found)
-    say("\n".join([*lines, "", str(written.html), str(written.md)]), styled=True)
+    *shown, _ = written.page.sections  # the last one is the run
+    print_blocks(Text(written.page.lead), *shown, Code(f"{written.html}\n{written.md}"))
     known = all(forecast.largest is not None and not forecast.too_few for forecast in found.forecasts.values())
     return EXIT_OK if known else EXIT_DATA
 
@@ -82,14 +60,3 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
             what, "name a run that was trained with diagnostics=histograms, such as mptrain recommend last"
         )
     return runs[0], found.get("--sweep", [""])[-1]
-
-
-def _drawn(shown: Table) -> list[str]:
-    """Render a report's table for the terminal; on a narrow one, headings are folded but numbers never truncated."""
-    columns = []
-    for at, name in enumerate(shown.head):
-        cells = [(escape(printable(row[at].text)), _COLOURS.get(row[at].tone)) for row in shown.rows]
-        coloured = (f"[{colour}]{text}[/]" if colour and text else text for text, colour in cells)
-        title = escape(printable(name)).replace(" ", BREAK)
-        columns.append(Column(title, tuple(coloured), is_text=at not in shown.numeric))
-    return render_table(columns, shutil.get_terminal_size((_WIDTH, 24)).columns, least_gap=1)

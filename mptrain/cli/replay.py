@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.markup import escape
-
-from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, render_table
+from mptrain.cli.blocks import print_blocks
 from mptrain.errors import EXIT_OK
 from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
-from mptrain.report.replay_page import CAVEAT, COLUMNS, Replay, replay_rows
+from mptrain.report.page import Code, Text
 
 
 def replay(run: str, overrides: Sequence[str]) -> int:
@@ -27,35 +24,7 @@ def replay(run: str, overrides: Sequence[str]) -> int:
     Raises:
         MptrainError: The run or the rule cannot be loaded, or the records are not sufficient.
     """
-    found = replay_run(run, overrides)
-    written = write_replay(found)
-    say("\n".join([*_lines(found), "", str(written.html), str(written.md)]), styled=True)
+    written = write_replay(replay_run(run, overrides))
+    *shown, _ = written.page.sections  # the last one is the command
+    print_blocks(Text(written.page.lead), *shown, Code(f"{written.html}\n{written.md}"))
     return EXIT_OK
-
-
-def _lines(found: Replay) -> list[str]:
-    columns = zip(*replay_rows(found), strict=True)
-    table = [
-        Column(
-            name.replace(" ", BREAK),
-            tuple(escape(printable(cell)) for cell in cells),
-            importance=place if 3 < place < len(COLUMNS) - 1 else None,
-            is_text=place < 2,
-        )
-        for place, (name, cells) in enumerate(zip(COLUMNS, columns, strict=True))
-    ]
-    lines = [*render_table(table, piped_width=120), ""]
-    for learner in found.learners:
-        of = f"{printable(learner.name)} " if len(found.learners) > 1 else ""
-        said = {
-            "recorded": learner.recorded_rule,
-            "replayed": learner.rule,
-            "found": learner.agreement(),
-            "known": learner.basis(),
-        }
-        lines += [line for head, text in said.items() for line in wrapped(text, f"{of}{head}: ")]
-    for note in found.notes:
-        lines += wrapped(note, "note: ")
-    if any(learner.parted is not None for learner in found.learners):
-        lines += wrapped(CAVEAT, "caveat: ")
-    return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 import time
 from collections import Counter
@@ -16,13 +15,15 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
-from mptrain.cli import formatting
+from mptrain import words
+from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
-from mptrain.cli.tables import columns_of, render_table
 from mptrain.comparison.ranking import sweep_lead
+from mptrain.report.page import Bullets, Cell, Section, Text, table
+from mptrain.report.run_blocks import job_status
 from mptrain.runlog.sweeps import summary_of
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ _OTHER_LINES = 6
 #: Style of the remaining part of a progress bar.
 _REST = "bright_black"
 
-#: Width of a progress bar; minimum width of a terminal to show it; minimum width to show run names in the final table.
-_BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
+#: Width of a progress bar, and the minimum width of a terminal to show it.
+_BAR, _WIDE = 12, 100
 
 
 @contextmanager
@@ -182,10 +183,10 @@ class LiveTable(LiveDisplay):
             table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
         lines: list[RenderableType] = [table]
         if len(shown) < len(self._sweep.jobs):
-            lines.append(Text.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
+            lines.append(RichText.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
         if self._stopping:
-            words = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
-            lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
+            said = f"{self._stopping}: running jobs save checkpoints; press Ctrl-C again to end them at once"
+            lines.append(RichText(said, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines, self._summary())
 
     def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
@@ -198,7 +199,7 @@ class LiveTable(LiveDisplay):
             learners = (summary.get("learners") or {}).values()
             doing = "[dim]before[/]"
             if job.seconds is not None:
-                doing = f"[dim]{formatting.duration(job.seconds)}{' in all' * wide}[/]"
+                doing = f"[dim]{words.duration(job.seconds)}{' in all' * wide}[/]"
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
             scales = _scales(learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {}))
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
@@ -211,7 +212,7 @@ class LiveTable(LiveDisplay):
                 doing.add_row(bar, f"{progress.step:,}/{progress.steps:,}")
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
             scales, overflows, skipped = _scales(progress.scales), str(progress.overflows), str(progress.skipped)
-            left = formatting.duration(progress.eta)
+            left = words.duration(progress.eta)
         else:
             starts = job.status == "running" and not job.reason
             doing = "[dim]starting[/]" if starts else f"[dim]{escape(printable(job.reason))}[/]"
@@ -219,11 +220,11 @@ class LiveTable(LiveDisplay):
 
     def _summary(self) -> RenderableType:
         left = remaining(self._sweep, self._progress, {n: time.monotonic() - at for n, at in self._began.items()})
-        elapsed = formatting.duration(time.monotonic() - self._start)
-        ends = f"   [dim]left[/] about {formatting.duration(left)}" if math.isfinite(left) else ""
+        elapsed = words.duration(time.monotonic() - self._start)
+        ends = f"   [dim]left[/] about {words.duration(left)}" if math.isfinite(left) else ""
         counts = escape(_counts(self._sweep.jobs))
         where = escape(printable(str(self._sweep.folder)))
-        line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
+        line = RichText.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
@@ -293,7 +294,7 @@ def _counts(jobs: tuple[SweepJob, ...] | set[SweepJob]) -> str:
 
 def _scales(scales: Iterable[float]) -> str:
     """Format the loss scales of the learners without duplicates."""
-    return " ".join(dict.fromkeys(formatting.scale(value) for value in scales))
+    return " ".join(dict.fromkeys(words.digits(value) for value in scales))
 
 
 def print_outcome(sweep: Sweep) -> None:
@@ -304,50 +305,29 @@ def print_outcome(sweep: Sweep) -> None:
     Raises:
         StorageError: Standard output cannot be written.
     """
-    wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_AT_END
-    # Runs are named after their points, so a narrow terminal omits their names.
-    left_out = ("" if any(job.arm for job in sweep.jobs) else "arm", "" if wide else "run")
     summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
-    rows = []
+    rows: list[list[Cell | str]] = []
     for job in sweep.jobs:
         summary = summaries.get(job.number, {})
-        row = {
-            "#": str(job.number),
-            "arm": escape(printable(job.arm)),
-            "point": escape(printable(job.label)),
-            "status": f"[{_COLOURS[job.status]}]{job.status}[/]",
-            "exit": "" if job.code is None else str(job.code),
-            "metric": escape(printable(metric_in_words(summary))),
-            "skipped": skipped_in_words(summary),
-            "run": escape(printable(job.name)),
-        }
-        rows.append({title: cell for title, cell in row.items() if title not in left_out})
-    _print(rows)
-    if sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
-        say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
-    if living := [job for job in sweep.jobs if job.status == "running" and job.reason]:
-        are = "are" if len(living) > 1 else "is"
-        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier command, which were not stopped:")
-        for job in living:
-            say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
+        results = (metric_in_words(summary).partition(" ")[0], skipped_in_words(summary))
+        rows.append([str(job.number), job.arm, job.label, job_status(job), *results, job.name])
+    arm = "arm" if any(job.arm for job in sweep.jobs) else None
+    splits = {str(summary["metric_split"]) for summary in summaries.values() if summary.get("metric_split")}
+    metric = f"metric ({', '.join(sorted(splits))})" if splits else "metric"
+    head = ("#", arm, "point", "status", metric, "skipped", "run")  # runs are named after their points
+    judged = sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1
+    living = [job for job in sweep.jobs if job.status == "running" and job.reason]
+    are = "are" if len(living) > 1 else "is"
+    still = f"{len(living)} of the jobs {are} still run by processes of an earlier command, which were not stopped:"
     failed = [job for job in sweep.jobs if job.status == "failed"]
-    _print(
-        [
-            {
-                "#": str(job.number),
-                "reason": escape(printable(job.reason)),
-                "log": escape(printable(str(sweep.paths.log(job.name)))),
-            }
-            for job in failed
-        ]
+    reasons = [(str(job.number), job.reason, str(sweep.paths.log(job.name))) for job in failed]
+    say("")
+    print_blocks(
+        table(head, rows, numeric=(0, 5), optional=("run",)),
+        Text(sweep_lead(sweep.jobs, summaries, "{:.4f}".format)) if judged else None,
+        Section(still, (Bullets(tuple(f"{job.number} {job.label}: {job.reason}" for job in living)),)),
+        table(("#", "reason", "log"), reasons, numeric=(0,)) if failed else None,
     )
-
-
-def _print(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print a table after an empty line, or nothing if there are no rows; each row maps titles to cells."""
-    if rows:
-        columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
-        say("\n" + "\n".join(render_table(columns, piped_width=200)), styled=True)
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:

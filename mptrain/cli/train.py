@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain import __version__
-from mptrain.cli import formatting
+from mptrain import __version__, words
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
@@ -97,7 +96,7 @@ def _print_evaluation(evaluation: Evaluation, which: str, weights: str) -> None:
     rows = [("checkpoint", f"{which}, step {evaluation.step:,}, {weights} weights")]
     rows += [("note", note) for note in evaluation.notes]
     for record in evaluation.records:
-        for name in formatting.metric_order(record.metrics):
+        for name in words.metric_order(record.metrics):
             low, high = record.intervals.get(name, (None, None))
             reach = f", 95 % CI {low:.4f} to {high:.4f}" if low is not None else ""
             rows.append((f"{record.split} {name}", f"{record.metrics[name]:.4f}{reach}"))
@@ -171,9 +170,9 @@ def print_closing(
             f", 95 % CI over {split or 'evaluated'} samples {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
         )
         rows.append((name, f"{metric:.4f} on {split or 'the last evaluation'}{reach}"))
-        rows.append(("also", formatting.metrics({other: value for other, value in metrics.items() if other != name})))
+        rows.append(("also", words.metrics({other: value for other, value in metrics.items() if other != name})))
     elif metrics:
-        rows.append((split, formatting.metrics(metrics)))
+        rows.append((split, words.metrics(metrics)))
     if summary.get("best_val") is not None:
         rows.append(("best", f"{summary['best_val']:.4f} on val"))
     if early := summary.get("stopped_early"):
@@ -185,12 +184,12 @@ def print_closing(
     for learner, counts in learners.items():
         updates = counts["updates"]
         whose = f"{learner}: " if len(learners) > 1 else ""
-        done = f"{steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(counts)}"
-        rows += [("steps", f"{whose}{done}"), ("loss scale", f"{whose}{_scale_path(counts['scale'])}")]
-    speed = f"{formatting.rate(summary.get('terms_per_second', 0.0))} {summary.get('term', 'samples')}/s"
+        done = f"{steps:,} attempted, {words.counted(updates, 'update')}, {_skipped(counts)}"
+        rows += [("steps", f"{whose}{done}"), ("loss scale", f"{whose}{words.scale_path(counts['scale'])}")]
+    speed = f"{words.rate(summary.get('terms_per_second', 0.0))} {summary.get('term', 'samples')}/s"
     peak, samples, quoted = summary.get("peak_memory"), RunPaths(run).samples, shlex.quote(str(run))
     rows += [
-        ("speed", f"{speed}, {formatting.duration(summary.get('train_seconds', 0.0))} of training"),
+        ("speed", f"{speed}, {words.duration(summary.get('train_seconds', 0.0))} of training"),
         ("memory", f"{readable_bytes(peak)} peak" if peak else ""),
         ("run", str(run)),
         ("samples", str(samples) if samples.is_dir() else ""),
@@ -210,31 +209,20 @@ def _longer(summary: Mapping[str, Any]) -> list[str]:
     """Return the overrides that double the limits that ended the run, or disable early stopping."""
     if summary.get("stopped_early"):
         return ["train.early_stopping=null"]
-    words = []
+    longer = []
     if _ran_out_of_time(summary):
-        words.append(f"train.max_minutes={2 * (summary['max_minutes'] or 1):g}")
+        longer.append(f"train.max_minutes={2 * (summary['max_minutes'] or 1):g}")
     if (most := summary.get("max_steps")) and summary.get("steps", 0) >= most:
-        words.append(f"train.max_steps={2 * most}")
+        longer.append(f"train.max_steps={2 * most}")
     done, planned = summary.get("epochs", 0), summary.get("planned_epochs")
-    if not words or (planned and done >= planned):
-        words.append(f"train.epochs={2 * max(planned or done, 1)}")
-    return words
+    if not longer or (planned and done >= planned):
+        longer.append(f"train.epochs={2 * max(planned or done, 1)}")
+    return longer
 
 
 def _skipped(learner: Mapping[str, Any]) -> str:
     kinds = ", ".join(f"{count} {phase}" for phase, count in learner["overflows"].items() if count)
     if not learner["skipped"] and not kinds:
         return "none skipped"
-    share = formatting.share(learner["skip_rate"])
+    share = words.share(learner["skip_rate"])
     return f"{learner['skipped']:,} skipped ({share})" + (f"; overflows: {kinds}" if kinds else "")
-
-
-def _scale_path(scale: Mapping[str, float]) -> str:
-    if not scale:
-        return ""
-    if scale["min"] == scale["max"]:
-        return f"{formatting.scale_with_power(scale['last'])} in every step"
-    path = f"{formatting.scale_with_power(scale['first'])} to {formatting.scale_with_power(scale['last'])}"
-    if {scale["first"], scale["last"]} == {scale["min"], scale["max"]}:
-        return path
-    return f"{path}, between {formatting.scale(scale['min'])} and {formatting.scale(scale['max'])}"

@@ -12,9 +12,9 @@ from statistics import fmean
 from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.results import Arm, Interval, RunMeasures
 from mptrain.comparison.run_measures import TIMED_STEPS
-from mptrain.comparison.verdict import percent
 from mptrain.numerics.formats import FLOAT32
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.words import of_seeds, percent, share
 
 #: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
 FASTER = 1.1
@@ -159,9 +159,7 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     for run in runs:
         for phase, count in run.overflows.items():
             phases[phase] = phases.get(phase, 0) + count
-    share = 100 * fmean(run.skip_rate for run in runs)
-    said = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
-    said += " of the updates were skipped"
+    said = f"{share(fmean(run.skip_rate for run in runs))} of the updates were skipped"
     if set(phases) == {"calibrating"}:
         said += ", all of them during calibration of the initial loss scale"
     elif phases:
@@ -200,8 +198,8 @@ def _ends(runs: Sequence[RunMeasures]) -> Iterator[str]:
     for run in runs:
         if run.status != "done":
             ways.setdefault(run.reason or f"it is {run.status}, or was killed", []).append(run.seed)
-    for reason, seeds in ways.items():
-        yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))} did not finish: {reason}"
+    for reason, stopped in ways.items():
+        yield f"{of_seeds(stopped)} did not finish: {reason}"
 
 
 def _size(run: RunMeasures) -> str:

@@ -16,6 +16,7 @@ from mptrain.comparison.configurations import MACHINE, config_differences, flat_
 from mptrain.comparison.results import Arm, Objection, RunMeasures
 from mptrain.config.value_checks import show
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.words import of_seeds
 
 #: Keys and sections in which arms may always differ.
 PRECISION = ("precision", "scaler")
@@ -117,7 +118,7 @@ def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
             some = [run for run in arm.runs if run.changes == changes]
             fatal = not all(is_below(change.partition(" was ")[0], MACHINE) for change in changes)
             names = ", ".join(PurePath(run.path).name for run in some)
-            seeds = _named([run.seed for run in some])
+            seeds = of_seeds(run.seed for run in some)
             what = f"{names} of {arm.name} ({seeds}) changed its configuration on resume: {'; '.join(changes)}"
             yield Objection(what, fatal, "train it again with one configuration from the first step")
 
@@ -162,7 +163,9 @@ def _digests(
             else:
                 equal += 1
         if bad:
-            yield _unlike(f"the {what} of {arm.name} and {reference.name} differ for {_named(bad)}", excuses[arm.name])
+            yield _unlike(
+                f"the {what} of {arm.name} and {reference.name} differ for {of_seeds(bad)}", excuses[arm.name]
+            )
     if unknown:
         names = ", ".join(sorted(unknown))
         what_of = f"the {what} could not be checked for all runs of {names}: a digest is missing"
@@ -199,7 +202,7 @@ def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str
         for what, seeds in unlike.items():
             unequal = True
             follows = f", because of {', '.join(known)}" if known else ""
-            yield Objection(f"{what} for {_named(seeds)}{follows}", not known, "evaluate all arms on the same data")
+            yield Objection(f"{what} for {of_seeds(seeds)}{follows}", not known, "evaluate all arms on the same data")
     if compared and not unequal:
         yield "in all finished pairs, both runs evaluated the same number of samples and left out the same number"
 
@@ -211,10 +214,6 @@ def _unlike_samples(run: RunMeasures, other: RunMeasures, name: str, reference: 
         if run.unusable[split] != other.unusable[split]:
             left_out = f"{run.unusable[split]:,} samples of {split}, {reference} {other.unusable[split]:,},"
             yield f"{name} left out {left_out}"
-
-
-def _named(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
@@ -288,5 +287,7 @@ def _seeds(arms: Sequence[Arm]) -> Found:
     for arm in arms:
         if missing := sorted(every - {run.seed for run in arm.runs}):
             yield Objection(
-                f"{arm.name} has no run with {_named(missing)}", False, "train it: only seeds of both arms are paired"
+                f"{arm.name} has no run with {of_seeds(missing)}",
+                False,
+                "train it: only seeds of both arms are paired",
             )

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mptrain.comparison.configurations import short_label
 from mptrain.runlog.sweeps import SweepJob, interval_of, overrides_of, varied_keys
+from mptrain.words import listed
 
 SEED: Final = "seed"
 
@@ -101,21 +102,15 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     )
     beside = ""
     if near:
-        beside = (
-            f", within noise of {_list([one.name for one in near])} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
-        )
+        names = listed([one.name for one in near], _MOST_NAMED)
+        beside = f", within noise of {names} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
     lowest = _named(worst, ranked)
     return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {lowest}{doubt}"
 
 
 def _named(one: RankedSetting, ranked: Sequence[RankedSetting]) -> str:
     """Return the names of all settings with the value of one of them."""
-    return _list([other.name for other in ranked if other.value == one.value])
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return listed([other.name for other in ranked if other.value == one.value], _MOST_NAMED)
 
 
 def _for_a_choice_among(count: int) -> float:

@@ -8,6 +8,7 @@ from scipy import stats
 
 from mptrain.comparison.evidence import PairedEvidence
 from mptrain.comparison.results import Equivalence, Interval, Verdict
+from mptrain.words import counted, of_seeds, percent
 
 #: Level of every test.
 ALPHA = 0.05
@@ -75,18 +76,18 @@ def _failures(evidence: PairedEvidence, alone: set[int], others: set[int], both:
     if alone:
         enough = "; 6 such pairs would be significant)" if len(alone) == len(shared) else ")"
         parts.append(
-            f"{_seeds(alone)} failed numerically while the reference did not, which with {_pairs(len(shared))} "
-            f"may be chance (exact sign test, {_p(p)}{enough}"
+            f"{of_seeds(alone)} failed numerically while the reference did not, which with "
+            f"{counted(len(shared), 'pair')} may be chance (exact sign test, {_p(p)}{enough}"
         )
     if others:
-        parts.append(f"{_seeds(others)} of the reference failed numerically while the arm did not")
+        parts.append(f"{of_seeds(others)} of the reference failed numerically while the arm did not")
     if both:
-        parts.append(f"{_seeds(both)} failed numerically in both arms")
+        parts.append(f"{of_seeds(both)} failed numerically in both arms")
     if unpaired := set(evidence.failed) - shared:
-        parts.append(f"{_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
+        parts.append(f"{of_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
     if unpaired := set(evidence.reference_failed) - shared:
         parts.append(
-            f"{_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
+            f"{of_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
         )
     return "; ".join(parts)
 
@@ -97,9 +98,9 @@ def _incomplete(evidence: PairedEvidence) -> str:
     complete = evidence.difference.n if evidence.difference else 0
     if complete == len(every) or not evidence.seeds:
         return ""
-    said = f"; {complete} of {_pairs(len(every))} {'is' if complete == 1 else 'are'} complete"
+    said = f"; {complete} of {counted(len(every), 'pair')} {'is' if complete == 1 else 'are'} complete"
     gone = every - set(evidence.shared)
-    return said + (f", {_seeds(gone)} did not finish in both arms" if gone else "")
+    return said + (f", {of_seeds(gone)} did not finish in both arms" if gone else "")
 
 
 def _too_few(evidence: PairedEvidence) -> str:
@@ -147,7 +148,7 @@ def _bound(evidence: PairedEvidence) -> str:
 
 
 def _size(evidence: PairedEvidence, difference: Interval) -> str:
-    return _pairs(difference.n) if evidence.number is None else f"{difference.n} runs"
+    return counted(difference.n, "pair") if evidence.number is None else f"{difference.n} runs"
 
 
 def _no_spread(evidence: PairedEvidence, difference: Interval) -> str:
@@ -182,7 +183,7 @@ def _undecided(evidence: PairedEvidence, difference: Interval, found: Equivalenc
         more = "so the number of pairs is sufficient"
     return (
         f"{what} is {mean} (95 % CI {interval}): the true difference may be zero or exceed the margin "
-        f"of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, {more}"
+        f"of ±{found.margin:.3g}; with {counted(difference.n, 'pair')} of this spread, {power}, {more}"
     )
 
 
@@ -199,22 +200,9 @@ def signed(value: float) -> str:
     return f"{round(value, 12) + 0.0:+.3g}"
 
 
-def percent(share: float) -> str:
-    """Format a share from 0 to 1 as text in whole per cent: ``95 %``."""
-    return f"{100 * share:.0f} %"
-
-
 def _from_to(interval: Interval) -> str:
     return f"{signed(interval.low)} to {signed(interval.high)}"
 
 
 def _p(value: float) -> str:
     return f"p = {value:.2g}" if value >= 1e-4 else "p < 0.0001"
-
-
-def _seeds(seeds: set[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
-
-
-def _pairs(count: int) -> str:
-    return "1 pair" if count == 1 else f"{count} pairs"

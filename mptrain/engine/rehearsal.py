@@ -24,6 +24,7 @@ from mptrain.probe.module_trail import ModuleTrail
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
 from mptrain.torch_private import disable_current_modes, storage_key
+from mptrain.words import listed
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts
@@ -77,9 +78,8 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         if parameter.dtype.itemsize == 2
     }
     if halves := (*rounded_tensors(parts, batch, found), *(name for name in found.changed if name in trained)):
-        more = f" and {len(halves) - 3} more" if halves[3:] else ""
         telemetry.warn(
-            f"forward passes change {', '.join(halves[:3])}{more} in {parts.policy.parameters}, which rounds small "
+            f"forward passes change {listed(halves)} in {parts.policy.parameters}, which rounds small "
             "changes away (precision.keep_fp32 can name their modules)"
         )
     if options.train.compile:
@@ -312,6 +312,5 @@ def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
     sentences = []
     for kind, why in _WARNED:
         if names := found[kind]:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            sentences.append(f"{len(names)} {why}: {', '.join(names[:3])}{more}")
+            sentences.append(f"{len(names)} {why}: {listed(names)}")
     return sentences

@@ -19,6 +19,7 @@ from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.random_state import random_state, set_random_state
+from mptrain.words import listed
 
 if TYPE_CHECKING:
     from mptrain.engine.step_log import StepLog
@@ -186,9 +187,8 @@ def _require_same_tensors(
         if isinstance(value, torch.Tensor) and name in saved and not isinstance(saved[name], torch.Tensor)
     ]
     if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckpointError(
-            f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}",
+            f"the checkpoint does not fit the model: {listed(wrong, separator='; ')}",
             hint,
         )
 

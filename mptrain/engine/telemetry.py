@@ -14,6 +14,7 @@ from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.watchdog import Watchdog
 from mptrain.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.sink import Fanout, Sink
+from mptrain.words import listed
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:
@@ -138,9 +139,8 @@ class Telemetry:
             if news:
                 self._unusable[split] |= news.keys()
                 self.event("unusable", split=split, samples=news)
-                name, reason = next(iter(news.items()))
-                more = f" and {len(news) - 1} more" if len(news) > 1 else ""
-                self.warn(f"left out of {split}: {name} ({reason}){more}")
+                names = listed([f"{name} ({reason})" for name, reason in news.items()], 1)
+                self.warn(f"left out of {split}: {names}")
 
 
 class EpochTotals:

@@ -15,6 +15,7 @@ from mptrain.errors import CheckpointError
 from mptrain.extras import load_extra
 from mptrain.numerics.rounding import saturated
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
+from mptrain.words import listed
 
 #: Keys under which programs store a state dict in a larger file, and name prefixes that wrappers add.
 _HOLDERS = ("state_dict", "model_state_dict", "model")
@@ -134,9 +135,9 @@ class LoadReport:
         if self.is_doubtful:
             sentence += ", fewer than half: they look like weights of another architecture"
         if self.fresh:
-            sentence += f"; not loaded: {_listed([f'{name} ({why})' for name, why in self.fresh])}"
+            sentence += f"; not loaded: {listed([f'{name} ({why})' for name, why in self.fresh])}"
         if self.unused:
-            sentence += f"; not in the model: {_listed(list(self.unused))}"
+            sentence += f"; not in the model: {listed(list(self.unused))}"
         return sentence
 
 
@@ -157,14 +158,10 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) 
     taken = tuple(name for name in own if name not in dict(fresh))
     if not set(taken) & dict(model.named_parameters()).keys():
         raise CheckpointError(
-            f"no weight in {source} fits the model: {_listed([f'{name} ({why})' for name, why in fresh])}",
-            f"it has {_listed(list(weights))}: choose the model that these belong to",
+            f"no weight in {source} fits the model: {listed([f'{name} ({why})' for name, why in fresh])}",
+            f"it has {listed(list(weights))}: choose the model that these belong to",
         )
     with torch.no_grad():
         for name in taken:
             own[name].copy_(weights[name])
     return LoadReport(taken, tuple(fresh), tuple(name for name in weights if name not in own))
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -23,7 +23,6 @@ from mptrain.files import read_text
 from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.divergence import Divergence, explain_divergence
 from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine, with_cause
-from mptrain.inspection.findings import listed
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.records import StepRecord
@@ -37,6 +36,7 @@ from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.strict_json import parse_strict
+from mptrain.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Class and first scale of a loss scaling rule.

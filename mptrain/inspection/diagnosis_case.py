@@ -27,7 +27,6 @@ from mptrain.inspection.findings import (
     describe_errors,
     find_causes,
     inexact,
-    listed,
     no_fault,
 )
 from mptrain.inspection.observations import NEVER_ZERO, underflows
@@ -36,6 +35,7 @@ from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.rounding import limited
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
+from mptrain.words import listed
 
 
 def with_overrides(config: Config, *words: str) -> Config:

@@ -17,9 +17,7 @@ from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation, OperatorError
-
-#: Maximum number of modules named in a sentence.
-_NAMED = 3
+from mptrain.words import listed
 
 #: Module, operator, pass, and index among the calls with the same three.
 Key = tuple[str, str, str, int]
@@ -168,11 +166,6 @@ def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]
 def label(name: str) -> str:
     """Return the display name of a module: its qualified name, or ``the model itself`` for the empty name."""
     return name or "the model itself"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return up to three names joined by commas, followed by the number of the others: ``a, b, c and 2 more``."""
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def describe_module(seen: Observation, module: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mptrain.device import in_widest
+from mptrain.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Share of a column's deviation that rounding may change; beyond it most of what the column tells is lost.
@@ -27,5 +28,4 @@ def lost_columns(batch: Batch, dtype: torch.dtype) -> str:
     lost = ((spread > 0) & ~(off <= LOST * spread) | infinite).nonzero().flatten().tolist()
     if not lost or inputs.ndim != 2:
         return "the inputs" if lost else ""
-    more = f" and {len(lost) - 5} more" if lost[5:] else ""
-    return f"column{'s' * (len(lost) > 1)} {', '.join(map(str, lost[:5]))}{more}"
+    return f"column{'s' * (len(lost) > 1)} {listed(list(map(str, lost)), 5)}"

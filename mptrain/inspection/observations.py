@@ -10,7 +10,6 @@ from mptrain.inspection.findings import (
     describe_module,
     find_causes,
     label,
-    listed,
     numbered,
     operator_name,
     percent,
@@ -22,6 +21,7 @@ from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
+from mptrain.words import listed
 
 #: Share of FP16's range above which a value counts as close to its end: at most two doublings are left.
 CLOSE = 0.25

@@ -31,13 +31,14 @@ from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.records import StepRecord
-from mptrain.report.formatting import ONE_BECOMES_ALL, counted
+from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.report.run_blocks import unfinished_note
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState
 from mptrain.scaler.static import StaticScaler
+from mptrain.words import counted
 
 #: The overrides that a replay accepts.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")

@@ -17,7 +17,7 @@ from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.diagnosis_case import with_overrides
 from mptrain.inspection.evaluation_check import check_evaluation
-from mptrain.inspection.findings import Finding, label, listed
+from mptrain.inspection.findings import Finding, label
 from mptrain.inspection.lost_columns import lost_columns
 from mptrain.inspection.module_tensors import HANDED, Outputs
 from mptrain.inspection.observations import CLOSE
@@ -39,6 +39,7 @@ from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
+from mptrain.words import listed
 from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.

@@ -24,6 +24,7 @@ from mptrain.inspection.scale_check_ranges import (
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Operation
+from mptrain.words import share
 
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 
@@ -451,11 +452,8 @@ def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding("scale", (where,), what, hint)
 
 
-def _percent(share: float) -> str:
-    if not math.isfinite(share):
-        return "infinity"
-    percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+def _percent(error: float) -> str:
+    return share(error) if math.isfinite(error) else "infinity"
 
 
 def _names(modules: Sequence[ModuleScaling]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from mptrain.numerics.rounding import limited
 from mptrain.precision.keep_fp32 import cast_floating, float32_subclass, kept_modules, refuse_sharing
 from mptrain.precision.policy import Dtype, Policy
 from mptrain.torch_private import BatchNorm
+from mptrain.words import listed
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -37,12 +38,11 @@ def count_out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
 
 def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
     """Return a sentence that warns of clamped weights and buffers, given their numbers of clamped values by name."""
-    named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
-    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+    named = listed([f"{name} ({count:,})" for name, count in counts.items()])
     number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
     return (
         f"{number:,} value{'s' if number != 1 else ''} in weights and buffers {'are' if number != 1 else 'is'} beyond "
-        f"{torch.finfo(dtype).max:.6g}, the largest of {form}, and clamped to it: {named}{more}"
+        f"{torch.finfo(dtype).max:.6g}, the largest of {form}, and clamped to it: {named}"
     )
 
 

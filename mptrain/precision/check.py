@@ -12,6 +12,7 @@ from torch import nn
 from mptrain.errors import EnvironmentRefused
 from mptrain.precision.apply import DTYPES
 from mptrain.torch_private import Convolution
+from mptrain.words import listed
 
 if TYPE_CHECKING:
     from mptrain.precision.census import OperatorCensus
@@ -60,9 +61,9 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
         line = lines[name, dtype, module]
         wrong.append(f"{calls} {name} products were {dtype} in {where}{f' ({line})' if line else ''}")
     if wrong:
-        listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        means = f"precision={policy.name} means parameters {policy.parameters} and compute {policy.compute}"
         raise EnvironmentRefused(
-            f"precision={policy.name} means parameters {policy.parameters} and compute {policy.compute}, but {listed}",
+            f"{means}, but {listed(wrong, 5, '; ')}",
             _hint(policy, [module for (_, dtype, module) in counts if dtype in _WIDE and module in modules]),
         )
     if policy.half:

@@ -17,11 +17,33 @@ from matplotlib.ticker import MaxNLocator
 from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.report import plotting
 from mptrain.report.curves import Curve, mean_over_runs
-from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
-from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
+from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
+
+
+def outcome_blocks(comparison: Comparison) -> list[Block]:
+    """Return the outcome of a comparison: its table, the verdicts with reasons, remarks on arms, objections and notes.
+
+    The objections are to the fairness of the comparison, with hints to fix them.
+    """
+    named: dict[str, list[str]] = {}  # many remarks are about the machine and apply to several arms
+    for result in comparison.arms:
+        for remark in result.remarks:
+            named.setdefault(remark, []).append(result.arm.name)
+    checks = comparison.checks
+    if len(checks) > 1:
+        checks = (f"{len(checks)} conditions of a fair comparison hold; the report lists them under Fairness",)
+    blocks = (
+        comparison_table(comparison),
+        verdict_list(comparison),
+        Bullets(tuple(f"{', '.join(arms)}: {remark}" for remark, arms in named.items())),
+        objections_list(comparison),
+        Bullets((*checks, *comparison.notes)),
+    )
+    return [block for block in blocks if not is_empty(block)]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -43,7 +65,7 @@ def comparison_table(comparison: Comparison) -> Table:
             readable_bytes(round(result.peak.mean)) if result.peak and math.isfinite(result.peak.mean) else UNKNOWN,
             _ratio(result, result.energy),
             share(result.skip_rate),
-            Cell(_verdict(comparison, result), _TONES.get(result.verdict.word, "")),
+            Cell(_verdict(result), _TONES.get(result.verdict.word, "")),
         ]
         for result in comparison.arms
     ]
@@ -52,7 +74,8 @@ def comparison_table(comparison: Comparison) -> Table:
         f"{metric} on {comparison.split} data, {direction} is better. Differences within ±{comparison.margin:g} count "
         "as equivalent. Ratios are geometric means over pairs [95 % CI]."
     )
-    return table(("arm", "runs", *measured, "verdict"), rows, numeric=range(1, 9), note=note)
+    optional = (measured[2], "skipped", "peak", energy, "speed")
+    return table(("arm", "runs", *measured, "verdict"), rows, range(1, 9), note, optional)
 
 
 def _energy(comparison: Comparison) -> str | None:
@@ -87,12 +110,10 @@ def _ratio(result: ArmResult, ratio: Interval | None) -> str:
     return f"{ratio.mean:.2f}{TIMES}{spread}"
 
 
-def _verdict(comparison: Comparison, result: ArmResult) -> str:
-    equal = result.equivalence
-    power = f", power {share(equal.power)}" if equal is not None and math.isfinite(equal.power) else ""
-    if result.verdict.word in ("equivalent", "undecided"):
-        return f"{result.verdict.word} (margin ±{comparison.margin:g}{power})"
-    return result.verdict.word
+def _verdict(result: ArmResult) -> str:
+    word, equal = result.verdict.word, result.equivalence
+    known = word in ("equivalent", "undecided") and equal is not None and math.isfinite(equal.power)
+    return f"{word} (power {percent(equal.power)})" if known and equal else word
 
 
 def value_and_error(interval: Interval | None) -> str:
@@ -126,16 +147,6 @@ def verdict_list(comparison: Comparison) -> Bullets:
     )
 
 
-def remarks_table(comparison: Comparison) -> Table:
-    """Return the table of remarks on the arms of a comparison, such as the reasons why an arm is not faster."""
-    rows = [
-        [result.arm.name if at == 0 else "", remark]
-        for result in comparison.arms
-        for at, remark in enumerate(result.remarks)
-    ]
-    return table(("arm", "remark"), rows)
-
-
 def aligned_table(comparison: Comparison) -> Table:
     """Return the table that compares all arms after the same number of updates and after the same number of samples."""
     rows = [
@@ -157,7 +168,7 @@ def aligned_table(comparison: Comparison) -> Table:
 def objections_list(comparison: Comparison) -> Bullets:
     """Return the objections to the fairness of a comparison, with hints to fix them, as a list of sentences."""
     items = [
-        f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
+        f"{'Not comparable' if objection.fatal else 'Caveat'}: {objection.what.rstrip('.')}."
         + (f" To fix it: {objection.hint.rstrip('.')}." if objection.hint else "")
         for objection in comparison.objections
     ]

@@ -14,7 +14,6 @@ from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
 from mptrain.config.value_checks import show
 from mptrain.report import comparison_blocks
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted
 from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
 from mptrain.report.page import (
     Block,
@@ -46,6 +45,7 @@ from mptrain.report.sweep_page import (
 )
 from mptrain.report.sweep_points import BUCKETS, OpenedPoint, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
+from mptrain.words import counted, listed
 
 Read = Callable[[Path], OpenedRun | str]
 
@@ -97,11 +97,8 @@ def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: boo
     sentences = [expectations_in_words(verdict)]
     for name, comparison in groups.items():
         words = [f"{result.arm.name} {result.verdict.word}" for result in comparison.arms[1:]]
-        listed = ", ".join(words[:6]) + (f", and {len(words) - 6} more" if len(words) > 6 else "")
-        where = f"{name}: " if name else ""
-        sentences.append(
-            f"{where}{comparison.metric} on {comparison.split} data, against {comparison.reference}: {listed}."
-        )
+        what = f"{f'{name}: ' if name else ''}{comparison.metric} on {comparison.split} data"
+        sentences.append(f"{what}, against {comparison.reference}: {listed(words, 6)}.")
     fatal = sum(objection.fatal for comparison in groups.values() for objection in comparison.objections)
     if fatal:
         sentences.append(f"The comparison is not fair ({counted(fatal, 'objection')} below).")
@@ -127,8 +124,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     sections = [
         section(
             f"{name or 'Others'}: comparison",
-            comparison_blocks.comparison_table(comparison),
-            comparison_blocks.verdict_list(comparison),
+            *comparison_blocks.outcome_blocks(comparison),
         )
         for name, comparison in groups.items()
     ]
@@ -198,16 +194,10 @@ def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
     styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
     lost = tuple(problem for arm in arms for problem in arm.problems)
     return (
-        section(
-            "Comparison", comparison_blocks.comparison_table(comparison), comparison_blocks.verdict_list(comparison)
-        ),
+        section("Comparison", *comparison_blocks.outcome_blocks(comparison)),
         section("Differences", _differences(compared, styles)),
-        section("Fairness", *_fairness(comparison)),
-        section(
-            "Speed and memory",
-            comparison_blocks.ratios_table(comparison),
-            comparison_blocks.remarks_table(comparison),
-        ),
+        section("Fairness: identical in all arms", Bullets(comparison.checks)),
+        section("Speed and memory", comparison_blocks.ratios_table(comparison)),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
         section("Samples", *_samples(compared, arms)),
         section("At equal updates and samples", comparison_blocks.aligned_table(comparison)),
@@ -248,16 +238,6 @@ def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -
         if axis is not None and len(axis.values) >= _LEAST_SETTINGS
         else None,
     )
-
-
-def _fairness(comparison: Comparison) -> list[Block | None]:
-    return [
-        comparison_blocks.objections_list(comparison),
-        Text("Identical in all arms:") if comparison.checks else None,
-        Bullets(comparison.checks),
-        Text("Notes:") if comparison.notes else None,
-        Bullets(comparison.notes),
-    ]
 
 
 def _differing_keys(comparison: Comparison) -> Table:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.report.formatting import number, scale, share
 from mptrain.report.html_and_markdown import html, markdown_page
-from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
+from mptrain.report.page import Bullets, Cell, Facts, Page, Table, Text, Tiles, Tone, facts, section, table
 from mptrain.report.run_blocks import operator_blocks
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.diagnosis_file import (
@@ -21,6 +20,7 @@ from mptrain.runlog.diagnosis_file import (
     file_stem,
     write_examination,
 )
+from mptrain.words import number, scale, share
 
 #: Name of each cause.
 NAMES: Final[dict[CauseKind, str]] = {
@@ -36,12 +36,12 @@ NAMES: Final[dict[CauseKind, str]] = {
 }
 
 #: Hint for a step whose values are all finite.
-FINITE: Final = (
+_FINITE: Final = (
     "Finite values can still be wrong: mptrain doctor with the same words checks the gradients at every loss scale"
 )
 
 #: Limits of the test of a fix.
-TESTED: Final = "on the batch of this step only; gradients of later steps may be larger"
+_TESTED: Final = "Tested on the batch of this step only; gradients of later steps may be larger."
 
 #: Label of a module in which inf or NaN arises.
 NOT_FINITE: Final = "first not finite"
@@ -68,7 +68,10 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
 
 
 def diagnosis_page(found: Examination) -> Page:
-    """Return the report of an examined training step: its cause of failure, values of all modules, remedies."""
+    """Return the report of an examined training step: its cause of failure, values of all modules, remedies.
+
+    Its last section is on operators.
+    """
     overflows = found.cause == "backward" and any(row.breaks and breaking(row) == NOT_FINITE for row in found.modules)
     as_usual = overflows and any(one.helped and not one.words for one in found.remedies)
     tone: Tone = "good" if found.cause == "none" or as_usual else "bad"
@@ -77,20 +80,19 @@ def diagnosis_page(found: Examination) -> Page:
         over="mptrain step diagnosis",
         title=found.subject,
         status=Cell("finite" if found.cause == "none" else failed, tone),
-        lead=f"{as_sentence(found.verdict, found.operator)}{f' {FINITE}.' if found.cause == 'none' else ''}",
+        lead=f"{_as_sentence(found.verdict, found.operator)}{f' {_FINITE}.' if found.cause == 'none' else ''}",
         sections=(
             section("Step", Tiles(_tiles(found)), Bullets(found.remarks)),
             section("Other problems", Bullets(tuple(one.sentence for one in found.also), "bad")),
             section("Notes", Bullets(found.notes, "warn")),
-            section("Fixes tested", _remedies(found.remedies)),
-            section("Forward pass by module", _modules(found.modules, "forward")),
-            section("Backward pass by module", _modules(found.modules[::-1], "backward")),
+            section("Fixes tested", _remedies(found.remedies), Text(_TESTED) if found.remedies else None),
+            section("Values by module", _modules(found.modules)),
             section("Operator dtypes", *operator_blocks(found.operators)),
         ),
     )
 
 
-def as_sentence(text: str, operator: str = "") -> str:
+def _as_sentence(text: str, operator: str = "") -> str:
     """Return a text as a sentence: with a capital, unless it starts with the name of an operator, and a period."""
     begins = text if operator and text.startswith(f"{operator} ") else f"{text[:1].upper()}{text[1:]}"
     return f"{begins}."
@@ -111,41 +113,41 @@ def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def verdict_on(remedy: Remedy) -> str:
-    """Return the outcome of a remedy that was tried on a failing step: ``helps``, ``no help`` or ``not checked``."""
-    return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
+def _remedies(remedies: Sequence[Remedy]) -> Facts:
+    outcomes = {True: "helps", False: "no help", None: "not checked"}
+    rows = []
+    for one in remedies:
+        words = f" ({' '.join(one.words)})" if one.words else ""
+        rows.append((outcomes[one.helped], f"{one.text}{words}: {one.outcome}"))
+    return facts(*rows)
 
 
-def _remedies(remedies: Sequence[Remedy]) -> Table:
-    tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "warn"}
-    rows: list[list[Cell | str]] = [
-        [one.text, " ".join(one.words), Cell(verdict_on(one), tones[one.helped]), one.outcome] for one in remedies
-    ]
-    return table(("fix", "setting", "result", "outcome"), rows, note=f"{as_sentence(TESTED)}")
+#: Columns of each pass, and the order in which a narrow terminal leaves columns out.
+_PASS: Final = ("largest", "of 65,504", "below 2^-14", "zero")
+_OPTIONAL: Final = (
+    "backward zero", "forward zero", "type", "backward below 2^-14", "forward below 2^-14", "dtype",
+    "backward of 65,504", "forward of 65,504",
+)  # fmt: skip
 
 
-def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
+def _modules(modules: Sequence[ModuleRow]) -> Table:
     rows: list[list[Cell | str]] = []
     for row in modules:
-        reach, breaks = row.forward if phase == "forward" else row.backward, row.breaks == phase
-        if reach is not None or breaks:
-            name = Cell(row.name or "(model)", "bad" if breaks else "")
-            kind = row.type + (f", {row.calls} calls" if row.calls > 1 else "")
-            rows.append([name, kind, row.dtype, *cells(row, reach), Cell(breaking(row), "bad") if breaks else ""])
-    scaled = " Gradients carry the loss scale." if phase == "backward" else ""
+        name = Cell(row.name or "(model)", "bad" if row.breaks else "")
+        kind = row.type + (f", {row.calls} calls" if row.calls > 1 else "")
+        mark = Cell(f"{breaking(row)} ({row.breaks})", "bad") if row.breaks else ""
+        rows.append([name, kind, row.dtype, *_cells(row, row.forward), *_cells(row, row.backward), mark])
     note = (
-        f"Covers all outputs of a module's own operators.{scaled} Below 2^-14: share of the nonzero values that are "
-        "subnormal in FP16. Zero: share of all values."
+        "Covers all outputs of a module's own operators. Backward: gradients, multiplied by the loss scale. Of 65,504: "
+        "largest magnitude relative to FP16's maximum. Below 2^-14: share of the nonzero values that are subnormal in "
+        "FP16. Zero: share of all values."
     )
-    head = ("module", "type", "dtype", "largest", "of 65,504", "below 2^-14", "zero", "")
-    return table(head, rows, numeric=(3, 4, 5, 6), note=note)
+    head = ("module", "type", "dtype", *(f"{phase} {name}" for phase in ("forward", "backward") for name in _PASS), "")
+    return table(head, rows, range(3, 11), note, _OPTIONAL)
 
 
-def cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
-    """Return largest magnitude, its share of the FP16 maximum, share below 2^-14 and share of zeros as table cells.
-
-    They are of a module's values in one pass of a diagnosed step; empty without a range.
-    """
+def _cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
+    """Return the columns `_PASS` of a module's values in one pass; empty without a range."""
     if reach is None:
         return (Cell(""), Cell(""), Cell(""), Cell(""))
     broken = "inf" if reach.inf else "nan" if reach.nan else ""

@@ -18,9 +18,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.report import plotting
-from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
+from mptrain.words import counted, elided, number, share
 
 #: Maximum characters of a module's name.
 _NAME = 36
@@ -36,6 +36,12 @@ _ENOUGH: Final = 30
 
 #: Lost share from which the table names the module.
 _LITTLE = 1e-4
+
+#: Warning shown wherever a static scale overflows at some steps.
+ONE_BECOMES_ALL: Final = (
+    "with a static scale, one overflow can become an overflow at every step: a skipped update leaves the weights "
+    "unchanged, so later steps can compute the same gradients again"
+)
 
 
 def power(exponent: int) -> str:
@@ -262,7 +268,8 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
         ]
         for each in forecast.scales
     ]
-    return table(head, rows, numeric=(2, 3, 4, 6, 7, *range(8, len(head))), note=_legend(measured))
+    optional = ("subnormal", "weights", "in module", "worst")
+    return table(head, rows, (2, 3, 4, 6, 7, *range(8, len(head))), _legend(measured), optional)
 
 
 def _legend(measured: MeasuredScales | None) -> str:

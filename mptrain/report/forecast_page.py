@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation, scale_words
-from mptrain.report.formatting import counted
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
 from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, unfinished_note
 from mptrain.report.sweep_points import MeasuredScales, read_measured
+from mptrain.words import listed
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast
@@ -50,10 +50,9 @@ class Recommendation:
             return ""
         ordered = sorted(found.items(), key=_weight)
         named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in ordered]
-        more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
         return (
             "The sweep's configuration differs from this run, so its measurements may not apply: "
-            f"{'; '.join(named[:_NAMED])}{more}."
+            f"{listed(named, _NAMED, '; ')}."
         )
 
     def sentences(self) -> list[str]:
@@ -96,9 +95,8 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 
 
 def forecast_page(found: Recommendation) -> Page:
-    """Return the report of the static loss scales recommended for a run."""
+    """Return the report of the static loss scales recommended for a run; its last section is the run."""
     opened = found.opened
-    notes = Bullets(found.notes, "warn")
     return Page(
         over="mptrain recommended loss scale",
         title=opened.title(),
@@ -106,7 +104,8 @@ def forecast_page(found: Recommendation) -> Page:
         lead=" ".join(found.sentences()),
         sections=(
             *(_learner(found, name) for name in found.forecasts),
-            section("Run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
+            section("Notes", Bullets(found.notes, "warn")),
+            section("Run", environment(opened.run, opened.settings), *commands(opened.run)),
         ),
     )
 

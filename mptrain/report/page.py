@@ -1,6 +1,7 @@
-"""Content model of a report page, independent of the output format: sections of blocks that the templates render.
+"""Content model of a report page, independent of the output format: sections of blocks.
 
-Every string here is plain text and never markup. Only `mptrain.report.html_and_markdown` escapes text.
+The templates render them as HTML and Markdown, and `mptrain.cli.blocks` prints them on a terminal. Every string here is
+plain text and never markup. Only `mptrain.report.html_and_markdown` escapes text.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Table:
         head: Names of the columns; the cells of ``rows`` are in the same order.
         numeric: Indices of the columns that hold numbers. They are right-aligned.
         note: A sentence below the table; empty for none.
+        optional: Names of columns that a narrow terminal leaves out, the least important first.
     """
 
     kind: ClassVar[str] = "table"
@@ -70,6 +72,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     numeric: frozenset[int] = frozenset()
     note: str = ""
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +165,11 @@ class Page:
 
 def section(title: str, *blocks: Block | None) -> Section:
     """Return a section of a report with those of the given blocks that are neither None nor empty."""
-    return Section(title, tuple(block for block in blocks if block is not None and not _is_empty(block)))
+    return Section(title, tuple(block for block in blocks if block is not None and not is_empty(block)))
 
 
-def _is_empty(block: Block) -> bool:
+def is_empty(block: Block) -> bool:
+    """Return whether a block of a report has no content, so that `section` leaves it out."""
     match block:
         case Bullets(items=()) | Facts(rows=()) | Table(rows=()) | Plots(plots=()):
             return True
@@ -178,7 +182,11 @@ def facts(*rows: tuple[str, str]) -> Facts:
 
 
 def table(
-    head: Sequence[str | None], rows: Iterable[Sequence[Cell | str]], numeric: Iterable[int] = (), note: str = ""
+    head: Sequence[str | None],
+    rows: Iterable[Sequence[Cell | str]],
+    numeric: Iterable[int] = (),
+    note: str = "",
+    optional: Iterable[str | None] = (),
 ) -> Table:
     """Return a table of a report from cells and plain strings, without the columns whose name in ``head`` is None.
 
@@ -188,7 +196,8 @@ def table(
     texts = ([row[at] for at in kept] for row in rows)
     cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in texts)
     names = tuple(name for name in head if name is not None)
-    return Table(names, cells, frozenset(place for place, at in enumerate(kept) if at in right), note)
+    least = tuple(name for name in optional if name in names)
+    return Table(names, cells, frozenset(place for place, at in enumerate(kept) if at in right), note, least)
 
 
 def plots(*found: Plot | None) -> Plots:

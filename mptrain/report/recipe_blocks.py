@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.errors import StorageError
-from mptrain.report.formatting import counted
 from mptrain.report.page import Block, Cell, Text, Tone, facts, table
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
+from mptrain.words import counted
 
 _TONES: Final[dict[str, Tone]] = {
     "REPRODUCED": "good",

@@ -14,8 +14,22 @@ from typing import Any, Final
 
 from mptrain.masking import masked
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted, elided, scale
-from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
+from mptrain.report.page import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Facts,
+    Fold,
+    Page,
+    Plot,
+    Table,
+    Text,
+    facts,
+    plots,
+    section,
+    table,
+)
 from mptrain.report.plotting import (
     BLUE,
     GREY,
@@ -28,6 +42,7 @@ from mptrain.report.plotting import (
     step_axis,
 )
 from mptrain.report.run_history import MOST_MARKS
+from mptrain.words import counted, elided, scale
 
 
 @dataclass
@@ -150,12 +165,11 @@ class Replay:
     notes: tuple[str, ...]
 
 
-#: Columns of the table on the page and in the terminal.
-COLUMNS: Final = (
+_COLUMNS: Final = (
     "learner", "", "updates", "skipped", "unknown", "first scale", "lowest scale", "highest scale", "last scale",
 )  # fmt: skip
 
-CAVEAT: Final = (
+_CAVEAT: Final = (
     "The gradients are those recorded by the run. If the replayed rule skips other updates than the run did, a real "
     "run would have had other weights, and therefore other gradients, from there on."
 )
@@ -169,9 +183,26 @@ _SCALER: Final = re.compile(r"^\+?(learners\.[^.=]+\.)?scaler\.?")
 _LONGEST: Final = 80
 
 
-def replay_rows(replay: Replay) -> list[list[str]]:
-    """Return the table of a replay: two rows for each learner, recorded and replayed, with the columns `COLUMNS`."""
-    return [
+def replay_page(replay: Replay) -> Page:
+    """Return the report of a loss-scaling rule that was replayed on a run; its last section is the command."""
+    several = len(replay.learners) > 1
+    lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
+    return Page(
+        over="mptrain replay of a loss scaling rule",
+        title=f"{replay.scaler} on {replay.root.name}",
+        status=Cell("the run's own rule" if not replay.words else "another rule"),
+        lead=f"{lead}." if several else f"{lead[0].upper()}{lead[1:]}.",
+        sections=(
+            section("Recorded and replayed loss scales", _table(replay), _facts(replay), plots(_plot(replay))),
+            section("Evidence", *_evidence(replay)),
+            section("Command", Code(shlex.join(["mptrain", "replay", str(replay.root), *replay.words]), "sh")),
+        ),
+    )
+
+
+def _table(replay: Replay) -> Table:
+    """Return the table with two rows for each learner, recorded and replayed."""
+    rows = [
         [
             learner.name,
             what,
@@ -183,28 +214,7 @@ def replay_rows(replay: Replay) -> list[list[str]]:
         for learner in replay.learners
         for what, course in (("recorded", learner.recorded), ("replayed", learner.replayed))
     ]
-
-
-def replay_page(replay: Replay) -> Page:
-    """Return the report of a loss-scaling rule that was replayed on a run."""
-    several = len(replay.learners) > 1
-    lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
-    return Page(
-        over="mptrain replay of a loss scaling rule",
-        title=f"{replay.scaler} on {replay.root.name}",
-        status=Cell("the run's own rule" if not replay.words else "another rule"),
-        lead=f"{lead}." if several else f"{lead[0].upper()}{lead[1:]}.",
-        sections=(
-            section(
-                "Recorded and replayed loss scales",
-                table(COLUMNS, replay_rows(replay), numeric=range(2, 9)),
-                _rules(replay),
-                plots(_plot(replay)),
-            ),
-            section("Evidence", *_basis(replay)),
-            section("Command", Code(shlex.join(["mptrain", "replay", str(replay.root), *replay.words]), "sh")),
-        ),
-    )
+    return table(_COLUMNS, rows, numeric=range(2, 9))
 
 
 def _in_short(learner: ReplayedLearner) -> str:
@@ -220,12 +230,17 @@ def _in_short(learner: ReplayedLearner) -> str:
     )
 
 
-def _rules(replay: Replay) -> Block:
-    several = len(replay.learners) > 1
+def _facts(replay: Replay) -> Facts:
     rows = []
     for learner in replay.learners:
-        of = f" ({learner.name})" if several else ""
-        rows += [(f"recorded{of}", learner.recorded_rule), (f"replayed{of}", learner.rule)]
+        of = f" ({learner.name})" if len(replay.learners) > 1 else ""
+        said = {
+            "recorded": learner.recorded_rule,
+            "replayed": learner.rule,
+            "found": learner.agreement() if learner.parted is not None else "",
+            "known": learner.basis(),
+        }
+        rows += [(f"{head}{of}", text) for head, text in said.items()]
     return facts(*rows)
 
 
@@ -242,29 +257,24 @@ def file_name(replay: Replay) -> str:
     return f"replay-{plain}"
 
 
-def _basis(replay: Replay) -> list[Block | None]:
-    several = len(replay.learners) > 1
-    rows = [
-        [one.name, f"{one.recorded.steps:,}", f"{one.known:,}", f"{one.estimated:,}", f"{one.replayed.unknown:,}"]
-        for one in replay.learners
-    ]
-    head = ("learner", "steps", "known", "estimated", "unknown")
+def _evidence(replay: Replay) -> list[Block | None]:
+    meanings = Bullets(
+        (
+            "Known: decided by the step's own records. A step without overflow at one scale has none at any lower "
+            "scale, a step that overflowed also overflows at any higher scale, and histograms of the step contain "
+            "its largest gradient.",
+            "Estimated: decided by the sampled steps before and after the step and by its own gradient norm; or by "
+            "its own histograms if only a gradient kept in FP32 would overflow, or if the run did not compute in "
+            "FP16. Without histograms, decided by the nearest step without overflow at a scale as high or higher, "
+            "or with overflow at a scale as low or lower.",
+            "Unknown: not decided by any record. The rule continues as if the step had ended as recorded, and the "
+            "figure has no mark for the step.",
+        )
+    )
+    differs = any(learner.parted is not None for learner in replay.learners)
     return [
-        table(head, rows, numeric=(1, 2, 3, 4)) if several or replay.words else Text(replay.learners[0].basis() + "."),
-        Bullets(
-            (
-                "Known: decided by the step's own records. A step without overflow at one scale has none at any lower "
-                "scale, a step that overflowed also overflows at any higher scale, and histograms of the step contain "
-                "its largest gradient.",
-                "Estimated: decided by the sampled steps before and after the step and by its own gradient norm; or by "
-                "its own histograms if only a gradient kept in FP32 would overflow, or if the run did not compute in "
-                "FP16. Without histograms, decided by the nearest step without overflow at a scale as high or higher, "
-                "or with overflow at a scale as low or lower.",
-                "Unknown: not decided by any record. The rule continues as if the step had ended as recorded, and the "
-                "figure has no mark for the step.",
-            )
-        ),
-        Text(CAVEAT),
+        Fold("Known, estimated and unknown outcomes", (meanings,)),
+        Text(_CAVEAT) if differs else None,
         Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in replay.notes), "warn"),
     ]
 

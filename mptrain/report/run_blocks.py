@@ -14,12 +14,13 @@ from typing import Any, Final
 from mptrain.comparison.configurations import flat
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes, read_text
-from mptrain.report.formatting import counted, duration, moment
-from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Text, facts, table
+from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, Tone, facts, table
 from mptrain.report.run_history import History, read_history
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.runlog.run_reader import Run, read_run
+from mptrain.runlog.sweeps import SweepJob
+from mptrain.words import counted, duration, moment
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ class OpenedRun:
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
         model = " ".join(dict.fromkeys([names[0], str(self.settings.get("model.name") or names[0])]))
         return f"{model} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
+
+
+_JOB_TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
+
+
+def job_status(job: SweepJob) -> Cell:
+    """Return the status of a job (run) of a sweep with its exit code, if that is not 0, as a table cell."""
+    return Cell(f"{job.status} ({job.code})" if job.code else job.status, _JOB_TONES.get(job.status, ""))
 
 
 def open_with_history(path: Path, most: int) -> OpenedRun:
@@ -230,18 +239,11 @@ Calls = Sequence[Mapping[str, Any]]
 def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
     """Return the dtypes in which the operators of a training step computed, as blocks of a report.
 
-    They are a sentence, and collapsed tables of the operators and of the casts between dtypes, all of them from the
-    fields of the event ``operators``.
+    They are a sentence and a collapsed table, from the fields of the event ``operators``.
     """
-    operators, casts = found.get("operators") or [], found.get("casts") or []
-    if not operators:
+    if not found.get("operators"):
         return []
-    note = "Views and memory allocations are left out. Casts are counted separately."
-    head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
-    folds = [Fold("All operators", (table(head, by_operator(operators), numeric=(4,), note=note),))]
-    if casts:
-        folds.append(Fold("All casts", (table(("pass", "from", "to", "calls"), by_cast(casts), numeric=(3,)),)))
-    return [Text(summary(found)), *folds]
+    return [Text(summary(found)), Fold("All operators and casts", (operator_table(found),))]
 
 
 def summary(found: Mapping[str, Calls]) -> str:
@@ -254,20 +256,16 @@ def summary(found: Mapping[str, Calls]) -> str:
     return f"Of {counted(by_dtype.total(), 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
 
 
-def by_operator(operators: Calls) -> list[tuple[str, ...]]:
-    """Return the table rows of a step's operators, forward pass first: pass, operator, dtypes in and out, calls."""
-    return _by_pass(operators, ("operator", "inputs", "outputs"))
-
-
-def by_cast(casts: Calls) -> list[tuple[str, ...]]:
-    """Return the table rows of a step's casts: pass, dtype from, dtype to and number of calls, forward pass first."""
-    return _by_pass(casts, ("from", "to"))
-
-
-def _by_pass(calls: Calls, words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [
-        (phase, *(one[word] for word in words), f"{one['calls']:,}")
+def operator_table(found: Mapping[str, Calls]) -> Table:
+    """Return the table of a step's operators, then of its casts, forward pass first, with dtypes and calls."""
+    operators = [(one, one["operator"], one["inputs"], one["outputs"]) for one in found.get("operators") or []]
+    casts = [(one, "cast", one["from"], one["to"]) for one in found.get("casts") or []]
+    rows = [
+        (phase, *words, f"{one['calls']:,}")
+        for kind in (operators, casts)
         for phase in ("forward", "backward")
-        for one in calls
+        for one, *words in kind
         if one["phase"] == phase
     ]
+    head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
+    return table(head, rows, numeric=(4,), note="Views and memory allocations are left out.")

@@ -16,9 +16,9 @@ from mptrain.errors import StorageError
 from mptrain.fields import NonNegativeInt
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
-from mptrain.report.formatting import counted
 from mptrain.runlog.run_reader import Run
 from mptrain.validation import build
+from mptrain.words import counted
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 

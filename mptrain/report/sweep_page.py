@@ -19,7 +19,6 @@ from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.report import plotting
 from mptrain.report.curves import Curve
-from mptrain.report.formatting import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -30,20 +29,18 @@ from mptrain.report.page import (
     Plot,
     Plots,
     Table,
-    Tone,
     facts,
     plots,
     section,
     table,
 )
-from mptrain.report.run_blocks import environment, open_or_reason, shared_parts
+from mptrain.report.run_blocks import environment, job_status, open_or_reason, shared_parts
 from mptrain.report.run_history import LearnerHistory
 from mptrain.report.run_page import LONG
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of
-
-_TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
+from mptrain.words import counted, duration, elided, moment, number, rate, scale_path, share
 
 
 def sweep_page(sweep: Sweep) -> Page:
@@ -110,7 +107,7 @@ def points_table(points: Sequence[OpenedPoint]) -> Table:
             [
                 f"{job.number}",
                 *(point.words.get(key, "") for key in keys),
-                Cell(f"{job.status} ({job.code})" if job.code else job.status, _TONES.get(job.status, "")),
+                job_status(job),
                 number(summary.get("metric") if point.done else None),
                 f"{number(ends[0])} to {number(ends[1])}" if ends else "",
                 share(point.skip_rate),

@@ -38,11 +38,11 @@ def test_two_pairs_have_a_ratio_without_an_interval(capsys):
 def test_what_was_checked_is_one_line_however_much_it_was(capsys):
     comparison = compare([arm("fp32", [0.95] * 3), arm("amp_dynamic", [0.95] * 3)])
     for checks, line in (
-        (("a", "b", "c"), "checked: 3 conditions of a fair comparison hold; the report lists them"),
-        (("only that",), "checked: only that"),
+        (("a", "b", "c"), "- 3 conditions of a fair comparison hold; the report lists them under Fairness"),
+        (("only that",), "- only that"),
     ):
-        print_comparison(replace(comparison, checks=checks))
-        assert [said for said in capsys.readouterr().out.splitlines() if said.startswith("checked")] == [line]
+        print_comparison(replace(comparison, checks=checks, notes=()))
+        assert capsys.readouterr().out.rstrip().split("\n\n")[-1] == line
 
 
 def test_single_runs_that_cannot_be_judged_stand_side_by_side(tmp_path, monkeypatch, capsys):

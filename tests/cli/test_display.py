@@ -8,8 +8,9 @@ import time
 import pytest
 from rich.console import Console
 
-from mptrain.cli.display import HISTORY, PlainLines, RunProgress, make_display
-from mptrain.cli.panel import LivePanel, render
+from mptrain.cli.display import PlainLines, make_display
+from mptrain.cli.panel import LivePanel, render, scale_sparkline, sparkline
+from mptrain.cli.run_progress import HISTORY, RunProgress
 from mptrain.engine.options import LogOptions
 from mptrain.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
 
@@ -300,3 +301,17 @@ def test_a_loss_that_is_not_finite_does_not_spoil_the_shown_one():
     for loss in (2.0, float("nan"), float("inf"), 2.0):
         seen.take(step(1, loss=loss))
     assert seen.learners["main"].loss == 2.0
+
+
+def test_a_sparkline_shows_the_whole_history_on_a_logarithmic_axis():
+    assert scale_sparkline([1, 2, 4, 8], 10) == "▁▃▆█"
+    assert scale_sparkline([4.0] * 100, 8) == "▁" * 8
+    assert scale_sparkline([1.0] * 50 + [1024.0] * 50, 4) == "▁▁██"
+    assert scale_sparkline([], 8) == ""
+    assert scale_sparkline([math.nan, 0.0], 8) == ""
+
+
+def test_a_sparkline_of_losses_is_linear_and_leaves_out_what_is_not_finite():
+    assert sparkline([0.8, math.nan, 0.4, math.inf, 0.0, -0.8], 10) == "█▇▅▁"
+    assert sparkline([2.3], 8) == "▁"
+    assert sparkline([], 8) == ""

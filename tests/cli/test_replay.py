@@ -13,13 +13,15 @@ def run(tmp_path):
 def test_it_prints_recorded_and_replayed_scales_and_where_its_page_is(terminal, run):
     assert terminal("replay", "run") == 0
     assert terminal.out.splitlines() == [
+        "Its scale equals the recorded one at all 30 steps.",
+        "",
+        "Recorded and replayed loss scales",
         "learner            updates  skipped  unknown  first scale  lowest scale  highest scale  last scale",
         "main     recorded       28        2        0         2^16          2^14           2^16        2^14",
         "main     replayed       28        2        0         2^16          2^14           2^16        2^14",
         "",
         "recorded: dynamic from 2^16, x2 every 2000 clean steps, x0.5 on overflow, within 1 to 2^24",
         "replayed: dynamic from 2^16, x2 every 2000 clean steps, x0.5 on overflow, within 1 to 2^24",
-        "found: its scale equals the recorded one at all 30 steps",
         "known: outcomes of 30 steps: 30 known",
         "",
         "run/replay-dynamic.html",
@@ -31,7 +33,7 @@ def test_it_prints_recorded_and_replayed_scales_and_where_its_page_is(terminal, 
 def test_another_rule_is_chosen_by_words_about_the_scaler(terminal, run):
     assert terminal("replay", "run", "scaler=smooth", "scaler.init_scale=256") == 0
     assert "replayed: smooth from 256, x2 every step until the first overflow" in terminal.out
-    assert "caveat: The gradients are those recorded by the run." in terminal.out
+    assert "\nThe gradients are those recorded by the run." in terminal.out
     assert (run / "replay-smooth-init-scale-256.html").exists()
     assert (run / "figures" / "replay-smooth-init-scale-256.svg").exists()
 

@@ -59,8 +59,9 @@ def test_a_mode_that_the_device_cannot_run_stops_the_sweep_before_its_first_poin
 def test_a_failed_job_is_reported_with_its_log_and_the_sweep_ends_with_7(sweeping):
     assert sweeping("-m", *SMALL, f"seed={jobs.DONE},{jobs.NUMERICS},{jobs.KILLED}", "run.name=mine") == 7
     table = sweeping.out.split("#  point")[1]
-    assert re.search(r"^0\s+seed=0\s+done\s+0\s+top1=0.0000 \(test\)\s+1\s+000-seed=0$", table, re.MULTILINE)
-    assert re.search(r"^1\s+seed=1\s+failed\s+4\s+001-seed=1$", table, re.MULTILINE)
+    assert table.split("\n")[0].split() == ["status", "metric", "(test)", "skipped", "run"]
+    assert re.search(r"^0\s+seed=0\s+done\s+top1=0.0000\s+1\s+000-seed=0$", table, re.MULTILINE)
+    assert re.search(r"^1\s+seed=1\s+failed \(4\)\s+001-seed=1$", table, re.MULTILINE)
     assert re.search(r"^1\s+only overflows\s+outputs/mine/001-seed=1.log$", table, re.MULTILINE)
     assert re.search(r"^2\s+killed by SIGKILL \(out of memory\?\)\s+outputs/mine/002-seed=4.log$", table, re.MULTILINE)
     assert sweeping.out.endswith("\nto run the rest: mptrain resume outputs/mine\n")

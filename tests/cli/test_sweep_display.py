@@ -149,6 +149,6 @@ def test_at_the_end_jobs_that_were_left_to_others_are_named(tmp_path, capsys):
     print_outcome(sweep.with_job(replace(sweep.jobs[0], reason=STILL)))
     out = capsys.readouterr().out
     assert "1 of the jobs is still run by processes of an earlier command, which were not stopped:" in out
-    assert f"  0  seed=0  {STILL}" in out
+    assert f"- 0 seed=0: {STILL}" in out
     print_outcome(sweep)
     assert "left alone" not in capsys.readouterr().out

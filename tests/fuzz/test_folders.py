@@ -12,7 +12,7 @@ from report.folders import make_comparison, make_sweep
 
 from mptrain.comparison.results import read_comparisons, write_comparisons
 from mptrain.report import plotting
-from mptrain.report.write_report import page_of
+from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
 
 VERDICT = {

@@ -17,8 +17,8 @@ from mptrain.comparison.run_measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import plotting
+from mptrain.report.report_files import page_of, write_report
 from mptrain.report.run_history import LearnerHistory, read_history
-from mptrain.report.write_report import page_of, write_report
 from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run, truncate_records
 
 FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip

@@ -630,8 +630,8 @@ FAULTS = (
     Fault(
         82,
         "config/section_checks.py",
-        """problems.append(Problem(f"unknown key '{prefix}{key}'", hint))""",
-        "pass",
+        """return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)""",
+        "return None",
         "unknown keys are accepted",
         ("config/test_compose.py",),
     ),

@@ -8,7 +8,7 @@ from report.folders import interval, make_comparison, make_sweep
 from mptrain.comparison.results import write_comparisons
 from mptrain.errors import StorageError
 from mptrain.report.html_and_markdown import html, markdown_page
-from mptrain.report.write_report import page_of
+from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths
 
 
@@ -31,7 +31,7 @@ def test_the_table_has_difference_interval_ratio_and_power(compared):
         "0.09 %",
     ):
         assert expected in row
-    assert row.endswith("| equivalent (margin ±0.005, power 56 %) |")
+    assert row.endswith("| equivalent (power 56 %) |")
 
 
 def test_runs_without_a_metric_are_counted_beside_the_mean(compared):

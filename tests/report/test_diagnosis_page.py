@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.report.diagnosis_page import cells, diagnosis_page, write_diagnosis
+from mptrain.report.diagnosis_page import diagnosis_page, write_diagnosis
 from mptrain.report.html_and_markdown import html
 from mptrain.report.run_blocks import operator_blocks, summary
 from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy, ValueRange
@@ -40,7 +40,7 @@ def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
     assert page.status.text == "fails in the backward pass alone"
     assert page.lead == "Only gradients overflow: <script>."
     assert [section.title for section in page.sections if section.blocks] == [
-        "Step", "Notes", "Fixes tested", "Forward pass by module", "Backward pass by module", "Operator dtypes",
+        "Step", "Notes", "Fixes tested", "Values by module", "Operator dtypes",
     ]  # fmt: skip
     text = html(page)
     assert "<script>" not in text
@@ -56,19 +56,22 @@ def test_a_step_that_is_skipped_as_usual_has_not_failed():
     assert diagnosis_page(replace(FOUND, remedies=remedies, modules=(finite,))).status.tone == "bad"
 
 
-def test_each_pass_has_its_modules_in_its_own_order_and_marks_where_it_breaks():
-    forward, backward = (section.blocks[0] for section in diagnosis_page(FOUND).sections[4:6])
-    assert [row[0].text for row in forward.rows] == ["body.0", "<b>x</b>", "(loss)"]
-    assert [row[0].text for row in backward.rows] == ["<b>x</b>", "body.0"]
-    assert (backward.rows[0][-1].text, forward.rows[1][-1].text) == ("first not finite", "")
-    assert forward.rows[0][1].text == "Conv2d, 2 calls"
+def modules():
+    return diagnosis_page(FOUND).sections[4].blocks[0]
+
+
+def test_modules_are_in_the_order_of_calls_and_the_one_that_breaks_is_marked():
+    assert [row[0].text for row in modules().rows] == ["body.0", "<b>x</b>", "(loss)"]
+    assert [row[-1].text for row in modules().rows] == ["", "first not finite (backward)", ""]
+    assert modules().rows[0][1].text == "Conv2d, 2 calls"
 
 
 def test_numbers_near_the_end_of_fp16_catch_the_eye_and_fp32_of_the_loss_does_not():
-    size, share, subnormal, _ = cells(NEAR, NEAR.forward)
+    near, broken, loss = (dict(zip(modules().head, row, strict=True)) for row in modules().rows)
+    size, share, subnormal = (near[f"forward {name}"] for name in ("largest", "of 65,504", "below 2^-14"))
     assert (size.text, share.text, share.tone, subnormal.tone) == ("6e+04", "92 %", "warn", "warn")
-    assert cells(BROKEN, BROKEN.backward)[0].text == "inf"
-    assert cells(LOSS, LOSS.forward)[1].text == ""
+    assert broken["backward largest"].text == "inf"
+    assert (loss["forward of 65,504"].text, loss["backward largest"].text) == ("", "")
 
 
 def test_a_finite_step_is_good_and_has_nothing_to_try():
@@ -84,9 +87,9 @@ def test_operators_are_summed_up_and_listed_forward_first():
         summary(OPERATORS)
         == "Of 4 operators in one step, 3 returned float16, 1 returned float32; 1 cast between dtypes."
     )
-    _, every, casts = operator_blocks(OPERATORS)
-    assert [row[1].text for row in every.blocks[0].rows] == ["exp", "mm"]
-    assert [cell.text for cell in casts.blocks[0].rows[0]] == ["forward", "float32", "float16", "1"]
+    _, every = operator_blocks(OPERATORS)
+    assert [row[1].text for row in every.blocks[0].rows] == ["exp", "mm", "cast"]
+    assert [cell.text for cell in every.blocks[0].rows[2]] == ["forward", "cast", "float32", "float16", "1"]
     assert operator_blocks({}) == []
 
 

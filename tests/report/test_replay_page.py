@@ -9,7 +9,7 @@ from report.folders import HOSTILE
 
 from mptrain.errors import StorageError
 from mptrain.report import write_replay
-from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page, replay_rows
+from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
 
 
 def course(scales, overflows=()):
@@ -37,7 +37,8 @@ def test_a_course_knows_its_ends_and_what_came_of_its_steps():
 
 
 def test_a_learner_has_two_rows_recorded_and_replayed():
-    assert replay_rows(replay("run")) == [
+    rows = replay_page(replay("run")).sections[0].blocks[0].rows
+    assert [[cell.text for cell in row] for row in rows] == [
         ["main", "recorded", "4", "0", "0", "8", "8", "8", "8"],
         ["main", "replayed", "3", "1", "0", "8", "8", "32", "16"],
     ]
@@ -63,7 +64,7 @@ def test_the_page_says_what_would_have_been_and_how_that_is_known(tmp_path):
     assert page.status.text == "another rule"
     written = write_replay(replay(tmp_path, notes=("the run has no histograms",)))
     text = written.md.read_text()
-    assert "| main | 4 | 3 | 1 | 0 |" in text
+    assert "| known | outcomes of 4 steps: 3 known, 1 estimated |" in text
     assert "The run has no histograms." in text
     assert "scaler=dynamic" in text
     assert (tmp_path / "figures" / "replay-dynamic.svg").exists()

@@ -18,7 +18,7 @@ from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
-from mptrain.report.write_report import ReportFiles, write_page
+from mptrain.report.report_files import write_page
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import fresh_name
 
@@ -65,7 +65,7 @@ def test_a_saved_configuration_means_the_same_without_the_secret(secret):
 def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, tmp_path, monkeypatch):
     monkeypatch.setenv("ODD_SECRET", '<it\'s & "odd">')
     page = Page("Run", PLAIN, Cell("done"), f'{PLAIN} <it\'s & "odd">', ())
-    written = write_page(page, tmp_path, ReportFiles(tmp_path / "p.html", tmp_path / "p.md"))
+    written = write_page(page, tmp_path, tmp_path / "p.html", tmp_path / "p.md")
     assert "odd" not in written.html.read_text()
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()

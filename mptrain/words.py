@@ -1,8 +1,9 @@
-"""Formatting of numbers and untrusted text in reports, independent of HTML and Markdown."""
+"""Numbers, counts, durations, lists and untrusted text in words, for reports, messages and the terminal alike."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from mptrain.numerics.formats import scale_in_words
@@ -11,11 +12,6 @@ MINUS: Final = "\u2212"
 TIMES: Final = "\u00d7"
 #: Shown in place of a missing number.
 UNKNOWN: Final = "\u2013"
-#: Warning shown wherever a static scale overflows at some steps.
-ONE_BECOMES_ALL: Final = (
-    "with a static scale, one overflow can become an overflow at every step: a skipped update leaves the weights "
-    "unchanged, so later steps can compute the same gradients again"
-)
 
 
 def plain(text: object, *, lines: bool = False) -> str:
@@ -73,10 +69,15 @@ def share(value: float | None) -> str:
     """Format a fraction from 0 to 1 as a percentage: ``12 %``, ``0.4 %``, ``0``; a dash if None or not finite."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    percent = 100 * value
-    if percent == 0:
+    if value == 0:
         return "0"
+    percent = 100 * value
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def percent(value: float) -> str:
+    """Format a fraction from 0 to 1 in whole per cent: ``95 %``."""
+    return f"{100 * value:.0f} %"
 
 
 def rate(value: float | None) -> str:
@@ -115,10 +116,37 @@ def scale_path(path: dict[str, float]) -> str:
     return f"{said}, between {scale(path['min'])} and {scale(path['max'])}"
 
 
+def digits(scale: float) -> str:
+    """Format a loss scale with all digits: ``65536``, ``0.5``; whole numbers have no fraction."""
+    return f"{scale:.0f}" if math.isfinite(scale) and scale == int(scale) and scale < 1e15 else f"{scale:.6g}"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Format the values of metrics by name on one line, the loss last: ``top1 0.9673  loss 0.1042``."""
+    return "  ".join(f"{name} {values[name]:.4f}" for name in metric_order(values))
+
+
+def metric_order(values: Mapping[str, float]) -> list[str]:
+    """Return the names of metrics in display order: the loss last, all others as they are."""
+    return sorted(values, key=lambda name: name == "loss")
+
+
+def listed(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """Join texts; of more than ``most``, the first ones, and the number of the others: ``a, b, c and 4 more``."""
+    shown, left = separator.join(names[:most]), len(names) - most
+    return f"{shown}{' and' if separator == ', ' else f'{separator}and'} {left:,} more" if left > 0 else shown
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun: ``1 run``, ``12 runs``, ``no runs``."""
     many = many or f"{one}s"
     return f"no {many}" if count == 0 else f"{count:,} {one if count == 1 else many}"
+
+
+def of_seeds(numbers: Iterable[int]) -> str:
+    """Return the numbers of seeds in ascending order with the noun: ``seed 3``, ``seeds 1, 2``."""
+    shown = [str(number) for number in sorted(numbers)]
+    return f"seed{'s' * (len(shown) > 1)} {', '.join(shown)}"
 
 
 def moment(iso: str) -> str:

@@ -8,9 +8,11 @@ import sys
 import pytest
 from comparison.fake_runs import arm
 
+from mptrain.cli.blocks import block_lines
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.cli.tables import BREAK, Column, render_table
 from mptrain.comparison.compare_arms import compare
+from mptrain.report.comparison_blocks import difference_and_interval
+from mptrain.report.page import Bullets, Fold, Plots, Text, Tiles, facts, section, table
 
 
 class Tty(io.StringIO):
@@ -28,12 +30,13 @@ def on_terminal(monkeypatch, width, **environment):
     return stream
 
 
-COLUMNS = [
-    Column("arm", ("fp32", "fp16_dynamic"), is_text=True),
-    Column(f"change{BREAK}in top1", ("-", f"-0.0017{BREAK}[-0.0362, +0.0329]"), 5),
-    Column("samples/s", ("12,345", "123,456"), 1, "throughput"),
-    Column("skipped", ("0 %", "7 %"), 2),
-]
+TABLE = table(
+    ("arm", "change in top1", "samples/s", "skipped"),
+    [("fp32", "\u2013", "12,345", "0 %"), ("fp16_dynamic", "\u22120.0017 [\u22120.0362, +0.0329]", "123,456", "7 %")],
+    numeric=(1, 2, 3),
+    note="A note.",
+    optional=("samples/s", "skipped"),
+)
 
 
 @pytest.mark.parametrize(
@@ -41,30 +44,43 @@ COLUMNS = [
     [
         (80, ["fp16_dynamic  -0.0017 [-0.0362, +0.0329]    123,456      7 %"], None),
         (55, ["-0.0017    123,456      7 %", "              [-0.0362, +0.0329]"], None),
-        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "not shown: throughput"),
-        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "not shown: throughput, skipped"),
+        (45, ["-0.0017      7 %", "              [-0.0362, +0.0329]"], "not shown: samples/s"),
+        (34, ["-0.0017", "              [-0.0362, +0.0329]"], "not shown: samples/s, skipped"),
     ],
 )
-def test_cells_are_broken_where_they_say_then_the_least_important_columns_are_left_out(
+def test_cells_are_broken_before_brackets_then_the_least_important_columns_are_left_out(
     monkeypatch, width, whole, left_out
 ):
     on_terminal(monkeypatch, width, NO_COLOR="1")
-    lines = render_table(COLUMNS, piped_width=200)
+    *lines, blank, note = block_lines([TABLE])
     assert max(map(len, lines)) <= width
     assert all(any(part in line for line in lines) for part in whole), lines
     assert (lines[-1] if "not shown" in lines[-1] else None) == left_out
+    assert (blank, note) == ("", "A note.")
+
+
+def test_blocks_have_empty_lines_between_them_and_what_a_terminal_cannot_show_has_none(monkeypatch):
+    on_terminal(monkeypatch, 80, NO_COLOR="1")
+    hidden = (Fold("more", (Text("folded"),)), Plots(()))
+    blocks = (Text("one \u00d7 two"), None, *hidden, facts(("name", "text"), ("none", "")), Bullets(("a", "b"), "bad"))
+    assert block_lines(blocks) == ["one x two", "", "name: text", "", "- a", "- b"]
+    assert block_lines([section("Title", Tiles((("step", "3", "of the critic"), ("loss", "0.5", ""))), *hidden)]) == [
+        "Title",
+        "step 3 of the critic, loss 0.5",
+    ]
+    assert block_lines([section("Title", *hidden)]) == []
 
 
 def test_a_comparison_on_80_columns_has_whole_verdicts_and_intervals(monkeypatch):
     terminal = on_terminal(monkeypatch, 80, NO_COLOR="1")
     comparison = compare([arm("fp32", [0.95, 0.94, 0.96]), arm("amp_dynamic", [0.92, 0.95, 0.99])])
     print_comparison(comparison)
-    table = terminal.getvalue().partition("\n\n")[0]
-    assert "…" not in table
-    assert max(map(len, table.splitlines())) <= 80
-    found = comparison.arms[1].difference
-    for part in ("reference", "undecided", "amp_dynamic", f"[{found.low:+.4f}, {found.high:+.4f}]"):
-        assert part in table
+    shown = terminal.getvalue().partition("\n\n")[0]
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    interval = difference_and_interval(comparison.arms[1].difference).replace("\u2212", "-")
+    for part in ("reference", "undecided", "amp_dynamic", interval.partition(" ")[2]):
+        assert part in shown
 
 
 @pytest.mark.parametrize(("environment", "styled"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, True)])

@@ -2,7 +2,21 @@ import math
 
 from loops import each
 
-from mptrain.report.formatting import counted, duration, elided, moment, number, plain, scale_path, share, signed
+from mptrain.words import (
+    counted,
+    digits,
+    duration,
+    elided,
+    listed,
+    metrics,
+    moment,
+    number,
+    plain,
+    rate,
+    scale_path,
+    share,
+    signed,
+)
 
 
 @each(
@@ -58,6 +72,24 @@ def test_a_scale_says_its_way():
 
 def test_small_words():
     assert [counted(count, "run") for count in (0, 1, 1200)] == ["no runs", "1 run", "1,200 runs"]
-    assert [duration(seconds) for seconds in (42, 725, 10810, math.nan)] == ["0:42", "12:05", "3:00:10", "\u2013"]
+    assert [duration(seconds) for seconds in (0, 42, 59.6, 725, 10810, math.nan, -1)] == [
+        "0:00", "0:42", "1:00", "12:05", "3:00:10", "\u2013", "\u2013",
+    ]  # fmt: skip
     assert moment("2026-01-02T03:04:05.678+00:00") == "2026-01-02 03:04:05 UTC"
     assert moment("yesterday") == "yesterday"
+
+
+def test_of_a_long_list_the_first_names_and_the_number_of_the_others_are_said():
+    assert listed(["a", "b"], 2) == "a, b"
+    assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert listed([str(name) for name in range(2000)], 1, "; ") == "0; and 1,999 more"
+
+
+@each(("value", "text"), [(65536.0, "65536"), (1000.0, "1000"), (0.5, "0.5"), (1.0, "1")])
+def test_a_scale_with_all_digits(value, text):
+    assert digits(value) == text
+
+
+def test_rates_and_metrics():
+    assert [rate(value) for value in (4215.2, 3.14159, None)] == ["4,215", "3.14", "\u2013"]
+    assert metrics({"loss": 0.1, "top1": 0.9}) == "top1 0.9000  loss 0.1000"

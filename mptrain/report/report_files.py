@@ -24,11 +24,13 @@ from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """Paths of a report's two files: the HTML page, which contains its figures, and the Markdown document.
+    """A written report: its page, and the paths of its two files.
 
-    The latter shows the figures of the folder ``figures`` beside it.
+    They are the HTML page, which contains its figures, and the Markdown document, which shows those of the folder
+    ``figures`` beside it.
     """
 
+    page: Page
     html: Path
     md: Path
 
@@ -39,7 +41,7 @@ def write_report(path: Path) -> ReportFiles:
     Raise StorageError if the path is none of these, or is too damaged to read.
     """
     paths = SweepPaths(path)
-    return write_page(page_of(path), path, ReportFiles(paths.report_html, paths.report_md))
+    return write_page(page_of(path), path, paths.report_html, paths.report_md)
 
 
 def write_replay(replay: Replay) -> ReportFiles:
@@ -48,18 +50,16 @@ def write_replay(replay: Replay) -> ReportFiles:
     The files are ``replay-NAME-KEY-VALUE.html`` and ``.md``. Earlier files of the same rule and words are replaced.
     """
     name = file_name(replay)
-    return write_page(
-        replay_page(replay), replay.root, ReportFiles(replay.root / f"{name}.html", replay.root / f"{name}.md")
-    )
+    return write_page(replay_page(replay), replay.root, replay.root / f"{name}.html", replay.root / f"{name}.md")
 
 
 def write_forecast(found: Recommendation) -> ReportFiles:
     """Write the report of recommended loss scales into the run directory: ``forecast.html`` and ``forecast.md``."""
     paths = found.opened.run.paths
-    return write_page(forecast_page(found), paths.root, ReportFiles(paths.forecast_html, paths.forecast_md))
+    return write_page(forecast_page(found), paths.root, paths.forecast_html, paths.forecast_md)
 
 
-def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
+def write_page(page: Page, folder: Path, html_file: Path, markdown_file: Path) -> ReportFiles:
     """Write a report page as HTML and as Markdown, with the figures of the latter in the folder ``figures``.
 
     ``folder`` contains the files and ``figures``. Existing files are replaced.
@@ -73,9 +73,9 @@ def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
             figures.mkdir(exist_ok=True)
     for plot in page.plots():
         write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)
-    write_atomically(files.md, markdown_page(page, figures.name), durable=False)
-    write_atomically(files.html, html(page), durable=False)
-    return files
+    write_atomically(markdown_file, markdown_page(page, figures.name), durable=False)
+    write_atomically(html_file, html(page), durable=False)
+    return ReportFiles(page, html_file, markdown_file)
 
 
 def page_of(path: Path) -> Page:
