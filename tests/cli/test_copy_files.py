@@ -103,9 +103,6 @@ def test_nothing_is_replaced(terminal, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "copy needs a name"),
-        (("model/mlp", "a", "b"), "'b' is given too"),
-        (("--force", "model/mlp"), "unknown option '--force'"),
         (("model/resnt18",), "did you mean model/resnet18?"),
         (("modl/mlp",), "did you mean model/mlp?"),
         (("resnet18",), "did you mean model/resnet18?"),

@@ -112,22 +112,6 @@ def test_hydras_own_help_is_shown_or_refused_in_a_sentence(terminal, request):
     assert "Traceback" not in terminal.err
 
 
-@each(
-    ("words", "said"),
-    [
-        (("--info", "--cfg", "job"), "cannot be combined"),
-        (("-m", "--cfg", "job", "seed=0,1"), "cannot be combined"),
-        (("--package", "optimizer"), "require --cfg"),
-        (("--resolve",), "require --cfg"),
-        (("--info=everything",), "--info everything: invalid value"),
-        (("--info", "everything"), "--info everything: invalid value"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(terminal, words, said):
-    assert terminal(*words) == 2
-    assert said in terminal.err
-
-
 def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):
     monkeypatch.setattr("mptrain.cli.doctor.sys.version_info", (3, 14, 0))
     doctor()

@@ -13,5 +13,7 @@ def test_a_command_line_prints_what_the_catalogue_says(part, tmp_path, monkeypat
     monkeypatch.setattr("mptrain.cli.train.train", lambda config: pytest.fail("it trains"))
     message_catalogue.prepare(tmp_path)
     lines = list(message_catalogue.entries().items())[part::PARTS]
-    changed = [f"$ mptrain {line}\n{answer}" for line, text in lines if (answer := message_catalogue.answer(line)) != text]
+    changed = [
+        f"$ mptrain {line}\n{answer}" for line, text in lines if (answer := message_catalogue.answer(line)) != text
+    ]
     assert not changed, "python tests/cli/message_catalogue.py writes the catalogue anew:\n" + "\n\n".join(changed)
