@@ -117,7 +117,8 @@ def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
 
 def command_first(words: list[str]) -> list[str]:
     """Return the command line with the command in front, if training options precede it: ``--jobs 2 compare ...``."""
-    if words and words[0].startswith("-"):
+    names = {name for one in TRAINING for name in (one.name, one.short) if name}
+    if words and words[0].partition("=")[0] in names:
         rest = read_options(TRAINING, words)[1]
         if rest and rest[0] in COMMANDS:
             words = list(words)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mptrain.cli.command_line import read_options
 from mptrain.cli.commands import COMMANDS, GENERAL, Option
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.config import location
@@ -158,57 +159,35 @@ def answers(before: Sequence[str], current: str) -> list[Candidate]:
     return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
 
 
-#: Every option of any command that takes a value, by its names.
-_VALUED = {
-    name: option
-    for command in COMMANDS.values()
-    for option in command.options
-    for name in (option.short, option.name)
-    if option.value and not option.alone
-}
+#: Every option of any command that takes a value, by its name.
+_VALUED = {one.name: one for command in COMMANDS.values() for one in command.options if one.value}
+
+#: Those that need it, by all of their names.
+_AWAITING = {name: one for one in _VALUED.values() for name in (one.name, one.short) if name and not one.alone}
 
 
 class _Words:
     """Completer of a command line: the words before the cursor, parsed into command, options and other arguments."""
 
     def __init__(self, before: Sequence[str]) -> None:
-        self.awaited: Option | None = None  # option whose value is being typed
-        self.folders: list[Path] = []
-        self.top = "train"
-        plain: list[str] = []
-        for word in before:
-            name, equals, value = word.partition("=")
-            if self.awaited is not None:
-                self._take(self.awaited, word)
-                self.awaited = None
-            elif name in _VALUED and equals:
-                self._take(_VALUED[name], value)
-            elif name in _VALUED:
-                self.awaited = _VALUED[name]
-            elif not word.startswith("-"):
-                plain.append(word)
+        self.awaited = _AWAITING.get(before[-1]) if before else None  # option whose value is being typed
+        self.options, rest = read_options(tuple(_VALUED.values()), before[:-1] if self.awaited else before)
+        plain = [word for word in rest if not word.startswith("-")]
         self.begins = not plain
         named = bool(plain) and plain[0] in COMMANDS
         self.command = COMMANDS[plain[0] if named else "train"]
         self.taken = plain[1:] if named else plain
-
-    def _take(self, option: Option, value: str) -> None:
-        """Note the value of an option about config files."""
-        if option.name == "--config-dir":
-            self.folders.append(Path(value).expanduser())
-        elif option.name == "--config-name":
-            self.top = value.removesuffix(".yaml")
 
     def candidates(self, current: str) -> Iterator[Candidate]:
         """Yield the completions of the word at the cursor, not yet filtered by the part that is typed."""
         name, equals, value = current.partition("=")
         if self.awaited is not None:
             yield from self._values(self.awaited, current)
-        elif equals and name in _VALUED:
-            for found in self._values(_VALUED[name], value):
+        elif equals and name in _AWAITING:
+            for found in self._values(_AWAITING[name], value):
                 yield Candidate(f"{name}={found.text}", found.about)
         elif current.startswith("-"):
-            yield from self._options()
+            yield from self._names()
         else:
             if self.begins:
                 yield from self._of_form("COMMAND", current)
@@ -269,9 +248,11 @@ class _Words:
                     yield Candidate(part)
 
     def _catalogue(self) -> Catalogue:
-        return Catalogue([location.configs(), *(folder for folder in self.folders if folder.is_dir())], self.top)
+        folders = [Path(folder).expanduser() for folder in self.options.config_dir]
+        top = self.options.config_name.removesuffix(".yaml")
+        return Catalogue([location.configs(), *(folder for folder in folders if folder.is_dir())], top)
 
-    def _options(self) -> Iterator[Candidate]:
+    def _names(self) -> Iterator[Candidate]:
         """Yield the options of the command."""
         for option in (*self.command.options, *GENERAL):
             yield from (Candidate(name, option.about) for name in (option.short, option.name) if name)

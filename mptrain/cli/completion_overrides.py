@@ -1,7 +1,7 @@
 """Shell completion of ``KEY=VALUE``: groups and their options, keys of the chosen options, and enumerated values.
 
 Everything comes from the catalogue of YAML files. The values of a key are those that its comment lists as ``a|b|c``;
-or true and false, if its value is one of them; or null, if the comment mentions it.
+or true and false, if its value is one of them; or null, if its value or its comment is or mentions it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Overrides:
         for text, about in listed:
             if text not in earlier.split(","):
                 yield Candidate(earlier + comma + text, about)
-        if not listed and (name.rpartition(".")[2] in _PATHS or typed.startswith(("/", "./", "../", "~/"))):
+        if name not in self._groups and (
+            name.rpartition(".")[2] in _PATHS or typed.startswith(("/", "./", "../", "~/"))
+        ):
             yield from paths(typed)
 
     def _options(self, group: str) -> Iterator[Candidate]:
@@ -109,7 +111,7 @@ class Overrides:
                 return found[0].split("|")
             if entry.value in ("true", "false"):
                 return ["true", "false"]
-            if re.search(r"\bnull\b", entry.comment):
+            if entry.value == "null" or re.search(r"\bnull\b", entry.comment):
                 return ["null"]
         return []
 
