@@ -1,6 +1,6 @@
 """Parsing of the command line by the table of commands, and hints for mistyped arguments.
 
-It imports nothing heavy, so that usage errors appear at once; argparse is imported only if there are options to parse.
+It imports nothing heavy, so that usage errors appear at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.commands import COMMANDS, GENERAL, TRAINING, Command, Option
+from mptrain.cli.command import GENERAL, Command, read_options
+from mptrain.cli.commands import COMMANDS, TRAINING
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.synonyms import guess_word, translate_command
@@ -70,49 +71,6 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
         what, more = _NEEDS.get(command.needed, _NEEDS_RUN)
         raise UsageError(f"{command.name} needs {what}", f"write {command.form}; {more}")
     return arguments
-
-
-def read_options(options: Sequence[Option], words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Separate options (``--jobs 2``) from the other arguments.
-
-    Args:
-        options: The options.
-        words: Arguments.
-
-    Returns:
-        The value of each option by its name, and the other arguments, including unknown options.
-
-    Raises:
-        UsageError: An option lacks its value or has an invalid one, or a switch has one.
-    """
-    from argparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for one in options:
-        if one.value:
-            default, action = ([], "append") if one.many else (one.default, "store")
-            parser.add_argument(one.name, type=one.parse, default=default, action=action)
-        else:
-            action = "store_false" if one.undoes else "store_true"
-            parser.add_argument(one.name, dest=one.undoes or None, default=False, action=action)
-    try:
-        return parser.parse_known_args(_spelled_out(options, words))
-    except ArgumentError as error:
-        option = next(one for one in options if one.name == error.argument_name)
-        raise option.refusal("needs a value" if option.value else "takes no value") from error
-
-
-def _spelled_out(options: Sequence[Option], words: Sequence[str]) -> list[str]:
-    """Return the arguments with the long names of options, and with the values of options that need none."""
-    names = {name: one for one in options for name in (one.name, one.short) if name}
-    spelled = []
-    for word, following in zip(words, [*words[1:], "-"], strict=False):
-        name, equals, value = word.partition("=")
-        option = names.get(name)
-        if option and option.alone and not equals and (following.startswith(("-", "~")) or "=" in following):
-            equals, value = "=", option.alone
-        spelled.append(f"{option.name}{equals}{value}" if option else word)
-    return spelled
 
 
 def command_first(words: list[str]) -> list[str]:

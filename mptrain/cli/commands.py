@@ -7,139 +7,18 @@ text. Each command imports what it needs only when it runs, so that help and usa
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mptrain.cli.command import CONFIG_DIR, FOLDERS, Command, Option
 from mptrain.cli.messages import warn
-from mptrain.errors import UsageError, either
+from mptrain.errors import UsageError
 from mptrain.parallel.torchrun import torchrun_rank
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from mptrain.config.schema import Config
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of one or several commands.
-
-    Attributes:
-        name: Long name.
-        about: One-line description.
-        value: Form of the value, as in usage lines: ``N``, ``DIR``, ``job|hydra|all``; empty for a switch.
-        short: Short name, as in Hydra; empty for none.
-        read: Function that converts the value and raises ValueError with a requirement (``must be ...``).
-        default: Value if the option is not given.
-        alone: Value if the option is given without one; empty if it needs one.
-        undoes: Attribute of the switch that this switch turns off; empty for none.
-        many: Whether the option may be given several times, and its value is a list.
-    """
-
-    name: str
-    about: str
-    value: str = ""
-    short: str = ""
-    read: Callable[[str], Any] = str
-    default: Any = None
-    alone: str = ""
-    undoes: str = ""
-    many: bool = False
-
-    @property
-    def usage(self) -> str:
-        """The option as in usage lines: ``--jobs N``."""
-        return f"{self.name} {self.value}".rstrip()
-
-    def parse(self, text: str) -> Any:
-        """Convert a value of the option; raise UsageError if it is missing or invalid."""
-        if not text:
-            raise self.refusal("needs a value")
-        choices = self.value.split("|")
-        try:
-            if len(choices) > 1 and self.value.islower() and text not in choices:
-                raise ValueError(f"must be {either(choices)}")
-            return self.read(text)
-        except ValueError as error:
-            raise UsageError(f"{self.name} {text}: {error}", f"{self.usage}: {self.about}") from error
-
-    def refusal(self, why: str) -> UsageError:
-        """Return the error for an option without its value, or a switch with one."""
-        return UsageError(f"{self.name} {why}", f"write {self.usage}: {self.about}")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command.
-
-    Attributes:
-        run: Function that runs the parsed arguments and returns the exit code.
-        lines: Usage lines, from the name of the command on, each with a one-line description. Words in capitals are
-            placeholders, ``...`` stands for more of the same, and brackets enclose what may be left out.
-        options: Its options.
-    """
-
-    run: Callable[[Namespace], int]
-    lines: tuple[tuple[str, str], ...]
-    options: tuple[Option, ...]
-
-    @property
-    def name(self) -> str:
-        """Its word on the command line."""
-        return self.lines[0][0].split()[0].strip("[]")
-
-    @property
-    def about(self) -> str:
-        """Help text."""
-        return " ".join((self.run.__doc__ or "").split())
-
-    @property
-    def form(self) -> str:
-        """First usage line without options."""
-        return f"mptrain {self.lines[0][0]}"
-
-    @property
-    def usage(self) -> tuple[str, ...]:
-        """Usage lines; the first one has the options that only some commands have."""
-        own = [f" [{one.usage}]" for one in self.options if one not in FOLDERS and self.name != "train"]
-        first, *more = (f"mptrain {line}" for line, _ in self.lines)
-        return ("".join([first, *own]), *more)
-
-    @cached_property
-    def forms(self) -> list[list[str]]:
-        """Forms of the arguments of each usage line: ``["RUN|last", "[KEY=VALUE ...]"]``."""
-        lines = [line.partition(" ")[2].partition(" [--")[0] for line, _ in self.lines]
-        return [re.findall(r"\[[^]]*\]|\S+(?: \.\.\.)?", line) for line in lines]
-
-    @property
-    def takes_overrides(self) -> bool:
-        """True if some arguments are overrides, at least ``extensions.allow=PACKAGES``."""
-        return any("=" in form for line in self.forms for form in line)
-
-    @property
-    def takes_keys(self) -> bool:
-        """True if some arguments are ``KEY=VALUE`` with any key."""
-        return any("KEY=" in form for line in self.forms for form in line)
-
-    @property
-    def composes(self) -> bool:
-        """True if the arguments can be ``KEY=VALUE`` only, of which one new configuration is composed."""
-        return any(line[0].startswith(("KEY=VALUE", "[KEY=VALUE")) for line in self.forms)
-
-    @property
-    def needed(self) -> str:
-        """Form of the argument that cannot be left out; empty for none."""
-        first = self.forms[0][0]
-        return "" if self.composes or first.startswith(("[", "KEY=")) else first
-
-    @property
-    def most(self) -> float:
-        """Largest number of arguments besides ``KEY=VALUE``."""
-        named = [[form for form in line if "=" not in form] for line in self.forms]
-        return max(math.inf if any("..." in form for form in line) else len(line) for line in named)
 
 
 #: Commands by name, in the order of the help.
@@ -179,12 +58,6 @@ def _positive(text: str) -> float:
     return number
 
 
-_DIR = Option("--config-dir", "add a folder with your own groups and options", "DIR", "-cd", many=True)
-_NAME = Option("--config-name", "use another top-level config file (default: train)", "NAME", "-cn", default="train")
-
-#: Options about config files.
-FOLDERS = (_DIR, _NAME)
-
 _JOBS = Option("--jobs", "number of runs at a time, sharing CPU cores and GPUs (default: 1)", "N", read=_whole(9_999))
 _LAUNCHER = Option(
     "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
@@ -206,12 +79,6 @@ TRAINING = (
     Option("--info", "show how Hydra composes the configuration", _INFO, "-i", alone="all"),
     Option("--hydra-help", "show Hydra's own help"),
     Option("--shell-completion", "print a completion script, as Hydra does: -sc install=SHELL", short="-sc"),
-)
-
-#: Options of every command.
-GENERAL = (
-    Option("--traceback", "show the traceback of an error; MPTRAIN_TRACEBACK=1 does the same"),
-    Option("--help", "show help on a command, a group or a key"),
 )
 
 
@@ -420,7 +287,7 @@ def _recommend(arguments: Namespace) -> int:
         Option("--step", "step to repeat, counted from 1; the run trains in memory up to it", "N", read=_whole(10**12)),
         Option("--learner", "learner to examine, of several", "NAME"),
         Option("--all", "show every module"),
-        _DIR,
+        CONFIG_DIR,
     ),
 )
 def _diagnose(arguments: Namespace) -> int:
@@ -459,7 +326,7 @@ def _replay(arguments: Namespace) -> int:
         Option("--dry-run", "print the plain commands and run nothing"),
         Option("--smoke", "shorten all runs to check that they work"),
         _JOBS,
-        _DIR,
+        CONFIG_DIR,
     ),
 )
 def _reproduce(arguments: Namespace) -> int:
@@ -473,7 +340,7 @@ def _reproduce(arguments: Namespace) -> int:
     return reproduce(arguments)
 
 
-@_command("list [GROUP|recipes]: list groups, their options, keys and defaults; or recipes", options=(_DIR,))
+@_command("list [GROUP|recipes]: list groups, their options, keys and defaults; or recipes", options=(CONFIG_DIR,))
 def _list(arguments: Namespace) -> int:
     """Lists all groups and their options; or the keys, defaults and comments of one group's options; or all recipes."""
     from mptrain.cli.list import list_groups
@@ -537,7 +404,7 @@ def _completion(arguments: Namespace) -> int:
     return print_script(arguments.words[0])
 
 
-@_command("help [COMMAND|GROUP|sweep ...]: show help on a command, group, option or key", options=(_DIR,))
+@_command("help [COMMAND|GROUP|sweep ...]: show help on a command, group, option or key", options=(CONFIG_DIR,))
 def _help(arguments: Namespace) -> int:
     """Shows the usage of a command, the options of a group, or the keys of an option or of a section (train, log ...).
 
@@ -545,4 +412,4 @@ def _help(arguments: Namespace) -> int:
     """
     from mptrain.cli.help import print_help
 
-    return print_help(arguments.words, arguments.config_dir)
+    return print_help(COMMANDS, arguments.words, arguments.config_dir)

@@ -8,12 +8,11 @@ a command are those of the table (`mptrain.cli.commands`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mptrain.cli.command_line import read_options
-from mptrain.cli.commands import COMMANDS, GENERAL, Option
+from mptrain.cli.command import GENERAL, Command, Option, read_options
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -55,7 +54,7 @@ def print_script(shell: str) -> int:
     return EXIT_OK
 
 
-def query(words: Sequence[str]) -> int:
+def query(words: Sequence[str], commands: Mapping[str, Command]) -> int:
     """Print the completions of a command line, as the scripts ask at every TAB; return the exit code 0.
 
     There is one completion per line; for zsh and fish, its description follows after a tab.
@@ -64,6 +63,7 @@ def query(words: Sequence[str]) -> int:
         words: The shell. For bash, two arguments follow: the line up to the cursor, and the characters at which
             readline starts a new word. For zsh and fish, the words before the cursor and the word at the cursor follow.
             In fish that word follows the last ``--``, includes its quotes, and is missing if it is empty.
+        commands: All commands by name.
 
     Raises:
         UsageError: There is no shell, or it is not one of `SHELLS`.
@@ -73,13 +73,13 @@ def query(words: Sequence[str]) -> int:
         raise UsageError(f"there is no completion for '{shell}'", f"supported shells are {', '.join(SHELLS)}")
     if shell == "bash":  # readline replaces only the text after the last = or :
         line = split(rest[0], rest[1])
-        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current)]
+        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, commands)]
     else:
         before, current = rest[:-1], rest[-1]
         if shell == "fish":
             place = len(rest) - 1 - rest[::-1].index("--")
             before, current = rest[:place], split("".join(rest[place + 1 :]), "").current
-        found = [f"{one.text}\t{one.about}" for one in answers(before, current)]
+        found = [f"{one.text}\t{one.about}" for one in answers(before, current, commands)]
     print("".join(f"{one}\n" for one in found), end="")
     return EXIT_OK
 
@@ -145,37 +145,34 @@ def escaped(text: str, quote: str) -> str:
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
 
 
-def answers(before: Sequence[str], current: str) -> list[Candidate]:
+def answers(before: Sequence[str], current: str, commands: Mapping[str, Command]) -> list[Candidate]:
     """Return the shell completions of the word at the cursor of an ``mptrain`` command line.
 
     Args:
         before: Words before it, without the program's name.
         current: The part of the word that is typed.
+        commands: All commands by name.
     """
     try:
-        found = list(_Words(before).candidates(current))
+        found = list(_Words(before, commands).candidates(current))
     except (MptrainError, OSError):  # a damaged run or installation; completion cannot print errors
         return []
     return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
 
 
-#: Every option of any command that takes a value, by its name.
-_VALUED = {one.name: one for command in COMMANDS.values() for one in command.options if one.value}
-
-#: Those that need it, by all of their names.
-_AWAITING = {name: one for one in _VALUED.values() for name in (one.name, one.short) if name and not one.alone}
-
-
 class _Words:
     """Completer of a command line: the words before the cursor, parsed into command, options and other arguments."""
 
-    def __init__(self, before: Sequence[str]) -> None:
-        self.awaited = _AWAITING.get(before[-1]) if before else None  # option whose value is being typed
-        self.options, rest = read_options(tuple(_VALUED.values()), before[:-1] if self.awaited else before)
+    def __init__(self, before: Sequence[str], commands: Mapping[str, Command]) -> None:
+        self.commands = commands
+        valued = {one.name: one for command in commands.values() for one in command.options if one.value}
+        self.valued = {name: one for one in valued.values() for name in (one.name, one.short) if name and not one.alone}
+        self.awaited = self.valued.get(before[-1]) if before else None  # option whose value is being typed
+        self.options, rest = read_options(tuple(valued.values()), before[:-1] if self.awaited else before)
         plain = [word for word in rest if not word.startswith("-")]
         self.begins = not plain
-        named = bool(plain) and plain[0] in COMMANDS
-        self.command = COMMANDS[plain[0] if named else "train"]
+        named = bool(plain) and plain[0] in commands
+        self.command = commands[plain[0] if named else "train"]
         self.taken = plain[1:] if named else plain
 
     def candidates(self, current: str) -> Iterator[Candidate]:
@@ -183,8 +180,8 @@ class _Words:
         name, equals, value = current.partition("=")
         if self.awaited is not None:
             yield from self._values(self.awaited, current)
-        elif equals and name in _AWAITING:
-            for found in self._values(_AWAITING[name], value):
+        elif equals and name in self.valued:
+            for found in self._values(self.valued[name], value):
                 yield Candidate(f"{name}={found.text}", found.about)
         elif current.startswith("-"):
             yield from self._names()
@@ -239,7 +236,7 @@ class _Words:
                         else:
                             yield Candidate(f"{group}/", self._catalogue().comment(group))
                 case "COMMAND":
-                    yield from (Candidate(name, command.lines[0][1]) for name, command in COMMANDS.items())
+                    yield from (Candidate(name, command.lines[0][1]) for name, command in self.commands.items())
                 case "TOP":
                     yield from (Candidate(name) for name in self._catalogue().tops)
                 case "DIR" | "FOLDER" | "FILE" | "PATH":

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mptrain import __version__
-from mptrain.cli.commands import COMMANDS, GENERAL, TRAINING, Option
+from mptrain.cli.command import GENERAL, Command, Option
 from mptrain.cli.list import bold, catalogue_with, columns, in_short, option_text
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import translate_command
@@ -43,13 +43,14 @@ _SWEEP = (
     "fails does not stop the others. --jobs N runs N points at a time; --launcher slurm submits them to Slurm. To "
     "compare arms with confidence intervals and verdicts, see mptrain help compare."
 )
-_SWEEP_USAGE = (COMMANDS["train"].usage[1], "mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
+_SWEEP_USAGE = ("mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
 
 
-def print_help(topics: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
+def print_help(commands: Mapping[str, Command], topics: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     """Print the overall help, or the help on commands, groups, options and keys.
 
     Args:
+        commands: All commands by name.
         topics: The topics; none for the overall help.
         config_dirs: Values of ``--config-dir``, folders with more groups and options.
 
@@ -62,20 +63,26 @@ def print_help(topics: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
     catalogue = catalogue_with(config_dirs)
     if not topics:
-        print(_whole_help(catalogue, width))
+        print(_whole_help(commands, catalogue, width))
         return EXIT_OK
-    found = {word: _topic(word, catalogue, width) for word in topics}
-    if unknown := [word for word, text in found.items() if not text]:
-        raise ConfigError([Problem(f"there is no help on '{one}'", _nearest(one, catalogue)) for one in unknown])
+    found = {word: _topic(word, commands, catalogue, width) for word in topics}
+    unknown = (word for word, text in found.items() if not text)
+    if problems := [Problem(f"there is no help on '{one}'", _nearest(one, commands, catalogue)) for one in unknown]:
+        raise ConfigError(problems)
     print("\n\n".join(found.values()))
     return EXIT_OK
 
 
-def _topic(word: str, catalogue: Catalogue, width: int) -> str:
+def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, width: int) -> str:
     """Return the help on a word; empty for an unknown word."""
     keys = [entry for entry in catalogue.root_entries() if entry.key == word or entry.key.startswith(f"{word}.")]
-    if word in COMMANDS or word == "sweep":
-        return "\n\n".join([*_command_help(word, width), *([_keys_help(word, keys, width)] if keys else [])])
+    if word in commands or word == "sweep":
+        usage = (commands["train"].usage[1], *_SWEEP_USAGE) if word == "sweep" else commands[word].usage
+        lines = ["\n".join(f"usage: {line}" for line in usage)]
+        lines.append(textwrap.fill(_SWEEP if word == "sweep" else commands[word].about, width))
+        if word in commands and (options := commands[word].options):
+            lines.append(_section("Options", columns(_option_rows(options), width)))
+        return "\n\n".join([*lines, *([_keys_help(word, keys, width)] if keys else [])])
     if word in catalogue.groups:
         return _group_help(word, catalogue, width)
     if keys:
@@ -96,16 +103,6 @@ def _topic(word: str, catalogue: Catalogue, width: int) -> str:
     return "\n".join(columns(rows, width)) if rows else ""
 
 
-def _command_help(name: str, width: int) -> list[str]:
-    """Return the usage lines, the text and the options of a command."""
-    command = COMMANDS.get(name)
-    usage = command.usage if command else _SWEEP_USAGE
-    text = textwrap.fill(command.about if command else _SWEEP, width)
-    rows = _option_rows(command.options) if command else []
-    options = [_section("Options", columns(rows, width))] if rows else []
-    return ["\n".join(f"usage: {line}" for line in usage), text, *options]
-
-
 def _option_rows(options: Iterable[Option]) -> list[tuple[str, str]]:
     return [(", ".join(filter(None, [one.short, one.usage])), one.about) for one in options]
 
@@ -115,12 +112,12 @@ def _is_called(entry: Entry, word: str) -> bool:
     return word in (entry.key, entry.key.rpartition(".")[2]) and ".defaults." not in entry.key and word != "_target_"
 
 
-def _nearest(word: str, catalogue: Catalogue) -> str:
+def _nearest(word: str, commands: Mapping[str, Command], catalogue: Catalogue) -> str:
     """Return the hint for an unknown word."""
     command = translate_command(word)
-    topics = [*COMMANDS, "sweep", *catalogue.groups]
+    topics = [*commands, "sweep", *catalogue.groups]
     options = [name for options in catalogue.groups.values() for name in options]
-    near = [command] if command in COMMANDS else near_names(word, topics)
+    near = [command] if command in commands else near_names(word, topics)
     near = near or near_names(word, [*dict.fromkeys(options), *(entry.key for entry in catalogue.root_entries())])
     return (
         f"did you mean mptrain help {near[0]}?"
@@ -144,28 +141,24 @@ def _group_help(group: str, catalogue: Catalogue, width: int) -> str:
 
 
 def _keys_help(name: str, entries: Sequence[Entry], width: int) -> str:
-    lines = columns(_key_rows(entries), width)
+    lines = columns([*map(in_short, entries)], width)
     return "\n".join(lines).lstrip() if name == entries[0].key else _section(f"{name}: keys and defaults", lines)
 
 
-def _key_rows(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    return [(f"{entry.key}={entry.value}", entry.comment) for entry in entries]
-
-
-def _whole_help(catalogue: Catalogue, width: int) -> str:
+def _whole_help(commands: Mapping[str, Command], catalogue: Catalogue, width: int) -> str:
     usage = [
         (line, about)
-        for command in COMMANDS.values()
+        for command in commands.values()
         for line, (_, about) in zip(command.usage, command.lines, strict=True)
     ]
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
-    options = [*_option_rows([*TRAINING, *GENERAL]), ("--version", "show the version")]
+    options = [*_option_rows([*commands["train"].options, *GENERAL]), ("--version", "show the version")]
     parts = [
         f"mptrain {__version__}: mixed precision training with a record of every loss scale and overflow",
         _section("Usage", columns(usage, width)),
         _section("Examples", [f"  {line}" for line in _EXAMPLES]),
         _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", columns(groups, width)),
-        _section("Keys and defaults", columns(_key_rows(catalogue.root_entries()), width)),
+        _section("Keys and defaults", columns([*map(in_short, catalogue.root_entries())], width)),
         _section("Options (mptrain help COMMAND shows those of other commands)", columns(options, width)),
         _section("Exit codes", columns(_EXIT_CODES, width)),
     ]

@@ -123,7 +123,7 @@ def _dispatch(words: list[str]) -> int:
         from mptrain.cli.help import print_help
 
         plain = [word for word in words if "=" not in word and word[:1] not in ("-", "~", "")]
-        return print_help([first] if command else plain)
+        return print_help(COMMANDS, [first] if command else plain)
     if first in ("--version", "-V"):
         return _version(words[1:])
     if command is None and words and "=" not in first and not first.startswith(("-", "~")):
@@ -139,7 +139,7 @@ def _dispatch(words: list[str]) -> int:
 def _complete(words: list[str]) -> int:
     from mptrain.cli.completion import query
 
-    return query(words)
+    return query(words, COMMANDS)
 
 
 def _version(words: list[str]) -> int:

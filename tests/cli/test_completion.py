@@ -27,7 +27,7 @@ BREAKS = " \t\n\"'@><=;|&(:"
 def offered(line):
     """The words offered at the end of a line without quotes."""
     *before, current = line.split(" ")
-    return [candidate.text for candidate in answers(before, current)]
+    return [candidate.text for candidate in answers(before, current, COMMANDS)]
 
 
 def made_run(name, config="", root=Path("outputs")):
