@@ -159,20 +159,6 @@ def test_an_enormous_word_is_refused_in_words(terminal, word):
     assert len(terminal.err) < 2000
 
 
-def test_a_mistake_in_every_point_of_a_sweep_is_named_once(terminal):
-    assert terminal("-m", "lr=0.1,0.01,0.001") == 2
-    assert terminal.err == "error: unknown key 'lr'\nhint: did you mean optimizer.lr=0.1?\n"
-
-
 def test_the_value_of_a_flag_is_no_key_without_a_value(terminal):
     assert terminal("compare", "--by", "optimizer", "outputs/a", "outputs/b") != 0
     assert "no '='" not in terminal.err
-
-
-def test_a_run_as_the_first_word_hints_what_can_be_done_with_it(terminal, tmp_path):
-    (tmp_path / "mine").mkdir()
-    assert terminal("mine") == 2
-    assert "mptrain resume mine" not in terminal.err
-    (tmp_path / "mine" / "run.json").write_text("{}")
-    assert terminal("mine") == 2
-    assert terminal.err.endswith("hint: write mptrain resume mine, or mptrain report mine\n")

@@ -37,22 +37,6 @@ def test_the_defaults_tree_is_shown(terminal):
     assert "precision: amp_dynamic" in terminal.out
 
 
-def test_errors_inside_hydra_are_two_lines_and_exit_code_2(terminal):
-    for words in (["train.nothing=3"], ["precision=fp33"], ["--package", "nowhere"]):
-        assert terminal("--cfg", "job", *words) == 2
-        assert terminal.err.startswith("error: ")
-        assert "Traceback" not in terminal.err
-
-
-@pytest.mark.parametrize("flags", [("--cfg", "job"), ("--info",)])
-def test_wrong_keys_and_values_are_answered_as_in_training(terminal, flags):
-    assert terminal(*flags, "train.epoch=3") == 2
-    assert terminal.err == "error: unknown key 'train.epoch'\nhint: did you mean train.epochs=3?\n"
-    assert terminal.out == ""
-    assert terminal(*flags, "train.epochs=-1") == 2
-    assert "must be a whole number, at least 1" in terminal.err
-
-
 def test_a_folder_of_ones_own_is_handed_over(terminal, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "mine.yaml").write_text("_target_: mine.Net\n")

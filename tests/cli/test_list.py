@@ -25,19 +25,6 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     assert "optimizer.betas=[0.9,0.999] " in terminal.out
 
 
-def test_an_option_where_a_group_stands_is_answered_with_its_group(terminal):
-    assert terminal("list", "fp16_static") == 2
-    assert (
-        "hint: fp16_static is an option of precision: write mptrain list precision or mptrain help fp16_static"
-        in terminal.err
-    )
-    assert terminal("help", "precision=fp16_static") == 0
-    assert terminal.out.startswith("precision=fp16_static\n")
-    assert terminal("help", "scaler=fp16_static") == 2
-    assert terminal("fp16_static") == 2
-    assert terminal.err.endswith("hint: write precision=fp16_static\n")
-
-
 def test_a_folder_of_ones_own_is_listed_too(terminal, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "mine.yaml").write_text("# My network.\n_target_: mine.Net\n")

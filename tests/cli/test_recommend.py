@@ -65,9 +65,7 @@ def test_each_learner_has_a_table(terminal, tmp_path):
     ("words", "code", "message"),
     [
         (["run", "scaler=als"], 2, "mptrain replay RUN scaler=als"),
-        (["nothing"], 6, "no run directory nothing"),
         (["plain"], 6, "train it with diagnostics=histograms"),
-        (["run", "--sweep", "plain"], 6, "plain is not a sweep"),
         (["run", "--sweep=other"], 6, "no run with a static loss scale"),
     ],
 )

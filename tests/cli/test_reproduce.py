@@ -333,7 +333,6 @@ def test_groups_are_compared_each_by_itself(terminal, jobs, recipe, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing"], "there is no recipe 'nothing'"),
         (["mine", "train.epocs=3"], "unknown key 'train.epocs'"),
         (["mine", "--config-dir", "nowhere"], "there is no such folder"),
     ],
