@@ -154,8 +154,8 @@ def _is_key(word: str) -> bool:
 
 
 def _is_place(word: str) -> bool:
-    """Return whether a word that contains ``=`` is a folder; sweeps name run folders after overrides."""
-    return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
+    """Return whether a word with ``=`` exists; sweeps name the folders and log files of runs after overrides."""
+    return any(os.path.exists(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH110, PTH118
 
 
 def _is_override(word: str, command: Command, before: Sequence[str]) -> bool:

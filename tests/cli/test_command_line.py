@@ -64,6 +64,8 @@ def test_a_folder_of_a_run_may_be_named_after_overrides(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = parsed("resume", "0_seed=1", "train.epochs=3")
     assert (found.words, found.overrides) == (["0_seed=1"], ["train.epochs=3"])
+    (tmp_path / "0_seed=1.log").touch()  # SWEEP/0* matches it too; compare leaves it out
+    assert parsed("compare", "0_seed=1", "0_seed=1.log").words == ["0_seed=1", "0_seed=1.log"]
 
 
 @pytest.mark.parametrize("word", ["--job", "--config", "--multi", "-cdmine", "-mr"])
