@@ -58,6 +58,8 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
             meant += [one for one in guess.split() if "=" in one and value and ", " not in guess]
         elif command.takes_overrides and _is_override(word, command, arguments.words):
             arguments.overrides.append(word)
+        elif command.composes and arguments.overrides:  # a new configuration, so no run follows
+            problems.append(_unexpected(word, command))
         elif len(arguments.words) < command.most and not _is_no_run(word, command):
             arguments.words.append(word)
         else:

@@ -48,6 +48,7 @@ def test_an_option_may_go_without_its_value(words, info, overrides):
     [
         (("diagnose", "run", "--step", "7", "a=1"), {"words": ["run"], "overrides": ["a=1"], "step": 7}),
         (("diagnose", "a=1"), {"words": [], "overrides": ["a=1"], "step": None, "all": False}),
+        (("eval", "a=1", "--best", "run", "b=2"), {"words": ["run"], "overrides": ["a=1", "b=2"], "best": True}),
         (("compare", "x", "y", "--margin=0.5"), {"words": ["x", "y"], "margin": 0.5}),
         (("--jobs", "2", "compare", "a=1,2"), {"overrides": ["a=1,2"], "jobs": 2}),
         (("help", "precision=fp32"), {"words": ["precision=fp32"]}),
