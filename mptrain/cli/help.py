@@ -80,8 +80,8 @@ def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, wid
         usage = (commands["train"].usage[1], *_SWEEP_USAGE) if word == "sweep" else commands[word].usage
         lines = ["\n".join(f"usage: {line}" for line in usage)]
         lines.append(textwrap.fill(_SWEEP if word == "sweep" else commands[word].about, width))
-        if word in commands and (options := commands[word].options):
-            lines.append(_section("Options", columns(_option_rows(options), width)))
+        if word in commands and (own := commands[word].options):
+            lines.append(_section("Options", columns(_option_rows(own), width)))
         return "\n\n".join([*lines, *([_keys_help(word, keys, width)] if keys else [])])
     if word in catalogue.groups:
         return _group_help(word, catalogue, width)
