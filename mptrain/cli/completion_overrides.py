@@ -123,53 +123,44 @@ class Overrides:
     @cached_property
     def _entries(self) -> dict[str, Entry]:
         """Keys of the chosen options, by dotted name; the first entry with a comment takes precedence."""
+        options = self._chosen()
+        others = self._catalogue.root_entries() if self._saved is None else self._kept({one.group for one in options})
         found: dict[str, Entry] = {}
-        for entry in self._all_entries:
+        for entry in (*others, *(entry for option in options for entry in option.entries)):
             known = found.get(entry.key)
             if not _HIDDEN.search(entry.key):
                 found[entry.key] = entry if known is None or not known.comment else known
         return found
 
-    @cached_property
-    def _all_entries(self) -> list[Entry]:
-        if self._saved is None:
-            defaults = {group: [option] for group, option in self._catalogue.defaults.items() if option}
-            options = [option for group in self._chosen(defaults) for option in group]
-            return [*self._catalogue.root_entries(), *(entry for option in options for entry in option.entries)]
-        asked = self._chosen({})
-        replaced = {option.group for options in asked for option in options}
+    def _kept(self, replaced: set[str]) -> list[Entry]:
+        """Return the keys of the saved run, without those of groups that the line replaces."""
         try:
-            lines = read_text(self._saved).splitlines()
+            lines = read_text(self._saved).splitlines() if self._saved else []
         except (OSError, UnicodeDecodeError):
             lines = []
-        kept = [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]
-        return [*kept, *(entry for options in asked for option in options for entry in option.entries)]
+        return [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]
 
-    def _chosen(self, chosen: dict[str, list[str]]) -> list[list[Option]]:
-        """Return the options of each group: given on the line, selected by those options, or else from ``chosen``."""
-        words = [word.lstrip("+").partition("=") for word in self._before]
-        asked = {name: value.split(",") for name, equals, value in words if equals and name in self._catalogue.groups}
-        found = dict(chosen)
-        order = [*asked, *(group for group in chosen if group not in asked)]
-        for group in order:
-            for name in asked.get(group) or chosen[group]:
-                self._follow(group, name, asked, found)
-        found |= asked
+    def _chosen(self) -> list[Option]:
+        """Return the options that the line gives, for a new run the default ones, and those that they select."""
         groups = self._catalogue.groups
+        words = [word.lstrip("+").partition("=") for word in self._before]
+        asked = {name: value.split(",") for name, equals, value in words if equals and name in groups}
+        defaults = {group: [name] for group, name in self._catalogue.defaults.items() if name and not self._saved}
+        found = defaults | asked
+        rest = [(group, name) for group in asked | defaults for name in found[group]]
+        while rest:
+            group, name = rest.pop(0)
+            option = groups.get(group, {}).get(name)
+            for match in filter(None, map(_CHOOSES.match, option.lines if option else ())):
+                if match["group"] not in asked and found.get(match["group"]) != [match["option"]]:
+                    found[match["group"]] = [match["option"]]
+                    rest.append((match["group"], match["option"]))
         return [
-            [groups[group][name] for name in dict.fromkeys(names) if name in groups[group]]
+            groups[group][name]
             for group, names in found.items()
-            if group in groups
+            for name in dict.fromkeys(names)
+            if name in groups.get(group, {})
         ]
-
-    def _follow(self, group: str, name: str, asked: dict[str, list[str]], found: dict[str, list[str]]) -> None:
-        """Add the options that an option selects in other groups, unless the line sets those groups."""
-        option = self._catalogue.groups.get(group, {}).get(name)
-        for line in option.lines if option else ():
-            match = _CHOOSES.match(line)
-            if match and match["group"] not in asked and found.get(match["group"]) != [match["option"]]:
-                found[match["group"]] = [match["option"]]
-                self._follow(match["group"], match["option"], asked, found)
 
 
 def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
