@@ -18,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("messages.txt")
 
+#: Width of the terminal for which help is printed.
+COLUMNS = "110"
+
 #: Files that the command lines name; they also name the run ``outputs/a``.
 _FILES = {
     "own/model/mine.yaml": "# My network.\n_target_: mine.Net\nwidth: 3\n",
@@ -65,6 +68,7 @@ def _messages(said: str) -> list[str]:
 
 def _write() -> None:
     lines = list(entries())
+    os.environ["COLUMNS"] = COLUMNS
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         prepare(Path())

@@ -10,6 +10,7 @@ PARTS = 4
 def test_a_command_line_prints_what_the_catalogue_says(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MPTRAIN_TRACEBACK", raising=False)
+    monkeypatch.setenv("COLUMNS", message_catalogue.COLUMNS)
     monkeypatch.setattr("mptrain.cli.train.train", lambda config: pytest.fail("it trains"))
     message_catalogue.prepare(tmp_path)
     lines = list(message_catalogue.entries().items())[part::PARTS]
