@@ -125,7 +125,10 @@ def _dispatch(words: list[str]) -> int:
         plain = [word for word in words if "=" not in word and word[:1] not in ("-", "~", "")]
         return print_help(COMMANDS, [first] if command else plain)
     if first in ("--version", "-V"):
-        return _version(words[1:])
+        if words[1:]:
+            raise UsageError(f"--version takes no arguments, but got '{words[1]}'")
+        print(f"mptrain {__version__}")
+        return EXIT_OK
     if command is None and words and "=" not in first and not first.startswith(("-", "~")):
         raise UsageError(f"'{first}' is not a command", command_hint(first))
     words = words[1:] if command else words
@@ -140,10 +143,3 @@ def _complete(words: list[str]) -> int:
     from mptrain.cli.completion import query
 
     return query(words, COMMANDS)
-
-
-def _version(words: list[str]) -> int:
-    if words:
-        raise UsageError(f"--version takes no arguments, but got '{words[0]}'")
-    print(f"mptrain {__version__}")
-    return EXIT_OK
