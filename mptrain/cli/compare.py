@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import TRAINING, Flags, flag_hint, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison, print_side_by_side
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
@@ -35,20 +32,18 @@ from mptrain.sweep.runner import sweep_folder
 from mptrain.words import counted
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mptrain.comparison.results import Comparison
 
-#: Options with a value that only ``compare`` has; and all options that it takes.
-_OWN = ("--reference", "--margin", "--metric", "--by")
-_OPTIONS = {**dict.fromkeys(_OWN, "VALUE"), **TRAINING}
 
-
-def compare(words: Sequence[str]) -> int:
+def compare(arguments: Namespace) -> int:
     """Train the arms of a comparison and compare them, or compare existing runs; print the verdicts and write a report.
 
     An arm is all runs of one configuration, which differ in their seeds.
 
     Args:
-        words: Arguments of the command: ``KEY=A,B ... seed=0,1,2``, or runs; and options such as ``--margin X``.
+        arguments: Parsed command line: ``KEY=A,B ... seed=0,1,2``, or runs; and options such as ``--margin X``.
 
     Returns:
         0; 7 if a run failed for a reason other than its numerics; 130 or 75 if a signal ended the comparison.
@@ -57,16 +52,12 @@ def compare(words: Sequence[str]) -> int:
         MptrainError: The arguments are invalid, or the runs differ in more than the compared keys. Nothing is run or
             written then.
     """
-    rest, found = take_options(words, _OPTIONS, ("--anyway",))
-    places: list[str] = []
-    overrides: list[str] = []
-    for word in rest:
-        if word.startswith("-"):
-            _refuse_option(word, rest)
-        elif not Path(word).is_file():  # SWEEP/0* also matches the log files next to the runs
-            is_place = ("=" not in word or Path(word).is_dir()) and not word.startswith("~")
-            (places if is_place else overrides).append(word)
-    odd = [*overrides, *(flag for flag in found if flag in TRAINING)]
+    places = [word for word in arguments.words if not Path(word).is_file()]  # SWEEP/0* also matches the log files
+    odd = [
+        *arguments.overrides,
+        *(f"--{name}" for name in ("jobs", "launcher") if getattr(arguments, name) is not None),
+    ]
+    odd += ["--config-dir"] * bool(arguments.config_dir) + ["--config-name"] * (arguments.config_name != "train")
     if not places and not odd:
         raise UsageError(
             "compare needs arms or runs",
@@ -77,30 +68,15 @@ def compare(words: Sequence[str]) -> int:
             f"compare takes either existing runs or KEY=VALUE arguments, not both: {places[0]} and {odd[0]}",
             "remove one of them",
         )
-    reference, margin, metric, by = (found[option][-1] if option in found else None for option in _OWN)
     question = ComparisonOptions(
-        reference,
-        ComparisonOptions().margin if margin is None else _margin(margin),
-        metric,
-        tuple(key for key in (by or "").split(",") if key),
+        arguments.reference,
+        arguments.margin or ComparisonOptions.margin,
+        arguments.metric,
+        tuple(key for key in (arguments.by or "").split(",") if key),
     )
     if places:
-        return _compare_runs(places, question, anyway="--anyway" in found)
-    return _compare_arms(training_flags(found, overrides, multirun=True), question)
-
-
-def _refuse_option(word: str, rest: Sequence[str]) -> None:
-    """Reject an unknown option.
-
-    Raises:
-        UsageError: Always; the hint suggests the option that was probably meant.
-    """
-    flag, _, value = word.partition("=")
-    known = (*_OWN, "--anyway", *TRAINING)
-    after = next(iter(rest[rest.index(word) + 1 :]), "VALUE")
-    meant = flag_hint(word, value or after, known) or did_you_mean(flag, known)
-    listed = f"options are {', '.join((*_OWN, '--anyway', '--jobs'))}"
-    raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
+        return _compare_runs(places, question, anyway=arguments.anyway)
+    return _compare_arms(arguments, question)
 
 
 def conclude(sweep: Sweep) -> None:
@@ -115,11 +91,11 @@ def conclude(sweep: Sweep) -> None:
     _show(judge(read_sweep(sweep.folder)), sweep.folder)
 
 
-def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
+def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int:
     with each_warning_once():
-        composer = Composer(flags.config_dirs, flags.config_name)
-        launcher = launcher_of(flags.launcher, flags.jobs)
-        points = name_arms(expand(flags.overrides, composer.catalogue))
+        composer = Composer(arguments.config_dir, arguments.config_name)
+        launcher = launcher_of(arguments.launcher, arguments.jobs)
+        points = name_arms(expand(arguments.overrides, composer.catalogue))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
         points = check_points(
@@ -138,7 +114,7 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
         first = points[0].config
         assert first is not None
         folder = sweep_folder(first.run, "comparisons")
-        planned = record_sweep(points, folder, flags, kind="comparison", plan=question.as_plan())
+        planned = record_sweep(points, folder, arguments, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         conclude(planned)
@@ -186,17 +162,3 @@ def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
         print_comparison(comparison, group)
     say(f"\ncomparison={folder}")
     say(f"report={written.html}")
-
-
-def _margin(text: str) -> float:
-    try:
-        margin = float(text)
-    except ValueError:
-        margin = math.nan
-    if not (margin > 0 and math.isfinite(margin)):
-        raise UsageError(
-            f"--margin {text}: must be a positive number, in the metric's unit",
-            "write for example --margin 0.005, which is half a percentage point of accuracy; "
-            f"the default is {shlex.quote(str(ComparisonOptions().margin))}",
-        )
-    return margin

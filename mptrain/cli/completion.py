@@ -1,37 +1,25 @@
 """``mptrain completion SHELL``: command-line completion for bash, zsh and fish.
 
 The scripts in ``shells/`` call ``mptrain completion query SHELL ...`` on every TAB. The answer must come within a tenth
-of a second, so this module and everything that it imports must not import torch or Hydra. The arguments of a command
-are taken from its usage line in the help.
+of a second, so this module and everything that it imports must not import torch or Hydra. The arguments and options of
+a command are those of the table (`mptrain.cli.commands`).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mptrain.cli.command_line import ALIASES, take_options
+from mptrain.cli.command import GENERAL, Command, Option, read_options
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
-from mptrain.cli.help import OPTIONS, USAGE
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, Option
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Option as ConfigOption
 from mptrain.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
-
-#: Flags with a value, and the form of the value.
-_TAKE = {
-    "--config-dir": "FOLDER",
-    "--config-name": "TOP",
-    "--cfg": "job|hydra|all",
-    "--output": "PATH",
-    "--sweep": "SWEEP",
-    "--launcher": "PATH",
-    **dict.fromkeys(("--jobs", "--step", "--learner", "--package"), ""),
-}
 
 #: Prefixes of the overrides that ``replay RUN`` accepts.
 _REPLAYED = ("scaler", "learners")
@@ -52,44 +40,46 @@ def script(shell: str) -> str:
     return (Path(__file__).parent / "shells" / f"completion.{shell}").read_text(encoding="utf-8")
 
 
-def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
-    """Print a shell's completion script, or answer ``query SHELL ...`` with the completions of a command line.
-
-    The scripts send such a query at every TAB. The answer has one completion per line; for zsh and fish, its
-    description follows after a tab.
-
-    Args:
-        words: ``bash``, ``zsh`` or ``fish``; or a query. For bash, a query has two more arguments: the line up to the
-            cursor, and the characters at which readline starts a new word. For zsh and fish, it has the words before
-            the cursor and the word at the cursor. In fish that word follows the last ``--``, includes its quotes, and
-            is missing if it is empty.
-        texts: Help text of each command.
-
-    Returns:
-        The exit code 0.
+def print_script(shell: str) -> int:
+    """Print the script that sets up TAB completion in a shell, and return the exit code 0.
 
     Raises:
-        UsageError: The shell is unknown.
+        UsageError: The shell is not one of `SHELLS`.
     """
-    if len(words) == 1 and words[0] in SHELLS:
-        print(script(words[0]), end="")
-        return EXIT_OK
-    if len(words) < 2 or words[0] != "query" or words[1] not in SHELLS:
-        what = "completion needs the name of a shell"
-        if words:
-            what = f"there is no completion for '{' '.join(words)}'"
-        guess = did_you_mean(words[0], SHELLS) if words else ""
-        raise UsageError(what, f"did you mean {guess}?" if guess else f"supported shells are {', '.join(SHELLS)}")
-    _, shell, *rest = words
+    if shell not in SHELLS:
+        guess = did_you_mean(shell, SHELLS)
+        hint = f"did you mean {guess}?" if guess else f"supported shells are {', '.join(SHELLS)}"
+        raise UsageError(f"there is no completion for '{shell}'", hint)
+    print(script(shell), end="")
+    return EXIT_OK
+
+
+def query(words: Sequence[str], commands: Mapping[str, Command]) -> int:
+    """Print the completions of a command line, as the scripts ask at every TAB; return the exit code 0.
+
+    There is one completion per line; for zsh and fish, its description follows after a tab.
+
+    Args:
+        words: The shell. For bash, two arguments follow: the line up to the cursor, and the characters at which
+            readline starts a new word. For zsh and fish, the words before the cursor and the word at the cursor follow.
+            In fish that word follows the last ``--``, includes its quotes, and is missing if it is empty.
+        commands: All commands by name.
+
+    Raises:
+        UsageError: There is no shell, or it is not one of `SHELLS`.
+    """
+    shell, *rest = words or [""]
+    if shell not in SHELLS:
+        raise UsageError(f"there is no completion for '{shell}'", f"supported shells are {', '.join(SHELLS)}")
     if shell == "bash":  # readline replaces only the text after the last = or :
         line = split(rest[0], rest[1])
-        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, texts)]
+        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, commands)]
     else:
         before, current = rest[:-1], rest[-1]
         if shell == "fish":
             place = len(rest) - 1 - rest[::-1].index("--")
             before, current = rest[:place], split("".join(rest[place + 1 :]), "").current
-        found = [f"{one.text}\t{one.about}" for one in answers(before, current, texts)]
+        found = [f"{one.text}\t{one.about}" for one in answers(before, current, commands)]
     print("".join(f"{one}\n" for one in found), end="")
     return EXIT_OK
 
@@ -155,16 +145,16 @@ def escaped(text: str, quote: str) -> str:
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
 
 
-def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> list[Candidate]:
+def answers(before: Sequence[str], current: str, commands: Mapping[str, Command]) -> list[Candidate]:
     """Return the shell completions of the word at the cursor of an ``mptrain`` command line.
 
     Args:
         before: Words before it, without the program's name.
         current: The part of the word that is typed.
-        texts: Help text of each command, in which its flags are found.
+        commands: All commands by name.
     """
     try:
-        found = list(_Words(before, texts).candidates(current))
+        found = list(_Words(before, commands).candidates(current))
     except (MptrainError, OSError):  # a damaged run or installation; completion cannot print errors
         return []
     return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
@@ -173,56 +163,59 @@ def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> li
 class _Words:
     """Completer of a command line: the words before the cursor, parsed into command, options and other arguments."""
 
-    def __init__(self, before: Sequence[str], texts: Mapping[str, str]) -> None:
-        self.texts = texts
-        last = ALIASES.get(before[-1], before[-1]) if before else ""
-        self.awaited = last if last in _TAKE else None  # option whose value is being typed
-        rest, found = take_options(before[:-1] if self.awaited else before, _TAKE)
-        self.folders = [Path(folder).expanduser() for folder in found.get("--config-dir", ())]
-        self.top = found.get("--config-name", ["train"])[-1].removesuffix(".yaml")
-        self.plain = [word for word in rest if not word.startswith("-")]
-        self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
+    def __init__(self, before: Sequence[str], commands: Mapping[str, Command]) -> None:
+        self.commands = commands
+        valued = {one.name: one for command in commands.values() for one in command.options if one.value}
+        self.valued = {name: one for one in valued.values() for name in (one.name, one.short) if name and not one.alone}
+        self.awaited = self.valued.get(before[-1]) if before else None  # option whose value is being typed
+        self.options, rest = read_options(tuple(valued.values()), before[:-1] if self.awaited else before)
+        plain = [word for word in rest if not word.startswith("-")]
+        self.begins = not plain
+        named = bool(plain) and plain[0] in commands
+        self.command = commands[plain[0] if named else "train"]
+        self.taken = plain[1:] if named else plain
 
     def candidates(self, current: str) -> Iterator[Candidate]:
         """Yield the completions of the word at the cursor, not yet filtered by the part that is typed."""
-        flag, equals, value = current.partition("=")
+        name, equals, value = current.partition("=")
         if self.awaited is not None:
-            yield from self._of_form(_TAKE[self.awaited], current)
-        elif equals and (long := ALIASES.get(flag, flag)) in _TAKE:
-            for found in self._of_form(_TAKE[long], value):
-                yield Candidate(f"{flag}={found.text}", found.about)
+            yield from self._values(self.awaited, current)
+        elif equals and name in self.valued:
+            for found in self._values(self.valued[name], value):
+                yield Candidate(f"{name}={found.text}", found.about)
         elif current.startswith("-"):
-            yield from self._flags()
+            yield from self._names()
         else:
-            if not self.plain:
+            if self.begins:
                 yield from self._of_form("COMMAND", current)
-            yield from self._words(current)
+            yield from self._arguments(current)
 
-    def _words(self, current: str) -> Iterator[Candidate]:
-        """Yield the arguments that the command's usage line has at this position."""
-        usage = USAGE[self.command or "train"]
-        forms = _forms(usage[0][0])
-        taken = self.plain[1:] if self.command else self.plain
-        if not forms:
-            return
-        if forms[0].startswith("RUN") and len(usage) > 1:  # KEY=VALUE is allowed in place of the run
-            if taken and "=" in taken[0]:
-                forms = ["KEY=VALUE"]
-            elif not taken:
-                yield from Overrides(self._catalogue(), taken, None).candidates(current)
-        form = forms[min(len(taken), len(forms) - 1)]
-        if "KEY=VALUE" in form:
-            run = taken[0] if forms[0].startswith("RUN") else None
-            saved = _saved(run) if run else None
-            for found in Overrides(self._catalogue(), taken, saved).candidates(current):
-                if self.command != "replay" or found.text.startswith(_REPLAYED):
+    def _arguments(self, current: str) -> Iterator[Candidate]:
+        """Yield the arguments that the usage lines of the command have at this position."""
+        first, *others = self.command.forms
+        has_run = first[0].startswith("RUN")
+        if others and has_run:  # KEY=VALUE is allowed in place of the run
+            if self.taken and "=" in self.taken[0]:
+                first, has_run = ["KEY=VALUE ..."], False
+            elif not self.taken:
+                yield from Overrides(self._catalogue(), self.taken, None).candidates(current)
+        place = len(self.taken)
+        form = first[min(place, len(first) - 1)]
+        if "KEY=" in form:
+            saved = _saved(self.taken[0]) if has_run else None
+            for found in Overrides(self._catalogue(), self.taken, saved).candidates(current):
+                if self.command.name != "replay" or found.text.startswith(_REPLAYED):
                     yield found
-        elif len(taken) < len(forms):
-            yield from self._of_form(form, current)
+        elif place < len(first) or "..." in form:
+            yield from self._of_form(form.strip("[]. "), current)
+
+    def _values(self, option: Option, current: str) -> Iterator[Candidate]:
+        """Yield the values of an option; NAME is that of a top-level config file."""
+        yield from self._of_form("TOP" if option.name == "--config-name" else option.value, current)
 
     def _of_form(self, form: str, current: str) -> Iterator[Candidate]:
         """Yield the candidates of one usage placeholder: ``RUN|last``, ``GROUP``, ``job|hydra|all``."""
-        for part in filter(None, form.split("|")):
+        for part in form.split("|"):
             match part:
                 case "RUN":
                     yield from _runs(current)
@@ -243,35 +236,25 @@ class _Words:
                         else:
                             yield Candidate(f"{group}/", self._catalogue().comment(group))
                 case "COMMAND":
-                    yield from (Candidate(name, lines[0][1]) for name, lines in USAGE.items())
+                    yield from (Candidate(name, command.lines[0][1]) for name, command in self.commands.items())
                 case "TOP":
                     yield from (Candidate(name) for name in self._catalogue().tops)
-                case "FOLDER" | "PATH":
-                    yield from paths(current, folders_only=part == "FOLDER")
-                case _:
+                case "DIR" | "FOLDER" | "FILE" | "PATH":
+                    yield from paths(current, folders_only=part in ("DIR", "FOLDER"))
+                case _ if part.islower():
                     yield Candidate(part)
 
     def _catalogue(self) -> Catalogue:
-        return Catalogue([location.configs(), *(folder for folder in self.folders if folder.is_dir())], self.top)
+        folders = [Path(folder).expanduser() for folder in self.options.config_dir]
+        top = self.options.config_name.removesuffix(".yaml")
+        return Catalogue([location.configs(), *(folder for folder in folders if folder.is_dir())], top)
 
-    def _flags(self) -> Iterator[Candidate]:
-        """Yield the flags that appear in the help of the command."""
-        if self.command in ("", "train"):
-            for names, about in OPTIONS:
-                for name in names.split(", "):
-                    yield Candidate(name.split(" ")[0], about)
-                yield from map(Candidate, re.findall(r"--[\w-]+", about))
-        else:
-            usage = (line for line, _ in USAGE[self.command])
-            found = re.findall(r"--[\w-]+", " ".join([*usage, self.texts[self.command]]))
-            yield from map(Candidate, [*found, "--traceback"])
-        yield Candidate("--help")
-
-
-def _forms(usage: str) -> list[str]:
-    """Return the positional placeholders of a usage line: ``["RUN|last", "KEY=VALUE"]``."""
-    words = re.sub(r"^mptrain \S+|\[--[^]]*\]", "", usage)
-    return re.findall(r"[A-Za-z][\w|=/]*", words)
+    def _names(self) -> Iterator[Candidate]:
+        """Yield the options of the command."""
+        for option in (*self.command.options, *GENERAL):
+            yield from (Candidate(name, option.about) for name in (option.short, option.name) if name)
+        if self.begins:
+            yield Candidate("--version", "show the version")
 
 
 def _saved(run: str) -> Path:
@@ -284,7 +267,7 @@ def _saved(run: str) -> Path:
 def _recipes() -> Iterator[Candidate]:
     """Yield the recipes included in mptrain, with their titles."""
     for path in sorted(location.recipes().glob("*/recipe.yaml")):
-        entries = Option("recipes", path.parent.name, path).entries
+        entries = ConfigOption("recipes", path.parent.name, path).entries
         yield Candidate(path.parent.name, next((one.value for one in entries if one.key == "recipes.title"), ""))
 
 

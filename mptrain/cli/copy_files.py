@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import say
 from mptrain.config import location
@@ -14,35 +14,31 @@ from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, StorageError, UsageError, either, near_names
 from mptrain.recipe.catalogue import recipe_names
 
+if TYPE_CHECKING:
+    from argparse import Namespace
+
 #: Default folders of options and of recipes.
 CONFIGS, RECIPES = "my_configs", "my_recipes"
-
-_FORM = "write mptrain copy GROUP/OPTION [FOLDER], such as mptrain copy model/resnet18, or mptrain copy RECIPE [FOLDER]"
 
 #: Groups whose options have a key ``name`` that records show.
 _NAMED = ("precision", "dataset")
 
 
-def copy_files(words: Sequence[str]) -> int:
+def copy_files(arguments: Namespace) -> int:
     """Copy an option or a recipe to a folder of the user, and print the command that uses the copy.
 
     Args:
-        words: Arguments of the command: ``GROUP/OPTION`` or ``RECIPE``, either followed by ``=NAME`` for the name of
+        arguments: Parsed command line: ``GROUP/OPTION`` or ``RECIPE``, either followed by ``=NAME`` for the name of
             the copy, and optionally a folder. Without ``=NAME`` the copy of ``resnet18`` is ``my_resnet18``.
 
     Returns:
         The exit code 0.
 
     Raises:
-        UsageError: There is no such option or recipe, the name of the copy is taken or no file name, or there are too
-            many arguments.
+        UsageError: There is no such option or recipe, or the name of the copy is taken or no file name.
         StorageError: The folder cannot be written.
     """
-    if unknown := [word for word in words if word.startswith("-")]:
-        raise UsageError(f"unknown option '{unknown[0]}'", _FORM)
-    if not words or len(words) > 2:
-        what = f"copy takes one thing and one folder, but '{words[2]}' is given too" if words else "copy needs a name"
-        raise UsageError(what, _FORM)
+    words = arguments.words
     source, equals, name = words[0].partition("=")
     group, _, option = source.rpartition("/")
     name = name if equals else f"my_{option}"

@@ -6,33 +6,31 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.command_line import place_of, take_options
 from mptrain.cli.messages import say
-from mptrain.errors import EXIT_OK, UsageError
+from mptrain.cli.places import place_of
+from mptrain.errors import EXIT_OK
 from mptrain.report.diagnosis_page import diagnosis_page
 from mptrain.report.page import Text, section
 from mptrain.report.run_blocks import operator_table, summary
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow
 
 #: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
 MOST_ROWS, ENDS = 40, 6
 
-#: Flags with a value, and the name of the value in usage lines.
-_VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR"}
 
-
-def diagnose(words: Sequence[str]) -> int:
+def diagnose(arguments: Namespace) -> int:
     """Examine one training step of a run or of a configuration; print the cause of its failure and the fixes tested.
 
     Args:
-        words: Arguments of the command: a run and overrides, or a configuration; ``--step N``, ``--learner NAME``,
-            ``--all``, ``--config-dir DIR``.
+        arguments: Parsed command line: a run and overrides, or a configuration; ``--step``, ``--learner``, ``--all``
+            and ``--config-dir``.
 
     Returns:
         The exit code 0.
@@ -40,35 +38,25 @@ def diagnose(words: Sequence[str]) -> int:
     Raises:
         MptrainError: The arguments are invalid, or the step cannot be examined.
     """
-    rest, found = take_options(words, _VALUES, ("--all",))
-    if unknown := [word for word in rest if word.startswith("-")]:
-        takes = "options are --step N, --learner NAME, --all and --config-dir DIR"
-        raise UsageError(f"unknown option '{unknown[0]}'", takes)
-    step = _number(found["--step"][-1]) if "--step" in found else None
-    learner = found.get("--learner", [None])[-1]
+    overrides, step, learner = arguments.overrides, arguments.step, arguments.learner
     from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
 
-    if rest and _is_run(rest[0]):
-        for word in rest[1:]:
-            if "=" not in word:
-                raise UsageError(
-                    f"'{word}' is not of the form KEY=VALUE",
-                    "mptrain diagnose RUN [KEY=VALUE ...] [--step N] [--learner NAME]",
-                )
-        place = place_of(rest[0], rest[1:])
+    run = next(iter(arguments.words), "")
+    if run:
+        place = place_of(run, overrides)
         from mptrain.inspection.diagnosis import diagnose_run
 
-        done = diagnose_run(place, rest[1:], step, learner)
+        done = diagnose_run(place, overrides, step, learner)
     else:
         from mptrain.config.compose import compose
         from mptrain.inspection.diagnosis import diagnose_config
 
-        done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
-    _print(done.found, everything="--all" in found)
-    of_run = f"mptrain resume {shlex.quote(rest[0])}" if done.page is not None else ""
-    packages = allowed_packages(rest[1:])
+        done = diagnose_config(compose(overrides, config_dirs=arguments.config_dir), step or 1, learner)
+    _print(done.found, everything=arguments.all)
+    of_run = f"mptrain resume {shlex.quote(run)}" if done.page is not None else ""
+    packages = allowed_packages(overrides)
     if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
-        keys = [word for word in rest[1:] if of_run and not is_allow_override(word)]
+        keys = [word for word in overrides if of_run and not is_allow_override(word)]
         fix = shlex.join([*keys, *fix_words])
         if of_run and done.steps_left:
             say(f"\nto train on with the fix: {command_with(f'{of_run} {fix}', packages)}")
@@ -83,17 +71,6 @@ def diagnose(words: Sequence[str]) -> int:
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK
-
-
-def _is_run(word: str) -> bool:
-    """Return whether an argument names a run; sweeps name run folders after overrides, so it may contain ``=``."""
-    return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**12):
-        raise UsageError(f"--step {text}: must be a whole number, at least 1", "steps are counted from 1")
-    return int(text)
 
 
 def _print(found: Examination, *, everything: bool) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.cli.command_line import take_options
 from mptrain.cli.messages import print_rows, warn
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -21,19 +19,19 @@ from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.strict_json import read_object
 
 if TYPE_CHECKING:
-    from mptrain.config.schema import Config
+    from argparse import Namespace
 
-_FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
+    from mptrain.config.schema import Config
 
 #: Endings of files that ``export`` writes: safetensors; torch.save.
 _SUFFIXES = ("", ".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
-def export(words: Sequence[str]) -> int:
+def export(arguments: Namespace) -> int:
     """Write the weights of a run's checkpoint as a plain state dict, and print how to load it.
 
     Args:
-        words: Arguments of the command: the run, flags such as ``--fp16``, and ``extensions.allow=``.
+        arguments: Parsed command line: the run, options such as ``--fp16``, and ``extensions.allow=``.
 
     Returns:
         The exit code 0.
@@ -41,19 +39,19 @@ def export(words: Sequence[str]) -> int:
     Raises:
         MptrainError: An argument is invalid, the run has no usable checkpoint, or the file cannot be written.
     """
-    trusted = [word for word in words if is_allow_override(word)]
-    run, flags, output = _read([word for word in words if word not in trusted])
+    if odd := [word for word in arguments.overrides if not is_allow_override(word)]:
+        raise UsageError(f"export takes no KEY=VALUE but extensions.allow, and got '{odd[0]}'", "remove it")
     done = export_run(
-        run,
-        "best" if "--best" in flags else "last",
-        torch.float16 if "--fp16" in flags else torch.float32,
-        average="--raw" not in flags,
-        output=output,
-        trusted=trusted,
+        arguments.words[0],
+        "best" if arguments.best else "last",
+        torch.float16 if arguments.fp16 else torch.float32,
+        average=not arguments.raw,
+        output=_checked(arguments.output),
+        trusted=arguments.overrides,
     )
     warn(done.warnings)
     kind = "averaged weights" if done.averaged else "weights"
-    dtype = "float16" if "--fp16" in flags else "float32"
+    dtype = "float16" if arguments.fp16 else "float32"
     reader = f"torch.load({str(done.path)!r}, weights_only=True)"
     if done.path.suffix == ".safetensors":
         reader = f"safetensors.torch.load_file({str(done.path)!r})"
@@ -91,19 +89,16 @@ def _words(config: Config) -> list[str]:
     return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
 
 
-def _read(words: Sequence[str]) -> tuple[str, Collection[str], Path | None]:
-    """Return the run, the flags given, and the output path."""
-    runs, found = take_options(words, {"--output": "PATH"}, _FLAGS[:3])
-    if odd := [word for word in runs if word.startswith("-")] or runs[1:]:
-        raise UsageError(f"unexpected argument '{odd[0]}'", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
-    output = Path(found["--output"][-1]) if "--output" in found else None
-    if output and output.is_dir():
+def _checked(name: str | None) -> Path | None:
+    """Return the path that ``--output`` names."""
+    if name is None:
+        return None
+    output = Path(name)
+    if output.is_dir():
         raise UsageError(f"--output {output} is a folder", "write the path of a file")
-    if output and output.suffix not in _SUFFIXES:
+    if output.suffix not in _SUFFIXES:
         raise UsageError(
             f"--output {output}: export writes no files that end in '{output.suffix}'",
             f"end the name in .safetensors, or for a file of torch.save in {', '.join(_SUFFIXES[2:])}",
         )
-    if not runs:
-        raise UsageError("export needs a run directory", "write mptrain export last, or mptrain export PATH")
-    return runs[0], found, output
+    return output

@@ -15,7 +15,6 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from mptrain.cli.command_line import Flags
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.value_checks import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
@@ -30,30 +29,30 @@ _QUIET = (
 )
 
 
-def show(flags: Flags) -> int:
-    """Print the information that the flags ``--cfg``, ``--info`` or ``--hydra-help`` request from Hydra.
+def show(arguments: Namespace) -> int:
+    """Print the information that the options ``--cfg``, ``--info`` or ``--hydra-help`` request from Hydra.
 
     Args:
-        flags: Parsed command line.
+        arguments: Parsed command line.
 
     Returns:
         The exit code 0.
 
     Raises:
         ConfigError: The overrides or the config files are invalid.
-        UsageError: The flags cannot be combined.
+        UsageError: The options cannot be combined.
     """
-    if (flags.resolve or flags.package) and not (flags.cfg or flags.info or flags.hydra_help):
+    if (arguments.resolve or arguments.package) and not (arguments.cfg or arguments.info or arguments.hydra_help):
         raise UsageError("--resolve and --package require --cfg", "add --cfg job")
-    if flags.multirun or sum([bool(flags.cfg), bool(flags.info), flags.hydra_help]) != 1:
+    if arguments.multirun or sum([bool(arguments.cfg), bool(arguments.info), arguments.hydra_help]) != 1:
         raise UsageError("--multirun, --cfg, --info and --hydra-help cannot be combined", "use one at a time")
-    composer = Composer(flags.config_dirs, flags.config_name)
-    composer.require_keys(flags.overrides)
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    composer.require_keys(arguments.overrides)
     handlers, level = logging.root.handlers[:], logging.root.level
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), composer.opened() as search:
-            _answer(flags, composer.name, [*_QUIET, *flags.overrides, *search])
+            _answer(arguments, composer.name, [*_QUIET, *arguments.overrides, *search])
     except COMPOSITION_ERRORS as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -66,12 +65,12 @@ def show(flags: Flags) -> int:
     return EXIT_OK
 
 
-def _answer(flags: Flags, name: str, words: list[str]) -> None:
+def _answer(arguments: Namespace, name: str, words: list[str]) -> None:
     hydra: Any = GlobalHydra.instance().hydra
-    if flags.cfg:
-        hydra.show_cfg(name, words, flags.cfg, flags.package, flags.resolve)
-    elif flags.info:
-        hydra.show_info(flags.info, config_name=name, overrides=words)
+    if arguments.cfg:
+        hydra.show_cfg(name, words, arguments.cfg, arguments.package, arguments.resolve)
+    elif arguments.info:
+        hydra.show_info(arguments.info, config_name=name, overrides=words)
     else:
         hydra.hydra_help(name, args_parser=_parser_of_hydra(), args=Namespace(overrides=words))
 

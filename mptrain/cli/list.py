@@ -5,55 +5,54 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import read_flags
 from mptrain.cli.messages import line_width, supports_colour, without_control_characters
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
-#: Indentation of a text that starts on a new line because its head is too long.
-_INDENT = 6
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 #: Interpolation of a value that the model may set, with its default.
 _SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>\[[^]]*\]|[^],{}]*)\}")
 
 
-def list_groups(words: list[str]) -> int:
+def list_groups(arguments: Namespace) -> int:
     """Print all configuration groups with their options, one group with the keys of every option, or all recipes.
 
     Args:
-        words: Arguments of the command: at most one group, or ``recipes``; and ``--config-dir DIR`` for more folders.
+        arguments: Arguments of the command: at most one group, or ``recipes``; and ``--config-dir``.
 
     Returns:
         The exit code 0.
 
     Raises:
-        UsageError: The group does not exist, or there are too many arguments.
+        UsageError: The group does not exist.
         ConfigError: A folder does not exist.
     """
-    names, catalogue = read_topics(words)
-    if len(names) > 1:
-        raise UsageError(f"list shows one group at a time, but '{names[1]}' is given too", "write mptrain list GROUP")
-    if not names:
+    catalogue = catalogue_with(arguments.config_dir)
+    name = next(iter(arguments.words), None)
+    if name is None:
         print(_overview(catalogue))
-    elif names[0] in catalogue.groups:
-        texts = [option_text(catalogue, option) for option in catalogue.groups[names[0]].values()]
-        if shared := SHARED.get(names[0]):
-            texts.append("\n".join([_bold(f"every {names[0]}"), *_rows(shared)]))
+    elif name in catalogue.groups:
+        texts = [option_text(catalogue, option) for option in catalogue.groups[name].values()]
+        if shared := SHARED.get(name):
+            texts.append("\n".join([bold(f"every {name}"), *_rows(map(in_short, shared))]))
         print("\n\n".join(texts))
-    elif names[0] == "recipes":
+    elif name == "recipes":
         _list_recipes()
     else:
         known = [*catalogue.groups, "recipes"]
-        guess = did_you_mean(names[0], known)
+        guess = did_you_mean(name, known)
         hint = f"did you mean {guess}?" if guess else f"groups are {', '.join(known)}"
-        if found := catalogue.options(names[0]):
+        if found := catalogue.options(name):
             group = found[0].group
-            hint = f"{names[0]} is an option of {group}: write mptrain list {group} or mptrain help {names[0]}"
-        raise UsageError(f"there is no group '{names[0]}'", hint)
+            hint = f"{name} is an option of {group}: write mptrain list {group} or mptrain help {name}"
+        raise UsageError(f"there is no group '{name}'", hint)
     return EXIT_OK
 
 
@@ -67,40 +66,37 @@ def _list_recipes() -> None:
         print_recipe(find_recipe(name))
 
 
-def read_topics(words: Sequence[str]) -> tuple[Sequence[str], Catalogue]:
-    """Return the arguments without ``--config-dir DIR``, and the groups and options of mptrain and of these folders.
+def catalogue_with(config_dirs: Sequence[str]) -> Catalogue:
+    """Return the groups and options of mptrain and of the user's folders.
 
     Args:
-        words: Arguments of the command.
+        config_dirs: Values of ``--config-dir``.
 
     Raises:
-        ConfigError: A folder does not exist, or a flag is unknown.
+        ConfigError: A folder does not exist.
     """
-    flags = read_flags(words)
-    folders = [Path(folder) for folder in flags.config_dirs]
+    folders = [Path(folder) for folder in config_dirs]
     for folder in folders:
         if not folder.is_dir():
             hint = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
             raise ConfigError(f"--config-dir {folder}: there is no such folder", hint)
-    return flags.overrides, Catalogue([location.configs(), *folders])
+    return Catalogue([location.configs(), *folders])
 
 
 def _overview(catalogue: Catalogue) -> str:
     """Return all groups with the names of their options."""
-    width, lines = line_width(sys.stdout), []
+    lines: list[str] = []
     for group, options in catalogue.groups.items():
-        comment, default = catalogue.comment(group), catalogue.defaults.get(group)
-        lines.append(_beside(group, f"   {comment}" if comment else "", bold=True))
+        default = catalogue.defaults.get(group)
+        name, *more = columns([(group, catalogue.comment(group))], width=_width(), indent="")
+        lines += [name.replace(group, bold(group), 1), *more]
         names = without_control_characters("  ".join(f"{name}*" if name == default else name for name in options))
-        lines += textwrap.wrap(
-            names, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
-        lines.append("")
+        lines += [*_wrapped(names, line_width(sys.stdout), "  "), ""]
     last = (
         "* default. mptrain help GROUP describes a group's options; mptrain list GROUP adds their keys; "
         "mptrain list recipes shows the recipes."
     )
-    return "\n".join([*lines, _beside("", last)])
+    return "\n".join([*lines, *_wrapped(last, _width())])
 
 
 def option_text(catalogue: Catalogue, option: Option) -> str:
@@ -111,18 +107,16 @@ def option_text(catalogue: Catalogue, option: Option) -> str:
         option: The option.
     """
     chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
-    lines = [_bold(without_control_characters(f"{option.group}={option.name}")) + chosen]
-    lines += [_beside("  ", words) for words in (option.summary, *_known(option)) if words]
+    lines = [bold(without_control_characters(f"{option.group}={option.name}")) + chosen]
+    for text in filter(None, (option.summary, *_known(option))):
+        lines += _wrapped(without_control_characters(text), _width(), "  ")
     hidden = ("_target_", "model.defaults.")
     shown = [one for one in option.entries if not (one.key.endswith(hidden[0]) or one.key.startswith(hidden[1]))]
-    return "\n".join([*lines, *_rows(shown)])
+    return "\n".join([*lines, *_rows(map(in_short, shown))])
 
 
-def _rows(entries: Sequence[Entry]) -> list[str]:
-    """Return a line for each key, with its default and its comment."""
-    rows = [in_short(one) for one in entries]
-    width = min(max((len(key) for key, _ in rows), default=0), 60) + 2
-    return [_beside(f"  {key.ljust(width)}  ", comment) for key, comment in rows]
+def _rows(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return columns(list(rows), width=_width(), widest=60)
 
 
 def _known(option: Option) -> list[str]:
@@ -131,19 +125,6 @@ def _known(option: Option) -> list[str]:
     wanted = f"needs {needs}" if needs and needs != "nothing" else ""
     tasks = f"for task={', '.join(option.tasks)}" if option.group == "dataset" and option.tasks else ""
     return [words for words in (option.facts.get("size", ""), wanted, tasks) if words]
-
-
-def _beside(head: str, text: str, *, bold: bool = False) -> str:
-    """Return a text after its head: wrapped with a hanging indent on a terminal, else on one line."""
-    head, text = without_control_characters(head), without_control_characters(text)
-    lines = [text]
-    if sys.stdout.isatty() and len(head) + len(text) > (width := line_width(sys.stdout)):
-        indent = len(head) if len(head) < width // 2 else _INDENT
-        lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
-        if len(head) + len(lines[0]) > width:
-            lines.insert(0, "")
-        lines[1:] = [" " * indent + line for line in lines[1:]]
-    return "\n".join([f"{_bold(head) if bold else head}{lines[0]}".rstrip(), *lines[1:]])
 
 
 def in_short(entry: Entry) -> tuple[str, str]:
@@ -159,5 +140,46 @@ def in_short(entry: Entry) -> tuple[str, str]:
     return f"{entry.key}={value}", comment
 
 
-def _bold(text: str) -> str:
+def columns(rows: Sequence[tuple[str, str]], width: int, widest: int = 40, indent: str = "  ") -> list[str]:
+    """Return lines of two columns, names and texts, without control characters.
+
+    Args:
+        rows: Pairs of name and text. The text of a name that is too long for its column begins on the next line.
+        width: Width in characters to which texts are wrapped; 0 for no wrapping.
+        widest: Largest width of the column of names.
+        indent: Prefix of each line.
+    """
+    clean = [(without_control_characters(name), without_control_characters(text)) for name, text in rows]
+    left = min(max((len(name) for name, _ in clean), default=0), widest, width // 2 or widest) + len(indent) + 2
+    lines: list[str] = []
+    for name, text in clean:
+        texts = _wrapped(text, max(width - left, 30) if width else 0) or [""]
+        if width and len(name) + len(indent) + 2 > left:
+            whole = re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\0"), name)  # [--jobs N] is not broken
+            lines += [line.replace("\0", " ") for line in _wrapped(whole, width, indent, indent + " " * 4)]
+        else:
+            lines.append(f"{indent}{name}  ".ljust(left) + texts.pop(0))
+        lines += [" " * left + more for more in texts]
+    return [line.rstrip() for line in lines]
+
+
+def bold(text: str) -> str:
+    """Return text that a terminal shows in bold."""
     return f"\x1b[1m{text}\x1b[0m" if supports_colour(sys.stdout) else text
+
+
+def _wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
+    """Wrap text between words to lines of a width (0 for no wrapping) that begin with an indent."""
+    return textwrap.wrap(
+        text,
+        width or sys.maxsize,
+        initial_indent=indent,
+        subsequent_indent=indent if hanging is None else hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _width() -> int:
+    """Return the width of lines on a terminal; 0 without one, where a row stays one line."""
+    return line_width(sys.stdout) if sys.stdout.isatty() else 0

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import read_jobs, take_options
 from mptrain.cli.messages import checking, each_warning_once, print_rows, printable, say, supports_colour, warn, wrapped
 from mptrain.config import location
-from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
-from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
+from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
+from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mptrain.comparison.results import RunMeasures
     from mptrain.recipe.recipe import Recipe
     from mptrain.recipe.reproduction import RecipeVerdict, Reproduction
     from mptrain.runlog.sweeps import Sweep
     from mptrain.sweep.points import Point
 
-_FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
 _COLOURS = {"met": "32", "not met": "31", "undecided": "33", "REPRODUCED": "32", "NOT REPRODUCED": "31"}
 
 #: Indentation of the numbers below the text of an expectation.
 _BELOW = " " * 13
 
 
-def reproduce(words: Sequence[str]) -> int:
+def reproduce(arguments: Namespace) -> int:
     """Run a recipe (the training runs that reproduce a published result) and check its claim, or print its commands.
 
     Args:
-        words: Arguments of the command: name of the recipe, overrides, and flags such as ``--dry-run``.
+        arguments: Parsed command line: name of the recipe, overrides, and options such as ``--dry-run``.
 
     Returns:
         0 if all expectations are met or nothing is judged; 5 if an expectation is not met or undecided; 7 if a run
@@ -41,13 +41,11 @@ def reproduce(words: Sequence[str]) -> int:
         MptrainError: The command line, the recipe or one of its runs is invalid, or cannot be run on this machine.
             Nothing is run then.
     """
-    name, own, found = read_words(words)
-    smoke, config_dirs = "--smoke" in found, tuple(found.get("--config-dir", ()))
-    jobs = read_jobs(found["--jobs"][-1]) if "--jobs" in found else 1
-    recipe = find_recipe(name)
-    own, root = check_own_words(recipe, own)
+    smoke, config_dirs = arguments.smoke, tuple(arguments.config_dir)
+    recipe = find_recipe(arguments.words[0])
+    own, root = check_own_words(recipe, arguments.overrides)
     points = recipe_points(recipe, own, smoke=smoke)
-    if "--dry-run" in found:
+    if arguments.dry_run:
         if own or config_dirs or not _is_ours(recipe):
             _require_keys(points, config_dirs)
         _print_plan(recipe, points, root, config_dirs, smoke=smoke)
@@ -59,33 +57,7 @@ def reproduce(words: Sequence[str]) -> int:
         with checking(len(points)):
             ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
-        return _reproduce(ready, jobs)
-
-
-def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, list[str]]]:
-    """Split the arguments of ``mptrain reproduce``.
-
-    Args:
-        words: Arguments of the command.
-
-    Returns:
-        The name of the recipe, the overrides, and the values of each option by its name.
-
-    Raises:
-        UsageError: There is no name or more than one, or a flag is unknown.
-    """
-    rest, found = take_options(words, {"--jobs": "2", "--config-dir": "DIR"}, _FLAGS[:2])
-    if unknown := [word for word in rest if word.startswith("-")]:
-        guess = did_you_mean(unknown[0].partition("=")[0], _FLAGS)
-        hint = f"did you mean {guess}?" if guess else f"options are {', '.join(_FLAGS)}"
-        raise UsageError(f"unknown option '{unknown[0]}'", hint)
-    own = [word for word in rest if "=" in word or word.startswith("~")]
-    names = [word for word in rest if word not in own]
-    if not names:
-        raise UsageError("reproduce needs the name of a recipe", f"recipes are {', '.join(recipe_names())}")
-    if len(names) > 1:
-        raise UsageError(f"reproduce runs one recipe at a time, but '{names[1]}' is given too", "run them separately")
-    return names[0], own, found
+        return _reproduce(ready, arguments.jobs or 1)
 
 
 def cost(recipe: Recipe) -> str:

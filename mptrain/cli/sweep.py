@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.config.compose import Composer
@@ -17,14 +17,17 @@ from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import missing_points, refresh_status, require_free, sweep_folder
 
+if TYPE_CHECKING:
+    from argparse import Namespace
 
-def sweep(flags: Flags) -> int:
+
+def sweep(arguments: Namespace) -> int:
     """Train all combinations of the values on a command line, such as ``seed=0,1 scaler.scale=8,128``.
 
     All of these points (one run each) are checked before the first one starts.
 
     Args:
-        flags: Parsed command line.
+        arguments: Parsed command line.
 
     Returns:
         0; 7 if a job failed; 130 or 75 if a signal ended the sweep.
@@ -33,19 +36,19 @@ def sweep(flags: Flags) -> int:
         MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts; nothing is run then.
             Or the sweep's folder cannot be created or written.
     """
-    if has_sweeper(flags.overrides):
+    if has_sweeper(arguments.overrides):
         from mptrain.cli.sweeper_search import search
 
-        return search(flags)
+        return search(arguments)
     with each_warning_once():
-        composer = Composer(flags.config_dirs, flags.config_name)
-        points = expand(flags.overrides, composer.catalogue)
-        launcher = launcher_of(flags.launcher, flags.jobs)
+        composer = Composer(arguments.config_dir, arguments.config_name)
+        points = expand(arguments.overrides, composer.catalogue)
+        launcher = launcher_of(arguments.launcher, arguments.jobs)
         points = check_points(points, composer, launcher)
         warn(sentence for point in points for sentence in point.warnings)
         first = points[0].config
         assert first is not None
-        planned = record_sweep(points, sweep_folder(first.run), flags)
+        planned = record_sweep(points, sweep_folder(first.run), arguments)
         return finish(planned, composer, launcher)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import checking, report, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
@@ -20,6 +19,8 @@ from mptrain.sweep.runner import plan_sweep, run_sweep
 from mptrain.sweep.slurm_executor import require_scheduler
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mptrain.config.compose import Composer
     from mptrain.config.schema import Config
     from mptrain.runlog.sink import Sink
@@ -89,22 +90,22 @@ def check_points(
     return found
 
 
-def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
+def record_sweep(points: Sequence[Point], folder: Path, arguments: Namespace, **more: Any) -> Sweep:
     """Create a sweep of checked points (runs) and record it as ``sweep.json`` in a folder.
 
     Args:
         points: Checked points.
         folder: Existing folder of the sweep.
-        flags: Flags of the command line.
+        arguments: Parsed command line.
         more: Further arguments of `mptrain.sweep.runner.plan_sweep`.
     """
     return plan_sweep(
         points,
         folder,
-        words=flags.overrides,
-        config_dirs=flags.config_dirs,
-        config_name=flags.config_name,
-        parallel=flags.jobs or 1,
+        words=arguments.overrides,
+        config_dirs=arguments.config_dir,
+        config_name=arguments.config_name,
+        parallel=arguments.jobs or 1,
         **more,
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.cli.sweep_running import PROGRAM, check_points, launcher_of, record_sweep, show_end
@@ -18,12 +18,15 @@ from mptrain.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.runner import run_sweep, sweep_folder
 
+if TYPE_CHECKING:
+    from argparse import Namespace
 
-def search(flags: Flags) -> int:
+
+def search(arguments: Namespace) -> int:
     """Run the points (training runs) that a Hydra sweeper requests, in batches, until it stops.
 
     Args:
-        flags: Parsed command line, with the sweeper among its overrides.
+        arguments: Parsed command line, with the sweeper among its overrides.
 
     Returns:
         The exit code, as for `mptrain.cli.sweep.sweep`.
@@ -32,10 +35,10 @@ def search(flags: Flags) -> int:
         MptrainError: The arguments, the sweeper or a requested point are invalid. No point of that batch is run then.
     """
     with each_warning_once():
-        composer = Composer(flags.config_dirs, flags.config_name)
-        fixed = fixed_overrides(flags.overrides)
+        composer = Composer(arguments.config_dir, arguments.config_name)
+        fixed = fixed_overrides(arguments.overrides)
         problems = [*read(fixed, composer.catalogue).problems]
-        for word in flags.overrides:
+        for word in arguments.overrides:
             if key_of(word).startswith(("hydra/launcher", "hydra.launcher")):
                 problems.append(Problem(f"{word}: mptrain runs the jobs itself", "use --jobs N or --launcher instead"))
             elif word not in fixed and key_of(word) in NOT_SWEPT:
@@ -44,12 +47,12 @@ def search(flags: Flags) -> int:
             raise ConfigError(problems)
         # The other values may be valid only with the groups that the sweeper chooses.
         deciding = [word for word in fixed if key_of(word) in (*NOT_SWEPT, *composer.catalogue.groups)]
-        batches = _Batches(flags, composer, sweep_folder(composer.compose(deciding).run))
+        batches = _Batches(arguments, composer, sweep_folder(composer.compose(deciding).run))
         resumed = is_sweep(batches.folder)
         if resumed:
             read_sweep(batches.folder)  # raise for a damaged sweep before the sweeper writes into its folder
         try:
-            run_sweeper(flags.overrides, composer, batches.folder, batches.run)
+            run_sweeper(arguments.overrides, composer, batches.folder, batches.run)
         except JobFailedError:  # the final table shows it
             pass
         except KeyboardInterrupt:
@@ -74,12 +77,12 @@ def search(flags: Flags) -> int:
 class _Batches:
     """Runner of the batches that a sweeper requests, recorded as one growing sweep."""
 
-    def __init__(self, flags: Flags, composer: Composer, folder: Path) -> None:
+    def __init__(self, arguments: Namespace, composer: Composer, folder: Path) -> None:
         self.folder = folder
         self.sweep: Sweep | None = None
         self.code = EXIT_OK
-        self.launcher = launcher_of(flags.launcher, flags.jobs)
-        self._flags, self._composer = flags, composer
+        self.launcher = launcher_of(arguments.launcher, arguments.jobs)
+        self._arguments, self._composer = arguments, composer
         self._points: list[Point] = []
         self._direction = False  # whether the direction of optimization was printed
 
@@ -92,7 +95,7 @@ class _Batches:
         points = check_points(batch, self._composer, self.launcher)
         warn(sentence for point in points for sentence in point.warnings)
         self._points += points
-        planned = record_sweep(self._points, self.folder, self._flags, grows=True)
+        planned = record_sweep(self._points, self.folder, self._arguments, grows=True)
         if self.sweep is None:
             say(f"sweep={self.folder}")
         self.sweep = planned

@@ -1,4 +1,4 @@
-"""The table of bad input: what each mistake on the command line gets, in words and as an exit code."""
+"""Bad input beyond messages.txt: malformed words, the environment of torchrun, and what depends on folders."""
 
 import random
 
@@ -6,116 +6,6 @@ import pytest
 from loops import each
 
 from mptrain.parallel.torchrun import TorchrunRank, torchrun_rank
-
-ROWS = [
-    (
-        ["precision=amp_dynamc"],
-        ["error: no option 'amp_dynamc' in precision", "hint: did you mean amp_dynamic?"],
-    ),
-    (
-        ["precison=amp_dynamic"],
-        ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"],
-    ),
-    (["scaler.foo=1"], ["error: unknown key 'scaler.foo'", "hint: mptrain.scaler.DynamicScaler takes "]),
-    (["+train2=x"], ["error: unknown key 'train2'", "hint: train is a section of keys: train.epochs, "]),
-    (["trian", "model=resnet50"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
-    (["train.epochs=1.5"], ["error: train.epochs=1.5: must be a whole number, at least 1"]),
-    (["scaler.growth_factor=0.5"], ["error: scaler.growth_factor=0.5: must be a number above 1"]),
-    (["precision=amp_static", "scaler.scale=-1"], ["error: scaler.scale=-1: must be a number above 0"]),
-    (["scaler.init_scale=nan"], ["error: scaler.init_scale=nan: must be a finite number above 0"]),
-    (["scaler.scale=1,128"], ["error: scaler.scale=1,128: two values for one key: add -m to sweep"]),
-    (
-        ["--epochs=3"],
-        [
-            "error: unknown option '--epochs=3'",
-            "hint: did you mean train.epochs=3? KEY=VALUE takes no leading dashes",
-        ],
-    ),
-    (["--multirum"], ["error: unknown option '--multirum'", "hint: did you mean --multirun?"]),
-    (["--config-dir"], ["error: --config-dir needs a value"]),
-    (["--config-dir", "/nowhere"], ["error: --config-dir /nowhere: there is no such folder"]),
-    (["--config-name", "nothing"], ["error: --config-name nothing: no such file"]),
-    (["--config-dir", "/nowhere"], ["hint: give the folder that holds GROUP/OPTION.yaml"]),
-    (["list", "model", "--config-dir", "/nowhere"], ["hint: give the folder that holds GROUP/OPTION.yaml"]),
-    (["--precision=fp32"], ["hint: did you mean precision=fp32?"]),
-    (["--precision", "fp32"], ["hint: did you mean precision=fp32?"]),
-    (["--config-dirr=x"], ["hint: did you mean --config-dir?"]),
-    (["model", "=", "cnn"], ["error: 'model = cnn': no spaces around '='", "hint: write model=cnn"]),
-    (["seed=1", "model=", "cnn"], ["error: 'model= cnn': no spaces around '='", "hint: write model=cnn"]),
-    (["seed=1", "model", "=cnn"], ["error: 'model =cnn': no spaces around '='", "hint: write model=cnn"]),
-    (["-sc"], ["error: -sc takes install=SHELL and nothing else", "hint: write mptrain completion SHELL"]),
-    (
-        ["-sc", "install=tcsh"],
-        ["error: there is no completion for 'tcsh'", "hint: supported shells are bash, zsh, fish"],
-    ),
-    (["seed=99999999999999999999"], ["must be a whole number from 0 to 2^63-1"]),
-    (["model.widths=[]"], ["error: model.widths=[]: must be a list, each entry a whole number, at least 1"]),
-    (["model=mlp", "model.hidden=64"], ["hint: write model.hidden=[64]"]),
-    (
-        ["train.batch_size=4", "train.accumulate=5"],
-        ["error: train.accumulate=5 with train.batch_size=4: a micro-batch needs at least one sample"],
-    ),
-    (["precision.keep_fp32=norms"], ["hint: write precision.keep_fp32=[norms]"]),
-    (["list", "precison"], ["error: there is no group 'precison'", "hint: did you mean precision?"]),
-    (["help", "trian"], ["error: there is no help on 'trian'", "hint: did you mean mptrain help train?"]),
-    (["help", "scaller"], ["error: there is no help on 'scaller'", "hint: did you mean mptrain help scaler?"]),
-    (["help", "train", "foo"], ["error: there is no help on 'foo'", "hint: help topics are train, compare, "]),
-    (["precision=fp16"], ["hint: did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help"]),
-    (["train.epochs", "3"], ["error: 'train.epochs 3': no '=' between key and value", "hint: write train.epochs=3"]),
-    (["seed=1", "train.epochs", "3", "model", "mlp"], ["hint: write train.epochs=3", "hint: write model=mlp"]),
-    (["doctor", "model", "mlp"], ["hint: write model=mlp"]),
-    (["model", "=", "cnn", "seed", "1"], ["hint: write model=cnn", "hint: write seed=1"]),
-    (
-        ["compare", "fp32", "amp_bf16"],
-        [
-            "error: there is no run fp32",
-            "hint: to train and compare arms, write mptrain compare precision=fp32,amp_bf16 seed=0,1,2,3",
-        ],
-    ),
-    (["train.epochs"], ["error: 'train.epochs' is not a command", "hint: write train.epochs=VALUE"]),
-    (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
-    (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),
-    (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep explains sweeps"]),
-    (["eval", "last", "--device", "cpu"], ["hint: did you mean device=cpu? KEY=VALUE takes no leading dashes"]),
-    (
-        ["resume", "x", "--epochs=5", "y"],
-        ["hint: did you mean train.epochs=5?", "error: 'y' is not of the form KEY=VALUE"],
-    ),
-    (["model:cnn"], ["hint: write model=cnn"]),
-    (["--list"], ["hint: did you mean mptrain list?"]),
-    (["-v"], ["hint: did you mean --version?"]),
-    (["compare", "--seeds", "3", "precision=fp32,bf16"], ["hint: did you mean seed=3?"]),
-    (["compare", "--refrence", "fp32", "precision=fp32,bf16"], ["hint: did you mean --reference?"]),
-    (["re"], ["hint: did you mean resume, report, recommend, replay or reproduce?"]),
-    (
-        ["distributed=null"],
-        ["error: distributed=null: a run needs an option of distributed", "hint: write distributed=ddp"],
-    ),
-    (["model._target_=os.system"], ["error: _target_ 'os.system' is not in an allowed package"]),
-    (
-        ["model._target_=mptrain.workloads.classification.models.convnet.cnnn"],
-        ["has no 'cnnn'", "hint: did you mean mptrain.workloads.classification.models.convnet.cnn?"],
-    ),
-    (["model._target_=mptrain.workloads.gan.models.os.system"], ["importing mptrain.workloads.gan.models.os failed"]),
-    (
-        ["model._target_=mptrain.cli.main.main", "+model.argv=[doctor]"],
-        [
-            "'mptrain.cli.main.main' is not in an allowed package",
-            "hint: name a class or function of mptrain.workloads.*.models.*",
-        ],
-    ),
-]
-
-
-@each(("words", "expected"), ROWS)
-def test_bad_input_gets_its_answer_and_exit_code_2(terminal, words, expected):
-    assert terminal(*words) == 2
-    for text in expected:
-        assert text in terminal.err
-    assert terminal.err.startswith("error: ")
-    assert "Traceback" not in terminal.err
-    assert not terminal.trained
-
 
 THERE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -251,7 +141,7 @@ def malformed(random_source):
 @each("seed", range(200))
 def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, monkeypatch, seed):
     monkeypatch.setattr("mptrain.cli.sweep.finish", lambda *_: 0)
-    monkeypatch.setattr("mptrain.cli.main.place_of", lambda run, overrides: run)  # there are no runs
+    monkeypatch.setattr("mptrain.cli.places.place_of", lambda run, overrides: run)  # there are no runs
     words = malformed(random.Random(seed))
     code = terminal(*words)
     assert code in (0, 2), (words, terminal.err)
@@ -269,20 +159,6 @@ def test_an_enormous_word_is_refused_in_words(terminal, word):
     assert len(terminal.err) < 2000
 
 
-def test_a_mistake_in_every_point_of_a_sweep_is_named_once(terminal):
-    assert terminal("-m", "lr=0.1,0.01,0.001") == 2
-    assert terminal.err == "error: unknown key 'lr'\nhint: did you mean optimizer.lr=0.1?\n"
-
-
 def test_the_value_of_a_flag_is_no_key_without_a_value(terminal):
     assert terminal("compare", "--by", "optimizer", "outputs/a", "outputs/b") != 0
     assert "no '='" not in terminal.err
-
-
-def test_a_run_as_the_first_word_hints_what_can_be_done_with_it(terminal, tmp_path):
-    (tmp_path / "mine").mkdir()
-    assert terminal("mine") == 2
-    assert "mptrain resume mine" not in terminal.err
-    (tmp_path / "mine" / "run.json").write_text("{}")
-    assert terminal("mine") == 2
-    assert terminal.err.endswith("hint: write mptrain resume mine, or mptrain report mine\n")

@@ -1,91 +1,82 @@
+"""What the parts of a command line become; what is wrong with one stands in messages.txt."""
+
 import pytest
+from docs.pages import PAGES, commands
 from loops import each
 
-from mptrain.cli.command_line import read_flags
-from mptrain.errors import ConfigError, UsageError
+from mptrain.cli.command_line import command_first, parse
+from mptrain.cli.commands import COMMANDS
+from mptrain.errors import ConfigError
 
 
-def test_flags_and_overrides_are_told_apart_in_any_order():
-    flags = read_flags(["a=1", "-m", "--config-dir", "x", "b=2", "-cd=y", "--config-name=z"])
-    assert flags.overrides == ("a=1", "b=2")
-    assert flags.multirun
-    assert flags.config_dirs == ("x", "y")
-    assert flags.config_name == "z"
-    assert not flags.show
+def parsed(*words):
+    first, *rest = command_first(list(words))
+    return parse(COMMANDS[first], rest) if first in COMMANDS else parse(COMMANDS["train"], [first, *rest])
 
 
-def test_flags_that_ask_hydra_to_show_something_are_noticed():
-    assert read_flags(["--cfg", "job"]).show
-    assert read_flags(["-c=all"]).show
-    info = read_flags(["--info", "defaults", "a=1"])
-    assert info.show
-    assert info.overrides == ("a=1",)
-    assert read_flags(["--info", "a=1"]).overrides == ("a=1",)
+def test_options_and_overrides_are_told_apart_in_any_order():
+    found = parsed("a=1", "-m", "--config-dir", "x", "+b.c=2", "-cd=y", "~model", "x=-3", "--config-name=z")
+    assert found.overrides == ["a=1", "+b.c=2", "~model", "x=-3"]
+    assert (found.multirun, found.config_dir, found.config_name) == (True, ["x", "y"], "z")
+    assert not found.words
+
+
+def test_the_last_of_an_option_counts():
+    found = parsed("-m", "--jobs", "2", "--jobs=3", "-cn", "a", "-cn=b")
+    assert (found.jobs, found.config_name) == (3, "b")
+    assert parsed("-m").jobs is None
+    assert not parsed("-m", "-r").multirun
+    assert parsed("-r", "-m").multirun
 
 
 @each(
-    ("words", "message", "hint"),
+    ("words", "info", "overrides"),
     [
-        (["--multi-run"], "unknown option '--multi-run'", "did you mean --multirun?"),
-        (
-            ["--train.epochs=3"],
-            "unknown option '--train.epochs=3'",
-            "did you mean train.epochs=3? KEY=VALUE takes no leading dashes",
-        ),
-        (
-            ["--warmup-epochs", "2"],
-            "unknown option '--warmup-epochs'",
-            "did you mean schedule.warmup=UPDATES, which counts updates, not epochs? KEY=VALUE takes no leading dashes",
-        ),
-        (["-x"], "unknown option '-x'", "configuration is KEY=VALUE; mptrain --help shows the options"),
-        (
-            ["--config-path", "x"],
-            "unknown option '--config-path'",
-            "--config-dir adds a folder of groups and options",
-        ),
-        (["--config-dir"], "--config-dir needs a value", "write --config-dir VALUE"),
-        (["--config-name", "-m"], "--config-name needs a value", "write --config-name VALUE"),
-        (["--cfg", "jobs"], "--cfg jobs: invalid value", "choose from job, hydra, all"),
+        (("--info", "defaults", "a=1"), "defaults", ["a=1"]),
+        (("--info", "a=1"), "all", ["a=1"]),
+        (("-i", "--resolve"), "all", []),
+        (("--info=plugins",), "plugins", []),
     ],
 )
-def test_an_unknown_or_incomplete_flag_is_refused(words, message, hint):
-    with pytest.raises((UsageError, ConfigError)) as caught:
-        read_flags(words)
-    assert (str(caught.value), caught.value.hint) == (message, hint)
+def test_an_option_may_go_without_its_value(words, info, overrides):
+    found = parsed(*words)
+    assert (found.info, found.overrides) == (info, overrides)
 
 
-def test_all_unknown_flags_are_named_with_what_is_wrong_besides():
-    with pytest.raises(ConfigError) as caught:
-        read_flags(["--epochs", "3", "--learning-rate=0.1", "--precision", "fp16", "--fp17", "precison=fp32", "--amp"])
-    assert [
-        (problem.what, problem.hint.removesuffix(" KEY=VALUE takes no leading dashes"))
-        for problem in caught.value.problems
-    ] == [
-        ("unknown option '--epochs'", "did you mean train.epochs=3?"),
-        ("unknown option '--learning-rate=0.1'", "did you mean optimizer.lr=0.1?"),
-        ("unknown option '--precision'", "did you mean precision=fp16?"),
-        ("unknown option '--fp17'", "configuration is KEY=VALUE; mptrain --help shows the options"),
-        ("unknown option '--amp'", "did you mean precision=amp_dynamic?"),
-        (
-            "no option 'fp16' in precision",
-            "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision describes them",
-        ),
-        ("unknown key 'precison'", "did you mean precision=fp32?"),
-    ]
+@each(
+    ("words", "values"),
+    [
+        (("diagnose", "run", "--step", "7", "a=1"), {"words": ["run"], "overrides": ["a=1"], "step": 7}),
+        (("diagnose", "a=1"), {"words": [], "overrides": ["a=1"], "step": None, "all": False}),
+        (("eval", "a=1", "--best", "run", "b=2"), {"words": ["run"], "overrides": ["a=1", "b=2"], "best": True}),
+        (("compare", "x", "y", "--margin=0.5"), {"words": ["x", "y"], "margin": 0.5}),
+        (("--jobs", "2", "compare", "a=1,2"), {"overrides": ["a=1,2"], "jobs": 2}),
+        (("help", "precision=fp32"), {"words": ["precision=fp32"]}),
+        (("--config-dir", "list", "list", "model"), {"words": ["model"], "config_dir": ["list"]}),
+    ],
+)
+def test_a_command_has_its_own_words_and_options(words, values):
+    found = vars(parsed(*words))
+    assert {name: found[name] for name in values} == values
 
 
-@pytest.mark.parametrize("words", [["-m", "--jobs", "3"], ["--jobs=3", "-m"]])
-def test_the_number_of_jobs_belongs_to_sweeps(words):
-    assert read_flags(words).jobs == 3
-    assert read_flags(["-m"]).jobs is None
-    assert read_flags(["-m", "--launcher", "slurm.yaml"]).launcher == "slurm.yaml"
-    with pytest.raises(UsageError, match="--launcher applies only to sweeps"):
-        read_flags(["--launcher=local"])
-    with pytest.raises(UsageError, match="--jobs applies only to sweeps"):
-        read_flags([word for word in words if word != "-m"])
+def test_a_folder_of_a_run_may_be_named_after_overrides(tmp_path, monkeypatch):
+    (tmp_path / "0_seed=1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = parsed("resume", "0_seed=1", "train.epochs=3")
+    assert (found.words, found.overrides) == (["0_seed=1"], ["train.epochs=3"])
+    (tmp_path / "0_seed=1.log").touch()  # SWEEP/0* matches it too; compare leaves it out
+    assert parsed("compare", "0_seed=1", "0_seed=1.log").words == ["0_seed=1", "0_seed=1.log"]
 
 
-@each("number", ["0", "-1", "two", "1.5", "²", "99999"])
-def test_a_number_of_jobs_that_is_none_is_refused(number):
-    with pytest.raises(UsageError, match=r"^--jobs .*must be a whole number, at least 1"):
-        read_flags(["-m", f"--jobs={number}"])
+@pytest.mark.parametrize("word", ["--job", "--config", "--multi", "-cdmine", "-mr"])
+def test_no_option_is_abbreviated_or_joined(word):
+    with pytest.raises(ConfigError, match="unknown option"):
+        parsed(word, "2")
+
+
+@each("name", sorted(PAGES))
+def test_every_command_of_the_documentation_can_be_parsed(name):
+    for program, *words in commands(name):
+        if program == "mptrain" and "--help" not in words:
+            parsed(*(words or ["train"]))

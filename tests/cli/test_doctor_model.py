@@ -53,11 +53,8 @@ def test_where_a_dynamic_scale_begins_is_said(terminal):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("x",), "doctor takes KEY=VALUE, but got 'x'"),
-        (("model=mlp", "-m"), "unknown option '-m'"),
         (("model=mlp", "precision=fp32"), "computes nothing in half precision"),
         (("model=mlp", "inject.step=1", "inject.tensor=input"), "doctor checks a model without injected faults"),
-        (("model=mpl",), "no option 'mpl' in model"),
     ],
 )
 def test_wrong_words_end_with_2(terminal, words, said):

@@ -37,22 +37,6 @@ def test_the_defaults_tree_is_shown(terminal):
     assert "precision: amp_dynamic" in terminal.out
 
 
-def test_errors_inside_hydra_are_two_lines_and_exit_code_2(terminal):
-    for words in (["train.nothing=3"], ["precision=fp33"], ["--package", "nowhere"]):
-        assert terminal("--cfg", "job", *words) == 2
-        assert terminal.err.startswith("error: ")
-        assert "Traceback" not in terminal.err
-
-
-@pytest.mark.parametrize("flags", [("--cfg", "job"), ("--info",)])
-def test_wrong_keys_and_values_are_answered_as_in_training(terminal, flags):
-    assert terminal(*flags, "train.epoch=3") == 2
-    assert terminal.err == "error: unknown key 'train.epoch'\nhint: did you mean train.epochs=3?\n"
-    assert terminal.out == ""
-    assert terminal(*flags, "train.epochs=-1") == 2
-    assert "must be a whole number, at least 1" in terminal.err
-
-
 def test_a_folder_of_ones_own_is_handed_over(terminal, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "mine.yaml").write_text("_target_: mine.Net\n")
@@ -110,22 +94,6 @@ def test_hydras_own_help_is_shown_or_refused_in_a_sentence(terminal, request):
     assert terminal("--hydra-help") == 2
     assert terminal.err.startswith("error: --hydra-help: this release of Hydra cannot print its help on Python 3.14")
     assert "Traceback" not in terminal.err
-
-
-@each(
-    ("words", "said"),
-    [
-        (("--info", "--cfg", "job"), "cannot be combined"),
-        (("-m", "--cfg", "job", "seed=0,1"), "cannot be combined"),
-        (("--package", "optimizer"), "require --cfg"),
-        (("--resolve",), "require --cfg"),
-        (("--info=everything",), "--info everything: invalid value"),
-        (("--info", "everything"), "--info everything: invalid value"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(terminal, words, said):
-    assert terminal(*words) == 2
-    assert said in terminal.err
 
 
 def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):

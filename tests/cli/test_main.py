@@ -9,7 +9,7 @@ import pytest
 from loops import each
 from small_runs import environment
 
-from mptrain import __version__, errors
+from mptrain import errors
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.run_state import RunState
 
@@ -21,17 +21,8 @@ def test_words_with_an_equals_sign_train(terminal):
     assert [config.train.epochs for config in terminal.trained] == [3, 4, 10]
 
 
-def test_a_mistyped_command_is_answered_with_the_nearest(terminal):
-    assert terminal("trian", "model=resnet50") == 2
-    assert terminal.err == "error: 'trian' is not a command\nhint: did you mean train?\n"
-    assert terminal("compose") == 2
-    assert "'compose' is not a command" in terminal.err
-    assert terminal("") == 2
-    assert not terminal.trained
-
-
 def test_resume_and_eval_pass_the_run_and_the_overrides(terminal, monkeypatch):
-    monkeypatch.setattr("mptrain.cli.main.place_of", lambda run, overrides: run)
+    monkeypatch.setattr("mptrain.cli.places.place_of", lambda run, overrides: run)
     assert terminal("resume", "last") == 0
     assert terminal("resume", "outputs/x", "train.epochs=3") == 0
     assert terminal("eval", "outputs/x", "--best", "device=cpu") == 0
@@ -86,24 +77,6 @@ def test_torch_chooses_how_its_threads_wait_unless_the_user_does(terminal, monke
         None,
         None,
     ]
-
-
-@pytest.mark.parametrize("words", [("resume",), ("eval",), ("resume", "train.epochs=3"), ("eval", "--all")])
-def test_a_run_is_needed(terminal, words):
-    assert terminal(*words) == 2
-    assert "needs a run directory" in terminal.err
-
-
-@pytest.mark.parametrize("words", [("resume", "last", "x"), ("doctor", "x"), ("--version", "x"), ("list", "a", "b")])
-def test_a_word_too_many_is_refused(terminal, words):
-    assert terminal(*words) == 2
-    assert terminal.err.startswith("error: ")
-    assert not terminal.resumed
-
-
-def test_the_version_is_printed(terminal):
-    assert terminal("--version") == 0
-    assert terminal.out == f"mptrain {__version__}\n"
 
 
 def test_warnings_are_printed_once_and_training_goes_on(terminal):

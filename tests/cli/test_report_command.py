@@ -19,10 +19,6 @@ def test_the_last_run_is_that_started_last(terminal, tmp_path):
 @each(
     ("words", "code", "message"),
     [
-        ([], 2, "report needs a folder"),
-        (["--html"], 2, "'--html' is not a folder"),
-        (["precision=fp32"], 2, "'precision=fp32' is not a folder"),
-        (["missing"], 6, "no run directory missing"),
         (["last"], 6, "there is no run in outputs"),
         (["."], 6, "neither a run nor a sweep"),
     ],

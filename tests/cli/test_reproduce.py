@@ -316,12 +316,6 @@ def test_groups_are_compared_each_by_itself(terminal, jobs, recipe, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "reproduce needs the name of a recipe"),
-        (["mine", "other"], "one recipe at a time, but 'other' is given too"),
-        (["mine", "--dryrun"], "unknown option '--dryrun'"),
-        (["mine", "--jobs", "0"], "--jobs 0: must be a whole number"),
-        (["mine", "--jobs"], "--jobs needs a value"),
-        (["nothing"], "there is no recipe 'nothing'"),
         (["mine", "train.epocs=3"], "unknown key 'train.epocs'"),
         (["mine", "--config-dir", "nowhere"], "there is no such folder"),
     ],

@@ -152,7 +152,7 @@ def test_a_sweep_takes_no_keys_and_a_run_no_jobs(sweeping):
 
 
 def test_the_run_of_a_sweep_is_named_by_its_folder_although_that_looks_like_a_word(sweeping, monkeypatch):
-    monkeypatch.setattr("mptrain.cli.main.place_of", lambda run, overrides: run)  # nothing was trained
+    monkeypatch.setattr("mptrain.cli.places.place_of", lambda run, overrides: run)  # nothing was trained
     assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
     assert sweeping("resume", "outputs/mine/000-seed=0", "train.epochs=3") == 0
     assert sweeping.resumed == [("outputs/mine/000-seed=0", ["train.epochs=3"])]

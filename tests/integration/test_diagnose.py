@@ -11,10 +11,9 @@ from examinations import read_examination
 from planted import ALLOWED, SHORT, plant
 from small_runs import TINY
 
-from mptrain.cli.diagnose import diagnose
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError, UsageError
+from mptrain.errors import ConfigError
 from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 
 pytestmark = pytest.mark.workload
@@ -277,21 +276,6 @@ def test_gradients_without_a_scale_are_given_one_that_was_tried():
     scale = int(remedy.words[1].removeprefix("scaler.scale="))
     assert 2**12 <= scale <= 2**22
     assert scale & (scale - 1) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("--step", "0", "model=mlp"), "--step 0: must be a whole number"),
-        (("--steps=3",), "unknown option '--steps=3'"),
-        (("--step",), "--step needs a value"),
-        (("--learner",), "--learner needs a value"),
-        (("outputs/run", "seven"), "'seven' is not of the form KEY=VALUE"),
-    ],
-)
-def test_words_that_mean_nothing_are_refused(words, what):
-    with pytest.raises(UsageError, match=what):
-        diagnose(words)
 
 
 def test_a_step_behind_the_end_is_refused():

@@ -130,21 +130,6 @@ def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
     assert "8 of 8 tensors loaded from mine.pt" in tuned.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "export needs a run directory"),
-        (("last", "--half"), "unexpected argument '--half'"),
-        (("last", "train.epochs=3"), "unexpected argument 'train.epochs=3'"),
-        (("last", "--output"), "--output needs a value"),
-    ],
-)
-def test_a_word_that_export_does_not_know_is_refused(tmp_path, words, message):
-    done = run_in_process("export", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_fine_tuning_begins_with_the_weights_in_every_precision(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = train(*TINY)

@@ -1,0 +1,415 @@
+"""The table of commands: the arguments, options and help of each, and the function that runs it.
+
+Parsing (`mptrain.cli.command_line`), help and shell completion derive from it. The docstring of a command is its help
+text. Each command imports what it needs only when it runs, so that help and usage errors appear at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mptrain.cli.command import CONFIG_DIR, FOLDERS, Command, Option
+from mptrain.cli.messages import warn
+from mptrain.errors import UsageError
+from mptrain.parallel.torchrun import torchrun_rank
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from mptrain.config.schema import Config
+
+
+#: Commands by name, in the order of the help.
+COMMANDS: dict[str, Command] = {}
+
+
+def _command(
+    *lines: str, options: Sequence[Option] = ()
+) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
+    """Enter a function into the table, with its usage lines, ``ARGUMENTS: DESCRIPTION`` each, and options."""
+
+    def enter(run: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+        parted = (line.partition(": ") for line in lines)
+        command = Command(run, tuple((line, about) for line, _, about in parted), tuple(options))
+        COMMANDS[command.name] = command
+        return run
+
+    return enter
+
+
+def _whole(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
+            raise ValueError(f"must be a whole number from 1 to {most:,}")
+        return int(text)
+
+    return read
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError("must be a positive number")
+    return number
+
+
+_JOBS = Option("--jobs", "number of runs at a time, sharing CPU cores and GPUs (default: 1)", "N", read=_whole(9_999))
+_LAUNCHER = Option(
+    "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
+)
+_BEST = Option("--best", "take the best checkpoint instead of the last one")
+_RAW = Option("--raw", "take the raw weights if the run also has averaged weights (train.ema_decay)")
+_INFO = "all|config|defaults|defaults-tree|plugins|searchpath"
+
+#: Options of a training command. They may also come before the name of a command that takes them.
+TRAINING = (
+    Option("--multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)", short="-m"),
+    Option("--run", "train one run: the opposite of --multirun", short="-r", undoes="multirun"),
+    _JOBS,
+    _LAUNCHER,
+    *FOLDERS,
+    Option("--cfg", "show the composed configuration", "job|hydra|all", "-c"),
+    Option("--resolve", "resolve interpolations in what --cfg shows"),
+    Option("--package", "part of the configuration that --cfg shows", "KEY", "-p"),
+    Option("--info", "show how Hydra composes the configuration", _INFO, "-i", alone="all"),
+    Option("--hydra-help", "show Hydra's own help"),
+    Option("--shell-completion", "print a completion script, as Hydra does: -sc install=SHELL", short="-sc"),
+)
+
+
+@_command(
+    "[train] KEY=VALUE ...: train (the default command)",
+    "-m KEY=A,B ... [--jobs N] [--launcher FILE]: sweep: train every combination, each in its own process",
+    options=TRAINING,
+)
+def _train(arguments: Namespace) -> int:
+    """Trains one configuration, or with -m every combination of several values.
+
+    Any KEY=VALUE is allowed. A sweep starts only after all of its points were checked. A point that fails does not stop
+    the others.
+    """
+    if arguments.shell_completion:
+        from mptrain.cli.completion import print_script
+
+        return print_script(_shell(arguments.overrides))
+    for option in ("jobs", "launcher"):
+        if getattr(arguments, option) is not None and not arguments.multirun:
+            raise UsageError(f"--{option} applies only to sweeps", "add -m, or remove it")
+    if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info, arguments.hydra_help)):
+        from mptrain.cli.hydra_app import show
+
+        return show(arguments)
+    if arguments.multirun:
+        refuse_torchrun("a sweep")
+        from mptrain.cli.sweep import sweep
+
+        return sweep(arguments)
+    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
+    from mptrain.machine import dropping_nothing
+
+    with ending_at_once():
+        with exiting_at_once(), dropping_nothing():
+            config = _composed(arguments)
+            from mptrain.cli.train import train
+        return train(config)
+
+
+def _shell(overrides: Sequence[str]) -> str:
+    """Return the shell of ``-sc install=SHELL``."""
+    if len(overrides) != 1 or not overrides[0].startswith("install="):
+        raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
+    return overrides[0].removeprefix("install=")
+
+
+def _composed(arguments: Namespace) -> Config:
+    from mptrain.config.compose import compose
+
+    if ours := [word for word in arguments.overrides if word.startswith(("hydra/", "hydra.sweeper"))]:
+        raise UsageError(f"{ours[0]} has no effect on a single run", "add -m, and give several values: KEY=A,B")
+    config = compose(arguments.overrides, config_dirs=arguments.config_dir, config_name=arguments.config_name)
+    warn(config.warnings)
+    return config
+
+
+def refuse_torchrun(what: str) -> None:
+    """Reject a command that every rank of torchrun would run separately.
+
+    Raises:
+        UsageError: torchrun has started this process.
+    """
+    if torchrun_rank() is not None:
+        raise UsageError(
+            f"torchrun starts the ranks of a single run, but {what} is not a single run",
+            "run it without torchrun; in a sweep, distributed.procs=2 gives each run two ranks",
+        )
+
+
+@_command(
+    "compare KEY=A,B seed=0,1,2 ...: train arms and compare them, with confidence intervals and verdicts",
+    "compare RUN RUN ...: compare existing runs",
+    options=(
+        Option("--reference", "arm that the others are compared with (default: precision=fp32)", "ARM"),
+        Option(
+            "--margin",
+            "largest difference that counts as equivalent, in the metric's unit: 0.005 is half a percentage point of "
+            "accuracy (default: 0.01)",
+            "X",
+            read=_positive,
+        ),
+        Option("--metric", "metric to compare (default: that of the best checkpoint)", "NAME"),
+        Option("--by", "keys in which RUNs may differ", "KEY,KEY"),
+        Option("--anyway", "compare RUNs whatever they differ in"),
+        _JOBS,
+        _LAUNCHER,
+        *FOLDERS,
+    ),
+)
+def _compare(arguments: Namespace) -> int:
+    """Trains every arm with every seed, or takes existing RUNs, including folders of sweeps.
+
+    An arm is a combination of the values; seed= repeats arms and forms no new ones. Reports for each arm if it is
+    better than the reference, equivalent, worse or undecided, from differences paired by seed. RUNs must differ only in
+    precision and scaler, unless --by or --anyway is given.
+    """
+    from mptrain.cli.compare import compare
+
+    return compare(arguments)
+
+
+@_command(
+    "resume RUN|SWEEP|last [KEY=VALUE ...]: resume an interrupted run, or run the missing jobs of a sweep",
+    options=(_JOBS, _LAUNCHER),
+)
+def _resume(arguments: Namespace) -> int:
+    """Resumes a run from its last checkpoint.
+
+    RUN is its directory, or last for the run that was started last. Any key may change (train.epochs or train.max_steps
+    to train longer; precision, scaler, optimizer, schedule and logger may be replaced), except model, dataset, task and
+    train.batch_size. SWEEP is the folder of a sweep: its missing, failed and interrupted points are run, on this
+    machine or with --launcher. Their configuration comes from sweep.json, so KEY=VALUE is not allowed.
+    """
+    (run,), overrides = arguments.words, arguments.overrides
+    from mptrain.config.trust import allowed_packages, is_allow_override
+
+    trusted = [word for word in overrides if is_allow_override(word)]
+    from mptrain.cli.sweep import find_sweep, resume_sweep
+
+    others = [word for word in overrides if word not in trusted]
+    sweep = find_sweep(run, others, arguments.jobs, arguments.launcher)
+    if sweep is not None:
+        refuse_torchrun("a sweep")
+        return resume_sweep(sweep, arguments.jobs, allowed_packages(trusted), arguments.launcher)
+    from mptrain.cli.places import place_of
+    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
+
+    run = place_of(run, overrides)
+    with ending_at_once():
+        with exiting_at_once():
+            from mptrain.cli.train import resume
+        return resume(run, overrides)
+
+
+@_command("eval RUN|last [KEY=VALUE ...]: evaluate the last or best checkpoint of a run", options=(_BEST, _RAW))
+def _evaluate(arguments: Namespace) -> int:
+    """Evaluates a checkpoint of a run.
+
+    RUN is its directory, or last for the run that was started last. Keys such as device or precision.eval can be
+    changed for the evaluation.
+    """
+    from mptrain.cli.places import place_of
+    from mptrain.engine.interrupt import exiting_at_once
+
+    run = place_of(arguments.words[0], arguments.overrides)
+    with exiting_at_once():
+        from mptrain.cli.train import evaluate
+    return evaluate(run, arguments.overrides, "best" if arguments.best else "last", average=not arguments.raw)
+
+
+@_command(
+    "export RUN|last [extensions.allow=PACKAGES]: export the weights of a run as a plain state dict",
+    options=(
+        _BEST,
+        _RAW,
+        Option("--fp16", "write float16 instead of float32"),
+        Option("--output", "file to write; a path that ends in .safetensors gets that format", "PATH"),
+    ),
+)
+def _export(arguments: Namespace) -> int:
+    """Writes the weights of a run's checkpoint as a plain state dict that torch.load reads with weights_only=True.
+
+    If the run has averaged weights (train.ema_decay), they are exported.
+    """
+    from mptrain.cli.export import export
+
+    return export(arguments)
+
+
+@_command("report RUN|SWEEP|last ...: write an HTML and Markdown report of runs, sweeps, comparisons or recipes")
+def _report(arguments: Namespace) -> int:
+    """Writes report.html (self-contained) and report.md with figures/, and prints their paths.
+
+    They are written into the folder of a run, finished or not, of a sweep, a comparison or a recipe. The word last
+    stands for the run that was started last.
+    """
+    from mptrain.cli.report import report_folders
+
+    return report_folders(arguments)
+
+
+@_command(
+    "recommend RUN|last: recommend a static loss scale from a run's histograms",
+    options=(Option("--sweep", "add the measurements of a sweep over scaler.scale", "SWEEP"),),
+)
+def _recommend(arguments: Namespace) -> int:
+    """Recommends a static loss scale for a RUN that was trained with diagnostics=histograms.
+
+    Prints the usable range and the effect of every scale, from underflow at 2^0 to overflow at 2^24, and writes
+    forecast.html and forecast.md into the run's folder. A scale is recommended only if less than 1 % of steps would be
+    skipped with 95 % confidence. With too few histograms the exit code is 6, and the output names a sufficient
+    diagnostics.every. A run in FP32 records all gradients; a run in FP16 only those that did not underflow. The word
+    last stands for the run that was started last.
+    """
+    from mptrain.cli.recommend import recommend_scale
+
+    return recommend_scale(arguments)
+
+
+@_command(
+    "diagnose RUN|last [KEY=VALUE ...]: "
+    "find the cause of the failure at the step that ended a run, or at step N, and test fixes",
+    "diagnose KEY=VALUE ...: the same for a step of a new configuration",
+    options=(
+        Option("--step", "step to repeat, counted from 1; the run trains in memory up to it", "N", read=_whole(10**12)),
+        Option("--learner", "learner to examine, of several", "NAME"),
+        Option("--all", "show every module"),
+        CONFIG_DIR,
+    ),
+)
+def _diagnose(arguments: Namespace) -> int:
+    """Repeats one step, forward and backward without an update, and checks every operator.
+
+    It finds which module first produces a value that is not finite, how much of FP16's range is used, and what is lost
+    to underflow. Then it tests fixes on the same step: a lower scale, precision.keep_fp32=[...], another precision. For
+    a RUN that was ended by its numerics, it repeats the step that ended it, otherwise the step after the last
+    checkpoint. With several learners, it examines the one that failed. The result is written to diagnosis/ in the run's
+    folder; nothing else is changed. KEY=VALUE without RUN examines a new configuration, at step 1 by default.
+    """
+    from mptrain.cli.diagnose import diagnose
+
+    return diagnose(arguments)
+
+
+@_command("replay RUN|last [KEY=VALUE ...]: simulate another scaler on a run's recorded steps, without training")
+def _replay(arguments: Namespace) -> int:
+    """Simulates a loss scaling rule, scaler=NAME scaler.KEY=VALUE, on the recorded steps of a run.
+
+    Shows its scales next to the recorded ones. Without a rule, the run's own is replayed, which gives exactly the
+    recorded scales. Writes replay-NAME-KEY-VALUE.html and .md into the run's directory, one pair of files for each
+    rule. With diagnostics=histograms, the outcome of a step at another scale is known or estimated; rules that measure
+    gradients (logmax, als) need histograms.
+    """
+    from mptrain.machine import dropping_nothing
+
+    with dropping_nothing():
+        from mptrain.cli.replay import replay
+    return replay(arguments.words[0], arguments.overrides)
+
+
+@_command(
+    "reproduce RECIPE [KEY=VALUE ...]: reproduce a published result and check its claim",
+    options=(
+        Option("--dry-run", "print the plain commands and run nothing"),
+        Option("--smoke", "shorten all runs to check that they work"),
+        _JOBS,
+        CONFIG_DIR,
+    ),
+)
+def _reproduce(arguments: Namespace) -> int:
+    """Runs a recipe from mptrain list recipes or from your own folder, and prints its results and expectations.
+
+    The exit code is 5 if an expectation is not met. Finished runs are not repeated. KEY=VALUE changes every run;
+    run.root=DIR sets the output folder.
+    """
+    from mptrain.cli.reproduce import reproduce
+
+    return reproduce(arguments)
+
+
+@_command("list [GROUP|recipes]: list groups, their options, keys and defaults; or recipes", options=(CONFIG_DIR,))
+def _list(arguments: Namespace) -> int:
+    """Lists all groups and their options; or the keys, defaults and comments of one group's options; or all recipes."""
+    from mptrain.cli.list import list_groups
+
+    return list_groups(arguments)
+
+
+@_command("copy RECIPE|GROUP/OPTION [FOLDER]: copy an option or a recipe to a folder of yours, to edit it")
+def _copy(arguments: Namespace) -> int:
+    """Copies an option or a recipe of mptrain to a folder of yours, and prints the command that uses the copy.
+
+    Without FOLDER, GROUP/OPTION becomes my_configs/GROUP/my_OPTION.yaml, and RECIPE becomes the folder
+    my_recipes/my_RECIPE. GROUP/OPTION=NAME or RECIPE=NAME gives the copy another name. Nothing is replaced.
+    """
+    from mptrain.cli.copy_files import copy_files
+
+    return copy_files(arguments)
+
+
+@_command(
+    "doctor [KEY=VALUE ...]: show what this machine supports; or check a data set (dataset=NAME ...); or check a "
+    "model's gradients in a precision and find usable loss scales",
+    options=FOLDERS,
+)
+def _doctor(arguments: Namespace) -> int:
+    """Shows the environment, the devices and the precision modes that they support.
+
+    The exit code is 3 if a required package is broken. With dataset=NAME and dataset.KEY=VALUE alone, it describes a
+    data set: its splits, classes, lengths and picture sizes. It reads all files and lists those at which training would
+    stop and pictures that are in two splits or classes (exit code 6), and those that training would skip or convert.
+    With other KEY=VALUE it checks the files and then the model, without training. It computes the gradients of the
+    first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24. It prints the usable range of loss
+    scales and the problems of each module, such as a loss or norm in half precision, gradients that are not
+    proportional to the loss scale, an eps that underflows, or a mask that becomes infinite. The exit code is 4 if it
+    found a problem.
+    """
+    if not arguments.overrides and not arguments.config_dir and arguments.config_name == "train":
+        from mptrain.cli.doctor import doctor
+
+        return doctor()
+    config = _composed(arguments)
+    from mptrain.config.overrides import is_about_data
+
+    if any(word.startswith("dataset") for word in arguments.overrides) and all(map(is_about_data, arguments.overrides)):
+        from mptrain.cli.doctor_data import doctor_data
+
+        return doctor_data(config)
+    from mptrain.cli.doctor_model import doctor_model
+
+    return doctor_model(config)
+
+
+@_command('completion bash|zsh|fish: set up shell completion: eval "$(mptrain completion bash)"')
+def _completion(arguments: Namespace) -> int:
+    """Prints a script that enables TAB completion of groups, options, keys, values and runs.
+
+    In bash and zsh: eval "$(mptrain completion bash)"; in fish: mptrain completion fish | source.
+    """
+    from mptrain.cli.completion import print_script
+
+    return print_script(arguments.words[0])
+
+
+@_command("help [COMMAND|GROUP|sweep ...]: show help on a command, group, option or key", options=(CONFIG_DIR,))
+def _help(arguments: Namespace) -> int:
+    """Shows the usage of a command, the options of a group, or the keys of an option or of a section (train, log ...).
+
+    It also explains single keys, and how to sweep.
+    """
+    from mptrain.cli.help import print_help
+
+    return print_help(COMMANDS, arguments.words, arguments.config_dir)
