@@ -153,7 +153,7 @@ def _print_support(name: str, device: torch.device) -> None:
     """Print the support of each precision mode on a device, grouping modes with the same result."""
     from omegaconf import OmegaConf
 
-    from mptrain.config.section_checks import check_section
+    from mptrain.config.value_checks import check_section
     from mptrain.precision.policy import Policy
     from mptrain.precision.support import supports
 

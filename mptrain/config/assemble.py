@@ -18,18 +18,15 @@ from mptrain.config.catalogue import SHARED, Catalogue
 from mptrain.config.overrides import ParsedOverrides, check_key, how_to_choose
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.section_checks import (
-    HEADER,
     check_compatible,
-    check_section,
     check_target,
     check_train,
-    fields_of,
     keys_of,
     read_learners,
     warnings_about,
 )
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
-from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
+from mptrain.config.value_checks import HEADER, UNRESOLVED, check_field, check_section, fields_of, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import StringConstraints
 
-from mptrain.config.section_checks import check_section
+from mptrain.config.value_checks import check_section
 from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt, RangeDescription

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mptrain.config.catalogue import SHARED
-from mptrain.config.section_checks import check_section
 from mptrain.config.targets import Target, is_allowed, parameters
-from mptrain.config.value_checks import UNRESOLVED, check_field, show
+from mptrain.config.value_checks import UNRESOLVED, check_field, check_section, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
 from mptrain.optimizer.torch_rule import TorchRule, adapt, public_name, timm_optimizer, torch_optimizer

@@ -5,28 +5,18 @@ Imports no torch. `mptrain.config.targets` has the checks of a target's own fiel
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
-from mptrain.config.value_checks import UNRESOLVED, check_field, is_unresolved, show, value_problem
+from mptrain.config.value_checks import check_field, fields_of, section_of, show
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.precision.policy import Policy
-from mptrain.validation import validator
-
-#: Hint for a file whose keys are one level too deep or too high.
-HEADER = (
-    "a file in {group}/ needs both or neither: the first line '# @package _global_', and its keys indented below "
-    "'{group}:'"
-)
 
 _HINT = "write for example learners.discriminator.optimizer.lr=4e-4"
 
@@ -39,65 +29,6 @@ SCALES = ("scale", "init_scale", "growth_factor", "backoff_factor", "min_scale",
 
 #: Arguments in `SCALES` that are factors of the rule, not scales that depend on the network.
 FACTORS = ("growth_factor", "backoff_factor")
-
-
-def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
-    """Check a section of the configuration, such as ``train``, and convert it to its dataclass.
-
-    Args:
-        name: Key of the section; empty for the top-level keys.
-        node: Value of the section in the configuration.
-        schema: The dataclass; its fields are the section's keys.
-        problems: List to which problems are added.
-
-    Returns:
-        An instance of the dataclass, or None if there is a problem.
-    """
-    if node is UNRESOLVED:
-        return None
-    if not isinstance(node, Mapping):
-        problems.append(_no_mapping(name, node, schema))
-        return None
-    try:
-        return validator(schema, "yaml").validate_python(dict(node))
-    except ValidationError as error:
-        errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-        found = [_problem(name, node, schema, one["loc"]) for one in errors]
-        problems += filter(None, dict.fromkeys(found))
-    except ConfigError as error:
-        problems += error.problems
-    return None
-
-
-def _problem(section: str, node: Mapping[Any, Any], schema: type, path: Sequence[str | int]) -> Problem | None:
-    """Return the problem at the path of an error of pydantic; None for a value whose problem is reported already."""
-    hints = typing.get_type_hints(schema, include_extras=True)
-    name = str(path[0])
-    prefix = f"{section}." if section else ""
-    key = f"{prefix}{name}"
-    value: Any = node.get(path[0])
-    if name not in hints:
-        guess = "" if name == section else did_you_mean(name, hints)
-        hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
-        return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)
-    if path[0] not in node:
-        return Problem(f"{key} is required")
-    if is_unresolved(value):
-        return None
-    if (inner := section_of(hints[name])) is None:
-        return value_problem(key, value, hints[name])
-    return _problem(key, value, inner, path[1:]) if path[1:] else _no_mapping(key, value, inner)
-
-
-def _no_mapping(name: str, value: Any, schema: type) -> Problem:
-    keys = ", ".join(f"{name}.{field.name}" for field in fields_of(schema))
-    return Problem(f"{name}={show(value)}: must be a mapping", f"its keys are {keys}")
-
-
-def section_of(annotation: Any) -> type | None:
-    """Return the dataclass of a field that is a section itself, such as ``EarlyStopping | None``; None for others."""
-    kinds = [kind for kind in typing.get_args(annotation) if isinstance(kind, type)]
-    return next(filter(dataclasses.is_dataclass, kinds), None)
 
 
 def check_compatible(policy: Policy, optimizer: Target, engine: str = "eager") -> list[Problem]:
@@ -256,11 +187,6 @@ def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
     guess = did_you_mean(str(key), known)
     hint = f"did you mean {place}.{guess}?" if guess else f"the keys are {', '.join(known)}"
     return Problem(f"unknown key '{place}.{key}'", hint)
-
-
-def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of a dataclass, in order (`dataclasses.fields`)."""
-    return dataclasses.fields(schema)
 
 
 def keys_of(name: str, schema: type) -> Iterator[str]:

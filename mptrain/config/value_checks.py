@@ -7,16 +7,18 @@ true and false, and non-finite numbers are refused.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 
 from pydantic import PydanticUserError, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from mptrain.config.synonyms import translate_value
-from mptrain.errors import Problem
+from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import RangeDescription, describe, show, without_metadata
 from mptrain.validation import validator
 
@@ -37,6 +39,13 @@ UNRESOLVED = _Unresolved()
 
 class InvalidValueError(Exception):
     """Raised if a configuration value does not match its annotation; the text is "must be" and the allowed values."""
+
+
+#: Hint for a file whose keys are one level too deep or too high.
+HEADER = (
+    "a file in {group}/ needs both or neither: the first line '# @package _global_', and its keys indented below "
+    "'{group}:'"
+)
 
 
 def check_value(value: Any, annotation: Any) -> Any:
@@ -156,3 +165,67 @@ def _has_nonfinite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_nonfinite, value))
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
+    """Check a section of the configuration, such as ``train``, and convert it to its dataclass.
+
+    Args:
+        name: Key of the section; empty for the top-level keys.
+        node: Value of the section in the configuration.
+        schema: The dataclass; its fields are the section's keys.
+        problems: List to which problems are added.
+
+    Returns:
+        An instance of the dataclass, or None if there is a problem.
+    """
+    if node is UNRESOLVED:
+        return None
+    if not isinstance(node, Mapping):
+        problems.append(_no_mapping(name, node, schema))
+        return None
+    try:
+        return validator(schema, "yaml").validate_python(dict(node))
+    except ValidationError as error:
+        errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+        found = [_problem(name, node, schema, one["loc"]) for one in errors]
+        problems += filter(None, dict.fromkeys(found))
+    except ConfigError as error:
+        problems += error.problems
+    return None
+
+
+def _problem(section: str, node: Mapping[Any, Any], schema: type, path: Sequence[str | int]) -> Problem | None:
+    """Return the problem at the path of an error of pydantic; None for a value whose problem is reported already."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    name = str(path[0])
+    prefix = f"{section}." if section else ""
+    key = f"{prefix}{name}"
+    value: Any = node.get(path[0])
+    if name not in hints:
+        guess = "" if name == section else did_you_mean(name, hints)
+        hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"the keys are {', '.join(hints)}"
+        return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)
+    if path[0] not in node:
+        return Problem(f"{key} is required")
+    if is_unresolved(value):
+        return None
+    if (inner := section_of(hints[name])) is None:
+        return value_problem(key, value, hints[name])
+    return _problem(key, value, inner, path[1:]) if path[1:] else _no_mapping(key, value, inner)
+
+
+def _no_mapping(name: str, value: Any, schema: type) -> Problem:
+    keys = ", ".join(f"{name}.{field.name}" for field in fields_of(schema))
+    return Problem(f"{name}={show(value)}: must be a mapping", f"its keys are {keys}")
+
+
+def section_of(annotation: Any) -> type | None:
+    """Return the dataclass of a field that is a section itself, such as ``EarlyStopping | None``; None for others."""
+    kinds = [kind for kind in typing.get_args(annotation) if isinstance(kind, type)]
+    return next(filter(dataclasses.is_dataclass, kinds), None)
+
+
+def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the fields of a dataclass, in order (`dataclasses.fields`)."""
+    return dataclasses.fields(schema)

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from mptrain import fields as ranges
 from mptrain.config.launcher import Launcher
 from mptrain.config.schema import SECTIONS, GeneralOptions
-from mptrain.config.section_checks import check_section, section_of
-from mptrain.config.value_checks import InvalidValueError, check_value
+from mptrain.config.value_checks import InvalidValueError, check_section, check_value, section_of
 from mptrain.engine.options import EarlyStopping
 from mptrain.optimizer.parameter_groups import ParameterGroup
 from mptrain.sweep.comparisons import ComparisonOptions

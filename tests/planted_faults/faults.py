@@ -629,7 +629,7 @@ FAULTS = (
     # The configuration.
     Fault(
         82,
-        "config/section_checks.py",
+        "config/value_checks.py",
         """return Problem(f"unknown key '{key}'", HEADER.format(group=section) if name == section else hint)""",
         "return None",
         "unknown keys are accepted",
