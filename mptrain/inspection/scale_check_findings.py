@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mptrain.inspection.findings import Finding, label, operator_name
 from mptrain.inspection.module_tensors import HANDED, owner
+from mptrain.inspection.operator_errors import OperatorError
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
@@ -244,7 +245,7 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
         if wrong is not None and (not guilty or guilty in operators):
             own = evidence.outputs[wrong].own
             consequence = f"off by {_percent(own)} against FP64" if math.isfinite(own) else "not finite"
-            consequence = f"; the output is {consequence}"
+            consequence = f"; the output is {consequence}{_blame(first, inexact) if operators[1:] else ''}"
         alike.setdefault((", ".join(sorted(set(operators))), consequence, module == LOSS), []).append(module)
     for (named, consequence, in_loss), modules in alike.items():
         form = f"{_NAMES[evidence.compute]}, where torch's autocast on CUDA uses FP32"
@@ -255,6 +256,13 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 def _first_break(evidence: ScalingEvidence, module: str) -> Operation | None:
     return next((one for one in evidence.breaks_half if one.module == module), None)
+
+
+def _blame(first: Operation | None, inexact: OperatorError | None) -> str:
+    """Return the operator that makes an output wrong, as the end of a sentence; empty if it is not known."""
+    if first is not None:
+        return f": {operator_name(first)} returns {first.kind} for {first.given}"
+    return f": rounding {inexact.operator} alone makes it {_percent(inexact.error)} wrong" if inexact else ""
 
 
 def _plain(operator: str) -> str:
@@ -339,13 +347,10 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
         worst, boundary, errors, first = max(members, key=lambda one: one[2].half)
         explained = errors.explained if math.isfinite(errors.explained) else EPSILONS * evidence.form.epsilon
         off = f"off by {_percent(errors.half)} against FP64, rounding explains {_percent(explained)}"
-        beyond = ""
-        if first is not None:
-            beyond = f": {operator_name(first)} returns {first.kind} for {first.given}"
-        elif not math.isfinite(errors.own) and errors.largest > evidence.form.max:
+        if first is None and not math.isfinite(errors.own) and errors.largest > evidence.form.max:
             beyond = f": it reaches {errors.largest:.3g} in FP64"
-        elif inexact := evidence.operators.get(worst):
-            beyond = f": rounding {inexact.operator} alone makes it {_percent(inexact.error)} wrong"
+        else:
+            beyond = _blame(first, evidence.operators.get(worst))
         child = boundary.partition(HANDED)[2]
         subject = f"what it hands to {child}" if child else "the output"
         what = f"{subject} in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}"
