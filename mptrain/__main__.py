@@ -1,6 +1,6 @@
 """Entry point of ``python -m mptrain`` and of the console script."""
 
-from mptrain.interpreter import forget_current_folder
+from mptrain.system.interpreter import forget_current_folder
 
 forget_current_folder()  # before anything else is imported
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mptrain import device as devices
+from mptrain.system import device as devices
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mptrain.runlog.diagnosis_file import SCHEMA, Examination
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
-from mptrain.validation import build
+from mptrain.system.validation import build
 
 
 def read_examination(path):

@@ -2,7 +2,7 @@
 
 import math
 
-from mptrain.records import ExponentCounts, HistogramRecord
+from mptrain.system.records import ExponentCounts, HistogramRecord
 
 
 def counted(values, dtype="float32"):

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from mptrain.cli.sweep_running import PROGRAM
-from mptrain.errors import DataError, NumericsError, Preempted
-from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog import RunDirectory, RunPaths, RunState, write_summary
 from mptrain.sweep.executor import Program
+from mptrain.system.errors import DataError, NumericsError, Preempted
+from mptrain.system.records import EvalRecord, ProgressRecord, StepRecord
 
 DONE, NUMERICS, BUG, LEAVES, KILLED, SILENT, STUCK, HELD, STOPPED, SAYS = range(10)
 

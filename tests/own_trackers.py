@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.system.fields import PositiveFloat, PositiveInt
 
 Way = Literal["never", "raises", "blocks", "dies", "exits"]
 

@@ -24,8 +24,8 @@ from mptrain.engine.run_storage import NoStorage
 from mptrain.numerics.shards import whole
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
-from mptrain.records import EvalRecord, StepRecord
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.records import EvalRecord, StepRecord
 
 
 def trained_by(ranks: int, *cases: list[str], timeout: float = 200) -> list[list[dict]]:

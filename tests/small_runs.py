@@ -18,9 +18,9 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import Storage
-from mptrain.errors import Preempted
 from mptrain.runlog import RecordWriter, create_run, truncate_records
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.system.errors import Preempted
 
 #: A network and a data set that train in milliseconds.
 TINY = (

@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mptrain import device
-from mptrain.device import capabilities
+from mptrain.system import device
+from mptrain.system.device import capabilities
 
 if TYPE_CHECKING:
     from benchmarks.loops.base import Loop

@@ -18,9 +18,9 @@ from benchmarks.cases.startup import ENVIRONMENT, PYTHON, ROOT, process
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Times, estimate
 from mptrain.config.compose import compose
-from mptrain.records import StepRecord
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
-from mptrain.torch_private import has_native_half
+from mptrain.system.records import StepRecord
+from mptrain.system.torch_private import has_native_half
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import PLACES, Times, in_several_places, take_turns
-from mptrain.torch_private import has_native_half
+from mptrain.system.torch_private import has_native_half
 
 #: 36-64-64-10 with ReLU; the labels cannot be learned, so the gradients stay as large as they are.
 MLP = (

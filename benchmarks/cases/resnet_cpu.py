@@ -8,7 +8,7 @@ from benchmarks.loops.base import Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Estimate
-from mptrain.torch_private import has_native_half
+from mptrain.system.torch_private import has_native_half
 
 RESNET18 = (
     "model=resnet18",

@@ -14,9 +14,9 @@ from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.run_storage import Storage
 from mptrain.precision.apply import input_dtype
-from mptrain.records import Record, StepRecord
 from mptrain.runlog import RecordWriter, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.system.records import Record, StepRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

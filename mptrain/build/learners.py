@@ -12,7 +12,6 @@ from mptrain.config.schedules import build_schedule
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target
 from mptrain.engine.step import Learner
-from mptrain.errors import ConfigError
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.parameter_groups import (
     ParameterGroup,
@@ -28,6 +27,7 @@ from mptrain.parallel.strategy import ParallelStrategy
 from mptrain.scaler import Scaler
 from mptrain.schedule.plateau import Plateau, RateReduction
 from mptrain.schedule.rate_table import rate_table
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 
 

@@ -24,7 +24,6 @@ from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner
 from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
-from mptrain.errors import CheckpointError, ConfigError, instance, out_of_memory
 from mptrain.optimizer.freezing import freeze
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sync_batchnorm import convert_sync_batchnorm
@@ -34,10 +33,11 @@ from mptrain.precision.apply import (
     describe_clamped,
     input_dtype,
 )
-from mptrain.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
-from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.system.errors import CheckpointError, ConfigError, instance, out_of_memory
+from mptrain.system.pretrained import ATTRIBUTE, FIT, Fit, PretrainedWeights
+from mptrain.system.random_state import seed_everything
 from mptrain.workloads.base.dataset import Dataset
 
 

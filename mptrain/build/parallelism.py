@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from mptrain.config.schema import Config
-from mptrain.device import count_of, properties_of, use
 from mptrain.engine.evaluate import without_storage
-from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sharding import shard
 from mptrain.parallel.strategy import LossModule, ParallelStrategy, strategy_of
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.support import resolve_device
+from mptrain.system.device import count_of, properties_of, use
+from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:

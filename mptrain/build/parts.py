@@ -27,7 +27,6 @@ from mptrain.build.workload import (
 )
 from mptrain.config.schedules import schedule_notes
 from mptrain.config.schema import Config
-from mptrain.device import capabilities, untried, use
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import StartFingerprints
@@ -35,7 +34,6 @@ from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.monitor import require_monitored
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.step import Plan
-from mptrain.errors import EnvironmentRefused
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import (
     autocast,
@@ -43,7 +41,9 @@ from mptrain.precision.apply import (
 )
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, uses_upcast
-from mptrain.random_state import seed_everything
+from mptrain.system.device import capabilities, untried, use
+from mptrain.system.errors import EnvironmentRefused
+from mptrain.system.random_state import seed_everything
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
 

@@ -12,8 +12,8 @@ from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line
 from mptrain.engine.evaluate import gather_model
 from mptrain.engine.parts import Parts
-from mptrain.errors import ConfigError, Problem
-from mptrain.torch_private import BatchNorm
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.torch_private import BatchNorm
 
 
 def refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:

@@ -19,12 +19,12 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import DATA_FACTS, Target, is_allowed, parameters
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.weights_io import load_matching, plain_weights
-from mptrain.errors import CheckpointError, ConfigError, Problem, UnusableSample, instance
-from mptrain.files import read_text
-from mptrain.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
+from mptrain.system.errors import CheckpointError, ConfigError, Problem, UnusableSample, instance
+from mptrain.system.files import read_text
+from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 from mptrain.workloads.base.preparation import Preparation

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mptrain.errors import UsageError, either
+from mptrain.system.errors import UsageError, either
 
 if TYPE_CHECKING:
     from argparse import Namespace

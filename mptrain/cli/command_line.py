@@ -14,7 +14,7 @@ from mptrain.cli.commands import COMMANDS, TRAINING
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.synonyms import guess_word, translate_command
-from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean, either, near_names
+from mptrain.system.errors import ConfigError, Problem, UsageError, did_you_mean, either, near_names
 
 if TYPE_CHECKING:
     from argparse import Namespace

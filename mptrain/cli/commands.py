@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.command import CONFIG_DIR, FOLDERS, Command, Option
 from mptrain.cli.messages import warn
-from mptrain.errors import UsageError
 from mptrain.parallel.torchrun import torchrun_rank
+from mptrain.system.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -110,7 +110,7 @@ def _train(arguments: Namespace) -> int:
 
         return sweep(arguments)
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
-    from mptrain.machine import dropping_nothing
+    from mptrain.system.machine import dropping_nothing
 
     with ending_at_once():
         with exiting_at_once(), dropping_nothing():
@@ -313,7 +313,7 @@ def _replay(arguments: Namespace) -> int:
     rule. With diagnostics=histograms, the outcome of a step at another scale is known or estimated; rules that measure
     gradients (logmax, als) need histograms.
     """
-    from mptrain.machine import dropping_nothing
+    from mptrain.system.machine import dropping_nothing
 
     with dropping_nothing():
         from mptrain.cli.replay import replay

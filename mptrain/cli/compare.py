@@ -15,7 +15,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
 from mptrain.config.schema import RunOptions
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, did_you_mean
+from mptrain.numerics.words import counted
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import (
     ComparisonOptions,
@@ -29,7 +29,7 @@ from mptrain.sweep.comparisons import (
 )
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import sweep_folder
-from mptrain.words import counted
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from argparse import Namespace

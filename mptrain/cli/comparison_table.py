@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain import words
 from mptrain.cli.blocks import print_blocks
 from mptrain.comparison.configurations import ABSENT, config_differences, flat_settings
 from mptrain.config.config_diff import IGNORED
 from mptrain.config.value_checks import show
+from mptrain.numerics import words
 from mptrain.report.page import Bullets, Section, table
 from mptrain.runlog import readable_bytes
 

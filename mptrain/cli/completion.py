@@ -17,7 +17,7 @@ from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.catalogue import Option as ConfigOption
-from mptrain.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mptrain.config.catalogue import RECHOSEN, Catalogue, Entry, Option, read_entries
-from mptrain.files import read_text
+from mptrain.system.files import read_text
 
 
 class Candidate(NamedTuple):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from mptrain.cli.messages import say
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
-from mptrain.errors import EXIT_OK, StorageError, UsageError, either, near_names
 from mptrain.recipe.catalogue import recipe_names
+from mptrain.system.errors import EXIT_OK, StorageError, UsageError, either, near_names
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import say
 from mptrain.cli.places import place_of
-from mptrain.errors import EXIT_OK
 from mptrain.report.diagnosis_page import diagnosis_page
 from mptrain.report.page import Text, section
 from mptrain.report.run_blocks import operator_table, summary
+from mptrain.system.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -9,10 +9,10 @@ import os
 import time
 from typing import IO, TYPE_CHECKING
 
-from mptrain import words
 from mptrain.cli.messages import KeyValues, supports_colour
 from mptrain.cli.run_progress import RunProgress
-from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record
+from mptrain.numerics import words
+from mptrain.system.records import EpochRecord, EvalRecord, ProgressRecord, Record
 
 if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions

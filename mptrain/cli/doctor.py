@@ -16,9 +16,9 @@ from mptrain import __version__
 from mptrain.cli.messages import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
-from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
-from mptrain.machine import usable_cores
 from mptrain.runlog.atomic_files import free_bytes, readable_bytes
+from mptrain.system.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
+from mptrain.system.machine import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -106,8 +106,8 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     """Return the name, description and torch device of each device that can train on this machine."""
     import torch
 
-    from mptrain import device as devices
-    from mptrain.torch_private import has_native_half
+    from mptrain.system import device as devices
+    from mptrain.system.torch_private import has_native_half
 
     halves = _arithmetic({"FP16": has_native_half("float16"), "BF16": has_native_half("bfloat16")})
     cores, used = usable_cores(), torch.get_num_threads()
@@ -123,7 +123,7 @@ def _devices() -> list[tuple[str, str, torch.device]]:
 
 def _accelerator(device: torch.device) -> str:
     """Return a one-line description of an accelerator."""
-    from mptrain import device as devices
+    from mptrain.system import device as devices
 
     has = devices.capabilities(device)
     known = {"FP16": has.fp16, "BF16": has.bf16, "TF32": has.tf32}

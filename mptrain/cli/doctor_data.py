@@ -9,10 +9,10 @@ import torch
 
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import waiting
-from mptrain.errors import EXIT_DATA, EXIT_OK
 from mptrain.inspection.data_check import DataReport, check_data
+from mptrain.numerics.words import UNKNOWN, listed, rate
 from mptrain.report.page import Facts, Table, Text, facts, table
-from mptrain.words import UNKNOWN, listed, rate
+from mptrain.system.errors import EXIT_DATA, EXIT_OK
 from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from mptrain.build.parts import settings_restored
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.doctor_data import data_findings
 from mptrain.cli.messages import say, waiting
-from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.findings import Finding, label
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.words import UNKNOWN, counted, listed, share
 from mptrain.probe.module_trail import LOSS
 from mptrain.report.page import Table, Text, facts, table
-from mptrain.words import UNKNOWN, counted, listed, share
+from mptrain.system.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -13,10 +13,10 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
 from mptrain.config.trust import is_allow_override, search_path
-from mptrain.errors import EXIT_OK, UsageError
 from mptrain.run.evaluation import Export, export_run
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.strict_json import read_object
+from mptrain.system.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace

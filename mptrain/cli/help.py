@@ -14,7 +14,7 @@ from mptrain.cli.command import GENERAL, Command, Option
 from mptrain.cli.list import bold, catalogue_with, columns, in_short, option_text
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import translate_command
-from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
+from mptrain.system.errors import EXIT_OK, ConfigError, Problem, near_names
 
 _EXAMPLES = (
     "mptrain model=resnet50 precision=amp_dynamic",

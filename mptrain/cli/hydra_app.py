@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.value_checks import first_line
-from mptrain.errors import EXIT_OK, ConfigError, UsageError
+from mptrain.system.errors import EXIT_OK, ConfigError, UsageError
 
 #: Overrides that stop Hydra from creating run directories and log files; mptrain creates its own.
 _QUIET = (

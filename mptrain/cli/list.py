@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.messages import line_width, supports_colour, without_control_characters
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
-from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from argparse import Namespace

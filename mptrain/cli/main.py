@@ -15,7 +15,8 @@ from mptrain import __version__
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
 from mptrain.cli.commands import COMMANDS, refuse_torchrun
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, writing
-from mptrain.errors import (
+from mptrain.parallel.torchrun import torchrun_rank
+from mptrain.system.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -26,7 +27,6 @@ from mptrain.errors import (
     kernel_refusal,
     out_of_memory,
 )
-from mptrain.parallel.torchrun import torchrun_rank
 
 #: Commands that go on if nobody reads their output any more.
 _TRAINING = ("train", "resume", "compare", "reproduce")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
         at_end: Called when the work is done; for a run that a signal ended, before its message is printed.
 
     Returns:
-        The exit code (see `mptrain.errors`).
+        The exit code (see `mptrain.system.errors`).
     """
     # torch's C++ warnings, such as retries of the rendezvous, are meant for developers of torch.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -17,8 +17,16 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, Problem, StorageError
-from mptrain.masking import masked
+from mptrain.system.errors import (
+    EXIT_BUG,
+    EXIT_ENVIRONMENT,
+    ConfigError,
+    MptrainError,
+    Preempted,
+    Problem,
+    StorageError,
+)
+from mptrain.system.masking import masked
 
 #: Seconds between two updates of the elapsed time on a terminal.
 _TICK = 0.5

@@ -17,11 +17,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from mptrain import words
 from mptrain.cli.messages import printable
 from mptrain.cli.run_progress import LearnerProgress, RunProgress
-from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
+from mptrain.numerics import words
 from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.system.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 
 #: Seconds between two redraws; a redraw takes milliseconds, and faster updates are not readable.
 INTERVAL = 0.25

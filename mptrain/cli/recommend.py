@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.places import place
-from mptrain.errors import EXIT_DATA, EXIT_OK
 from mptrain.report.page import Code, Text
 from mptrain.runlog.directory import last_run
+from mptrain.system.errors import EXIT_DATA, EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace

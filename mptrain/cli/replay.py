@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mptrain.cli.blocks import print_blocks
-from mptrain.errors import EXIT_OK
 from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
 from mptrain.report.page import Code, Text
+from mptrain.system.errors import EXIT_OK
 
 
 def replay(run: str, overrides: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import say
 from mptrain.cli.places import place
-from mptrain.errors import EXIT_OK
 from mptrain.runlog.directory import last_run
+from mptrain.system.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace

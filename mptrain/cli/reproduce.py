@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import checking, each_warning_once, print_rows, printable, say, supports_colour, warn, wrapped
 from mptrain.config import location
-from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
+from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
 
 if TYPE_CHECKING:
     from argparse import Namespace

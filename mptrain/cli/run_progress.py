@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
+from mptrain.system.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 #: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
 HISTORY = 64
@@ -22,7 +22,7 @@ class LearnerProgress:
         last: Newest training step.
         loss: Exponential moving average of the finite losses.
         steps: Number of steps seen by this display.
-        overflows: Number of overflows seen, by phase (see `mptrain.records.OverflowRecord`).
+        overflows: Number of overflows seen, by phase (see `mptrain.system.records.OverflowRecord`).
         phase: Phase of the newest overflow; empty for none.
         scales: Loss scales over the run, thinned to fewer than `HISTORY`.
         losses: Smoothed losses at the same steps.

@@ -12,10 +12,10 @@ from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.config.compose import Composer
 from mptrain.config.trust import command_with, packages_of, untrusted_code
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import missing_points, refresh_status, require_free, sweep_folder
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace

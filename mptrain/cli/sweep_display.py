@@ -17,11 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text as RichText
 
-from mptrain import words
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
 from mptrain.comparison.ranking import sweep_lead
+from mptrain.numerics import words
 from mptrain.report.page import Bullets, Cell, Section, Text, table
 from mptrain.report.run_blocks import job_status
 from mptrain.runlog.sweeps import summary_of

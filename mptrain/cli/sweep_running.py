@@ -12,11 +12,11 @@ from mptrain.cli.messages import checking, report, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.trust import command_with, packages_of
-from mptrain.errors import EXIT_OK
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
 from mptrain.sweep.slurm_executor import require_scheduler
+from mptrain.system.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -12,11 +12,11 @@ from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.cli.sweep_running import PROGRAM, check_points, launcher_of, record_sweep, show_end
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of, run_sweeper
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.runner import run_sweep, sweep_folder
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 
 if TYPE_CHECKING:
     from argparse import Namespace

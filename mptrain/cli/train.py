@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain import __version__, words
+from mptrain import __version__
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import print_rows, say, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
-from mptrain.errors import EXIT_OK
+from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
-from mptrain.records import EventRecord, Record
 from mptrain.run.attempt import Outcome, RunInfo
 from mptrain.run.describe import describe_parts
 from mptrain.run.evaluation import Evaluation, evaluate_run
@@ -22,6 +21,8 @@ from mptrain.run.resume import resume as resume_run
 from mptrain.run.start import launch
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import EXIT_OK
+from mptrain.system.records import EventRecord, Record
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -9,7 +9,7 @@ from typing import Any
 from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, RunMeasures
 from mptrain.config.value_checks import show
-from mptrain.errors import UsageError, did_you_mean
+from mptrain.system.errors import UsageError, did_you_mean
 
 
 def group_into_arms(

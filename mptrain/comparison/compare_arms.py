@@ -16,7 +16,7 @@ from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Obj
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
 from mptrain.comparison.verdict import decide
-from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_NUMERICS, UsageError, did_you_mean
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
 MARGIN = 0.01

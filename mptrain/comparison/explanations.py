@@ -13,8 +13,8 @@ from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.results import Arm, Interval, RunMeasures
 from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.words import of_seeds, percent, share
 from mptrain.runlog.atomic_files import readable_bytes
-from mptrain.words import of_seeds, percent, share
 
 #: An arm is faster if the lower end of its speed ratio's CI is above this; the inverse is the limit for memory.
 FASTER = 1.1

@@ -15,8 +15,8 @@ from mptrain.comparison.arms import pair_by_seed, precision_of
 from mptrain.comparison.configurations import MACHINE, config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, Objection, RunMeasures
 from mptrain.config.value_checks import show
+from mptrain.numerics.words import of_seeds
 from mptrain.runlog.atomic_files import readable_bytes
-from mptrain.words import of_seeds
 
 #: Keys and sections in which arms may always differ.
 PRECISION = ("precision", "scaler")

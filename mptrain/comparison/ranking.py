@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.comparison.configurations import short_label
+from mptrain.numerics.words import listed
 from mptrain.runlog.sweeps import SweepJob, interval_of, overrides_of, varied_keys
-from mptrain.words import listed
 
 SEED: Final = "seed"
 

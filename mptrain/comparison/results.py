@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.errors import StorageError
-from mptrain.records import as_json
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
-from mptrain.validation import build
+from mptrain.system.errors import StorageError
+from mptrain.system.records import as_json
+from mptrain.system.validation import build
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
@@ -337,8 +337,8 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """Convert a comparison to JSON values; `from_json` restores it.
 
-    Non-finite numbers become null and are listed (`mptrain.records.as_json`). The learning curves are left out, because
-    the run directories have them.
+    Non-finite numbers become null and are listed (`mptrain.system.records.as_json`). The learning curves are left out,
+    because the run directories have them.
     """
     fields = asdict(comparison)
     for result in fields["arms"]:

@@ -19,10 +19,10 @@ from typing import Any
 from mptrain.comparison.configurations import chosen_options, flat_settings
 from mptrain.comparison.learning_curve import learning_curve
 from mptrain.comparison.results import RunMeasures
-from mptrain.errors import ConfigError, StorageError
 from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.run_reader import Run
 from mptrain.runlog.strict_json import read_object
+from mptrain.system.errors import ConfigError, StorageError
 
 #: Fewest timed steps after warm-up for a throughput.
 TIMED_STEPS = 20

@@ -8,7 +8,7 @@ from scipy import stats
 
 from mptrain.comparison.evidence import PairedEvidence
 from mptrain.comparison.results import Equivalence, Interval, Verdict
-from mptrain.words import counted, of_seeds, percent
+from mptrain.numerics.words import counted, of_seeds, percent
 
 #: Level of every test.
 ALPHA = 0.05

@@ -27,8 +27,8 @@ from mptrain.config.section_checks import (
 )
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.config.value_checks import HEADER, UNRESOLVED, check_field, check_section, fields_of, first_line, show
-from mptrain.errors import ConfigError, Problem
-from mptrain.masking import masked
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.masking import masked
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
 #: Keys of targets that are no arguments of them.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mptrain.files import read_text
+from mptrain.system.files import read_text
 
 #: Groups whose option may change when a run resumes; each maps to the groups that are reset with it.
 RECHOSEN: dict[str, tuple[str, ...]] = {

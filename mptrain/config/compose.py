@@ -30,8 +30,8 @@ from mptrain.config.schema import Config
 from mptrain.config.trust import apply_typed_allow, download_arguments
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
-from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.directory import refuse_other_version
+from mptrain.system.errors import ConfigError, Problem
 
 #: Hint for ``--config-dir``.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"

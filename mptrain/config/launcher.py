@@ -16,8 +16,8 @@ from pydantic import StringConstraints
 
 from mptrain.config.value_checks import check_section
 from mptrain.config.yaml_files import find_unreadable, read_yaml
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt, RangeDescription
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt, RangeDescription
 
 Executor = Literal["slurm", "local"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from mptrain.config.value_checks import show
-from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.fields import describe
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.fields import describe
 
 #: Metadata of an annotated type: a function that returns the checked value, or raises `EntryError`.
 Check = AfterValidator

@@ -13,9 +13,9 @@ from typing import Any
 from mptrain.config.catalogue import SHARED
 from mptrain.config.targets import Target, is_allowed, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, check_section, show
-from mptrain.errors import ConfigError, Problem
 from mptrain.optimizer.parameter_groups import LayerDecay, ParameterGroup
 from mptrain.optimizer.torch_rule import TorchRule, adapt, public_name, timm_optimizer, torch_optimizer
+from mptrain.system.errors import ConfigError, Problem
 
 #: Keys of every optimizer.
 GROUP_KEYS = tuple(entry.key.partition(".")[2] for entry in SHARED["optimizer"])

@@ -22,8 +22,8 @@ from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import model_named, near_options, optimizer_named, translate
 from mptrain.config.targets import DATA_FACTS, FACTS, PACKAGES, parameters, resolve
 from mptrain.config.value_checks import show
-from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
+from mptrain.system.errors import ConfigError, Problem, did_you_mean, either
 
 #: Groups that every run needs.
 REQUIRED = (*TARGET_GROUPS, "precision")

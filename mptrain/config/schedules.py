@@ -9,7 +9,6 @@ from typing import Any, Literal
 from mptrain.config.schema import Config
 from mptrain.config.targets import Target, parameters
 from mptrain.config.value_checks import UNRESOLVED, check_field, show
-from mptrain.errors import ConfigError, Problem
 from mptrain.schedule.shapes import Schedule, TabulatedSchedule
 from mptrain.schedule.stepped import (
     LENGTHS,
@@ -18,6 +17,7 @@ from mptrain.schedule.stepped import (
     timm_scheduler,
     torch_scheduler,
 )
+from mptrain.system.errors import ConfigError, Problem
 from mptrain.workloads.base.task import Objective
 
 #: Functions that find a class by its name, and the package that it is in.

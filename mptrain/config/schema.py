@@ -14,11 +14,11 @@ from pydantic import StringConstraints
 
 from mptrain.config.targets import Target
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt, RangeDescription
 from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.run_paths import check_run_name
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveInt, RangeDescription
 
 Device = Annotated[
     str,

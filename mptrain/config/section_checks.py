@@ -14,9 +14,9 @@ from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
 from mptrain.config.value_checks import check_field, fields_of, section_of, show
 from mptrain.engine.options import TrainOptions
-from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.precision.policy import Policy
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
 
 _HINT = "write for example learners.discriminator.optimizer.lr=4e-4"
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.errors import did_you_mean, either, near_names
+from mptrain.system.errors import did_you_mean, either, near_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

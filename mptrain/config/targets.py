@@ -20,7 +20,16 @@ from typing import Any
 from mptrain.config.catalogue import SHARED
 from mptrain.config.synonyms import torchvision_names, translate
 from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
-from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, either, instance, near_names, out_of_memory
+from mptrain.system.errors import (
+    ConfigError,
+    MptrainError,
+    Problem,
+    did_you_mean,
+    either,
+    instance,
+    near_names,
+    out_of_memory,
+)
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

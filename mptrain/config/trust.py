@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from mptrain.config.overrides import ParsedOverrides, parse
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
-from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.sweeps import Sweep
+from mptrain.system.errors import ConfigError, Problem
 
 _SECTION, _NAME = "extensions", "allow"
 _KEY = f"{_SECTION}.{_NAME}"

@@ -18,9 +18,9 @@ from pydantic import PydanticUserError, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from mptrain.config.synonyms import translate_value
-from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.fields import RangeDescription, describe, show, without_metadata
-from mptrain.validation import validator
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.fields import RangeDescription, describe, show, without_metadata
+from mptrain.system.validation import validator
 
 __all__ = ["UNRESOLVED", "InvalidValueError", "RangeDescription", "check_field", "check_value", "first_line", "show"]
 

@@ -17,8 +17,8 @@ from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Sc
 from yaml.nodes import MappingNode  # type: ignore[import-untyped]
 
 from mptrain.config.value_checks import show
-from mptrain.errors import ConfigError, Problem
-from mptrain.files import read_bytes
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.files import read_bytes
 
 #: Largest number of values in a file after its aliases are expanded.
 _MOST_VALUES: Final = 20_000

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError
 from mptrain.numerics.overflow_check import memory_order
 from mptrain.numerics.shards import is_sharded
+from mptrain.system.errors import ConfigError
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights

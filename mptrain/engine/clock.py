@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from mptrain.device import properties_of
+from mptrain.system.device import properties_of
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Progress

@@ -16,8 +16,8 @@ from mptrain.engine.fingerprints import sample_digests
 from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import whole
-from mptrain.random_state import other_random_numbers
-from mptrain.records import EvalRecord
+from mptrain.system.random_state import other_random_numbers
+from mptrain.system.records import EvalRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts

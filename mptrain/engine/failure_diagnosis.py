@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.device import beside_fp64
-from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.runlog.atomic_files import storage_errors, temporary, write_atomically
+from mptrain.system.device import beside_fp64
+from mptrain.system.errors import NumericsError
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.step import Learner
     from mptrain.engine.step_log import LearnerLog
-    from mptrain.records import StepRecord
     from mptrain.scaler.base import Scaler
+    from mptrain.system.records import StepRecord
     from mptrain.workloads.base.batch import Batch
 
 

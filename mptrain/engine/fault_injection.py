@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError, did_you_mean
 from mptrain.numerics.shards import as_part_of, is_sharded, part
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
-from mptrain.records import EventRecord
-from mptrain.torch_private import tree_leaves, tree_map
+from mptrain.system.errors import ConfigError, did_you_mean
+from mptrain.system.records import EventRecord
+from mptrain.system.torch_private import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from mptrain.engine.options import InjectOptions

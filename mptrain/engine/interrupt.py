@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Preempted
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Preempted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 

@@ -20,9 +20,9 @@ from mptrain.engine.summary import summarise
 from mptrain.engine.telemetry import Telemetry
 from mptrain.engine.termination import Termination
 from mptrain.engine.validation import Validation
-from mptrain.errors import StorageError
-from mptrain.random_state import random_state
-from mptrain.records import EventRecord
+from mptrain.system.errors import StorageError
+from mptrain.system.random_state import random_state
+from mptrain.system.records import EventRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.run_storage import NoStorage, Storage

@@ -8,8 +8,8 @@ import os
 
 import torch
 
-from mptrain import device as devices
-from mptrain import machine
+from mptrain.system import device as devices
+from mptrain.system import machine
 
 #: Options of glibc's mallopt(3), and their values for training on a CPU.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

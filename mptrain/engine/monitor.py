@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.parts import EarlyStoppingState
-from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.schedule.plateau import improves
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from mptrain.engine.options import EarlyStopping, TrainOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)

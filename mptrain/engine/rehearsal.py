@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from mptrain.device import capabilities
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
 from mptrain.numerics.shards import is_sharded, part, part_for
+from mptrain.numerics.words import listed
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 from mptrain.probe.module_trail import ModuleTrail
-from mptrain.random_state import other_random_numbers
-from mptrain.records import EventRecord
-from mptrain.torch_private import disable_current_modes, storage_key
-from mptrain.words import listed
+from mptrain.system.device import capabilities
+from mptrain.system.errors import ConfigError, EnvironmentRefused, FirstBatchError, kernel_refusal, out_of_memory
+from mptrain.system.random_state import other_random_numbers
+from mptrain.system.records import EventRecord
+from mptrain.system.torch_private import disable_current_modes, storage_key
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Options, Parts

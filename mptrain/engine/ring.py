@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.device import capabilities, event_now, widest
 from mptrain.engine.step_values import HostValues, StepValues, stack, unstack
+from mptrain.system.device import capabilities, event_now, widest
 
 
 class Ring:

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from mptrain.engine.parts import Parts, Progress
-from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
+from mptrain.numerics.words import listed
 from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
-from mptrain.random_state import random_state, set_random_state
-from mptrain.words import listed
+from mptrain.system.errors import CheckpointError, out_of_memory
+from mptrain.system.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
     from mptrain.engine.step_log import StepLog

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.step_values import StepValues
-from mptrain.errors import ConfigError
 from mptrain.parallel.strategy import SingleProcessStrategy
-from mptrain.torch_private import run_backward
+from mptrain.system.errors import ConfigError
+from mptrain.system.torch_private import run_backward
 
 if TYPE_CHECKING:
     from mptrain.engine.buffer_guard import BufferGuard

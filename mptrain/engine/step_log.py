@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.step_values import HostValues
 from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
-from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
+from mptrain.system.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 
 if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.device import capabilities
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated, host_waits
 from mptrain.engine.step import train_step
 from mptrain.engine.step_values import StepValues
+from mptrain.system.device import capabilities
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts

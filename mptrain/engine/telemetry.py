@@ -12,9 +12,9 @@ from mptrain.engine.memory import memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.watchdog import Watchdog
-from mptrain.records import EventRecord, ProgressRecord, Record, StepRecord
+from mptrain.numerics.words import listed
 from mptrain.runlog.sink import Fanout, Sink
-from mptrain.words import listed
+from mptrain.system.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from mptrain.engine.failure_diagnosis import diagnose_overflows, is_finite
-from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted
 from mptrain.parallel.communicator import RankLost
+from mptrain.system.errors import EXIT_PREEMPTED, NumericsError, Preempted
 
 if TYPE_CHECKING:
     from mptrain.engine.checkpointing import Checkpointing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.device import capabilities, current_stream, event_now, new_stream, on_stream
+from mptrain.system.device import capabilities, current_stream, event_now, new_stream, on_stream
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch

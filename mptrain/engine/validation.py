@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.errors import ConfigError
-from mptrain.records import EpochRecord
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import EpochRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.monitor import Monitor

@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from mptrain.errors import StorageError
-from mptrain.files import open_in_place
 from mptrain.runlog.atomic_files import storage_errors
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_in_place
 
 #: Number of checks within the time after which a run counts as stalled.
 LOOKS = 10

@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import CheckpointError
-from mptrain.extras import load_extra
 from mptrain.numerics.rounding import saturated
+from mptrain.numerics.words import listed
 from mptrain.runlog.checkpoint_data import NotPlain, load_plain
-from mptrain.words import listed
+from mptrain.system.errors import CheckpointError
+from mptrain.system.extras import load_extra
 
 #: Keys under which programs store a state dict in a larger file, and name prefixes that wrappers add.
 _HOLDERS = ("state_dict", "model_state_dict", "model")

@@ -13,8 +13,8 @@ import torch
 
 from mptrain.build.workload import build_dataset, require_facts
 from mptrain.config.schema import Config
-from mptrain.errors import ConfigError
-from mptrain.machine import usable_cores
+from mptrain.system.errors import ConfigError
+from mptrain.system.machine import usable_cores
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import checking
 from mptrain.workloads.base.survey import FileFacts, Survey

@@ -18,14 +18,12 @@ from mptrain.config.schema import Config
 from mptrain.config.trust import allowed_downloads, command_with, is_allow_override
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
-from mptrain.errors import CheckpointError, ConfigError, StorageError
-from mptrain.files import read_text
 from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.divergence import Divergence, explain_divergence
 from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine, with_cause
 from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
-from mptrain.records import StepRecord
+from mptrain.numerics.words import listed
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog import RunDirectory
@@ -36,7 +34,9 @@ from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.strict_json import parse_strict
-from mptrain.words import listed
+from mptrain.system.errors import CheckpointError, ConfigError, StorageError
+from mptrain.system.files import read_text
+from mptrain.system.records import StepRecord
 from mptrain.workloads.base.batch import Batch
 
 #: Class and first scale of a loss scaling rule.

@@ -20,7 +20,6 @@ from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.step import Learner
-from mptrain.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection.findings import (
     Finding,
     compare_with_fp32,
@@ -33,9 +32,10 @@ from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
 from mptrain.numerics.rounding import limited
+from mptrain.numerics.words import listed
 from mptrain.precision.apply import input_dtype, set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
-from mptrain.words import listed
+from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused
 
 
 def with_overrides(config: Config, *words: str) -> Config:

@@ -13,16 +13,16 @@ from typing import cast
 from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
-from mptrain.errors import ConfigError, did_you_mean
 from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of, with_overrides, without_initial_nonfinite
 from mptrain.inspection.evaluation_check import check_evaluation
 from mptrain.inspection.findings import Finding
 from mptrain.inspection.observations import module_rows, step_notes, underflows
 from mptrain.inspection.remedies import remedies
 from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
+from mptrain.numerics.words import listed
 from mptrain.probe.observer import Observation
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
-from mptrain.words import listed
+from mptrain.system.errors import ConfigError, did_you_mean
 
 #: Overrides that remove an injected fault from a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")

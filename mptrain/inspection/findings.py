@@ -15,9 +15,9 @@ from mptrain.inspection.module_tensors import HANDED, owner
 from mptrain.inspection.scale_check_ranges import EPSILONS, ModuleScaling
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.words import listed
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation, OperatorError
-from mptrain.words import listed
 
 #: Module, operator, pass, and index among the calls with the same three.
 Key = tuple[str, str, str, int]

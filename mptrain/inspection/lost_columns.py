@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.device import in_widest
-from mptrain.words import listed
+from mptrain.numerics.words import listed
+from mptrain.system.device import in_widest
 from mptrain.workloads.base.batch import Batch
 
 #: Share of a column's deviation that rounding may change; beyond it most of what the column tells is lost.

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
 from mptrain.precision.census import current_pass
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
-from mptrain.torch_private import disable_current_modes, tree_leaves, tree_map
+from mptrain.system.device import beside_fp64
+from mptrain.system.torch_private import disable_current_modes, tree_leaves, tree_map
 
 #: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
 #: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`.

@@ -16,12 +16,12 @@ from mptrain.inspection.findings import (
 )
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
+from mptrain.numerics.words import listed
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation
-from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
-from mptrain.words import listed
+from mptrain.system.records import ExponentCounts
 
 #: Share of FP16's range above which a value counts as close to its end: at most two doublings are left.
 CLOSE = 0.25

@@ -22,7 +22,7 @@ import torch
 from mptrain.precision.census import current_pass, floating_in
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver
-from mptrain.torch_private import tree_map, written_tensors
+from mptrain.system.torch_private import tree_map, written_tensors
 
 #: Names for the user of operators that no code calls by name.
 _SHOWN = {"_to_copy": "a cast", "lift_fresh": "a constant"}

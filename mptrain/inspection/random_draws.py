@@ -13,7 +13,7 @@ import torch
 
 from mptrain.precision.census import floating_in
 from mptrain.precision.upcast import EagerMode
-from mptrain.torch_private import tree_map, written_tensors
+from mptrain.system.torch_private import tree_map, written_tensors
 
 #: Fused operators that draw random numbers only inside, for their own dropout: computing them in FP32 would be no draw.
 _FUSED = ("attention", "rnn")

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of
 from mptrain.inspection.findings import describe_errors, describe_module, first_break, first_cause, operator_name
 from mptrain.inspection.lost_columns import lost_columns
@@ -38,9 +37,10 @@ from mptrain.precision.apply import input_dtype
 from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
-from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import NoScaler, StaticScaler
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.records import ExponentCounts
 from mptrain.workloads.base.batch import Batch
 
 #: Maximum number of entries added to ``precision.keep_fp32``; beyond that another precision is the simpler remedy.

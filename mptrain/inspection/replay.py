@@ -26,11 +26,10 @@ from torch import Tensor
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
-from mptrain.errors import DataError, UsageError
 from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.records import StepRecord
+from mptrain.numerics.words import counted
 from mptrain.report.forecast_blocks import ONE_BECOMES_ALL
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory
 from mptrain.report.run_blocks import unfinished_note
@@ -38,7 +37,8 @@ from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState
 from mptrain.scaler.static import StaticScaler
-from mptrain.words import counted
+from mptrain.system.errors import DataError, UsageError
+from mptrain.system.records import StepRecord
 
 #: The overrides that a replay accepts.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")

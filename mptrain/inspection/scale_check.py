@@ -13,7 +13,6 @@ from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
-from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.diagnosis_case import with_overrides
 from mptrain.inspection.evaluation_check import check_evaluation
@@ -33,13 +32,14 @@ from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence
 from mptrain.inspection.step_accuracy import largest_errors, why_worse
 from mptrain.inspection.zero_gradients import without_gradient
 from mptrain.numerics.formats import FORMATS, Format
+from mptrain.numerics.words import listed
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Operation
-from mptrain.words import listed
+from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 
 #: Highest exponent of the scales tried, from 2^0 on; seconds per pass above which only every second scale is tried.

@@ -23,9 +23,9 @@ from mptrain.inspection.scale_check_ranges import (
     scales_of,
 )
 from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.words import share
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Operation
-from mptrain.words import share
 
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 

@@ -18,11 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mptrain.device import beside_fp64, capabilities
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
-from mptrain.errors import out_of_memory
 from mptrain.inspection.module_tensors import (
     Change,
     GradientPath,
@@ -44,8 +42,10 @@ from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import Observer, Operation
-from mptrain.random_state import other_random_numbers
 from mptrain.scaler.static import StaticScaler
+from mptrain.system.device import beside_fp64, capabilities
+from mptrain.system.errors import out_of_memory
+from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Objective
 

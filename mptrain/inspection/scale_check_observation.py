@@ -15,10 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mptrain.device import beside_fp64
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
-from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.inspection.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.inspection.random_draws import SameDraws
 from mptrain.inspection.scale_check_ranges import EPSILONS, ScalingEvidence
@@ -28,7 +26,9 @@ from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver
 from mptrain.scaler.static import NoScaler, StaticScaler
-from mptrain.torch_private import Dropout, tree_map
+from mptrain.system.device import beside_fp64
+from mptrain.system.errors import EnvironmentRefused, FirstBatchError
+from mptrain.system.torch_private import Dropout, tree_map
 from mptrain.workloads.base.batch import Batch
 
 #: Operators that can take a number as operand, which the dtype of the tensor has to hold.

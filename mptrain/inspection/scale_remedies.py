@@ -12,17 +12,17 @@ from dataclasses import replace
 import torch
 
 from mptrain.build.parts import build
-from mptrain.device import widest
-from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, with_overrides
 from mptrain.inspection.observations import small_gradients
 from mptrain.numerics.exponents import lost_share
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.overflow_check import Verdict
-from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import StaticScaler
+from mptrain.system.device import widest
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.records import ExponentCounts
 
 #: Share of gradients rounded to zero above which a scale is no remedy.
 LOSES = 0.1

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from mptrain.machine import dropping_nothing
 from mptrain.numerics.exponents import (
     INFINITE_FROM,
     HistogramSample,
@@ -27,8 +26,9 @@ from mptrain.numerics.exponents import (
     total,
 )
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
-from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.run_reader import Run
+from mptrain.system.machine import dropping_nothing
+from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
 
 #: Basis of an answer. ``known``: the step's own records. ``estimated``: records of nearby steps, or of another format.
 #: ``unknown``: neither; the answer is the recorded outcome, which tells nothing about the other scale.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.files import read_text
-from mptrain.records import Record
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveFloat, PositiveInt
+from mptrain.system.files import read_text
+from mptrain.system.records import Record
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import flat, numbers, points
-from mptrain.records import EventRecord, Record
+from mptrain.system.records import EventRecord, Record
 
 #: Seconds between two requests while there are values to send.
 _EVERY_SECONDS = 2.0

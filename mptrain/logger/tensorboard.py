@@ -14,7 +14,7 @@ from typing import Any
 
 from mptrain.logger.base import TrackedRun, TrackerOptions
 from mptrain.logger.series import flat, markdown_table, points
-from mptrain.records import EventRecord, OverflowRecord, Record
+from mptrain.system.records import EventRecord, OverflowRecord, Record
 
 #: Seconds between two flushes of the event file; TensorBoard shows only flushed events.
 _FLUSH = 5

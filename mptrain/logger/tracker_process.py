@@ -20,11 +20,11 @@ import traceback
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
-from mptrain.files import open_in_place
-from mptrain.interpreter import command
 from mptrain.logger.base import Logger, TrackedRun, Tracker
-from mptrain.masking import MaskedText
-from mptrain.records import EventRecord, Record
+from mptrain.system.files import open_in_place
+from mptrain.system.interpreter import command
+from mptrain.system.masking import MaskedText
+from mptrain.system.records import EventRecord, Record
 
 #: Seconds between two writes to the tracker.
 PAUSE: Final = 0.5

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import numbers, points, read_table
-from mptrain.records import EventRecord, Record
+from mptrain.system.records import EventRecord, Record
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mptrain.records import ExponentCounts
+from mptrain.system.records import ExponentCounts
 
 #: Layout of the result of `count_exponents`: 256 biased exponents, zeros, NaN, bits of the largest finite magnitude.
 _BINS = 256

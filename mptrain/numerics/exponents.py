@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.records import ExponentCounts, HistogramRecord
+from mptrain.system.records import ExponentCounts, HistogramRecord
 
 #: Exponents of the smallest positive, the smallest normal and the largest FP16 number.
 TINIEST, NORMAL, HIGHEST = -24, -14, 15

@@ -58,7 +58,7 @@ from mptrain.numerics.overflow_limits import (
     find_evidence,
     overflow_limits,
 )
-from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
+from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
 
 #: Largest share of a module's gradient, by magnitude, that may underflow: the mean error of rounding to two mantissa
 #: bits (a quarter of their spacing, 2^-4, of 1.5). Networks train as well with gradients of two mantissa bits as with

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mptrain.device import in_widest, widest
-from mptrain.torch_private import foreach_norm
+from mptrain.system.device import in_widest, widest
+from mptrain.system.torch_private import foreach_norm
 
 
 class Measure(Protocol):

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptrain.device import capabilities
 from mptrain.numerics.formats import FLOAT32
-from mptrain.torch_private import foreach_copy_, foreach_norm
+from mptrain.system.device import capabilities
+from mptrain.system.torch_private import foreach_copy_, foreach_norm
 
 #: Elements whose squares `float32_norm` adds in one sum.
 _ROW = 4096

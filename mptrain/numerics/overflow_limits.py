@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
 from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, interpolate, largest_at_step, sample_at
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 #: Exponents of the forecast scales: 1 to 2^24, apex's maximum.
 EXPONENTS: Final = range(25)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from mptrain.torch_private import local_shard
+from mptrain.system.torch_private import local_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

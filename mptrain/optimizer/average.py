@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mptrain.device import in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
-from mptrain.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_sub
+from mptrain.system.device import in_widest
+from mptrain.system.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_sub
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

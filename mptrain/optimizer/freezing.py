@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mptrain.optimizer.parameter_groups import matches, require_matches
-from mptrain.torch_private import BatchNorm
+from mptrain.system.torch_private import BatchNorm
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from mptrain.device import capabilities
-from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16
 from mptrain.numerics.overflow_check import memory_order
 from mptrain.numerics.shards import as_part_of, part, part_for
-from mptrain.torch_private import foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
+from mptrain.system.device import capabilities
+from mptrain.system.errors import CheckpointError, ConfigError
+from mptrain.system.torch_private import foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
 
 #: The largest finite number of FP16.
 FLOAT16_MAX = FLOAT16.max

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from annotated_types import Gt, Le
 from torch import nn
 
-from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.extras import load_extra
-from mptrain.fields import NonNegativeFloat
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.extras import load_extra
+from mptrain.system.fields import NonNegativeFloat
 
 if TYPE_CHECKING:
     from mptrain.optimizer.rules import Rule

@@ -23,10 +23,10 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from mptrain.device import capabilities
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, NonNegativeFloat
-from mptrain.torch_private import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_, has_kernel
+from mptrain.system.device import capabilities
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat
+from mptrain.system.torch_private import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_, has_kernel
 
 if TYPE_CHECKING:
     #: Function of weight, unscaled gradient, state, weight decay and inputs; returns the new weight and state.

@@ -14,10 +14,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from mptrain.device import capabilities
-from mptrain.errors import ConfigError, did_you_mean, instance
-from mptrain.extras import load_extra
-from mptrain.torch_private import has_kernel
+from mptrain.system.device import capabilities
+from mptrain.system.errors import ConfigError, did_you_mean, instance
+from mptrain.system.extras import load_extra
+from mptrain.system.torch_private import has_kernel
 
 #: Makes an optimizer of groups of parameters, as torch.optim's classes do.
 OptimizerClass = Callable[..., torch.optim.Optimizer]

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from mptrain.device import capabilities
-from mptrain.errors import ConfigError, instance, out_of_memory
 from mptrain.numerics.shards import as_part_of, is_sharded, part_for
 from mptrain.optimizer.torch_rule import TorchRule, prefer_fused, public_name
-from mptrain.torch_private import foreach_div, fused_step, has_step_hooks, skips_on_device, tree_leaves
+from mptrain.system.device import capabilities
+from mptrain.system.errors import ConfigError, instance, out_of_memory
+from mptrain.system.torch_private import foreach_div, fused_step, has_step_hooks, skips_on_device, tree_leaves
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mptrain.device import capabilities, widest
-from mptrain.errors import ConfigError
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge
 from mptrain.numerics.shards import is_sharded, part
@@ -24,7 +22,9 @@ from mptrain.optimizer.parameter_groups import ParameterOptions, parameter_optio
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.torch_updater import TorchUpdater
 from mptrain.optimizer.updater import Updater
-from mptrain.torch_private import foreach_add_, foreach_copy_
+from mptrain.system.device import capabilities, widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.torch_private import foreach_add_, foreach_copy_
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure

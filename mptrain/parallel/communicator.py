@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from typing_extensions import override
 
-from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted
-from mptrain.torch_private import set_group_timeout
+from mptrain.system.errors import EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted
+from mptrain.system.torch_private import set_group_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

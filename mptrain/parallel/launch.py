@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
-from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
-from mptrain.machine import LOOPBACK, ends_with_parent, usable_cores
 from mptrain.parallel.communicator import (
     SINGLE_PROCESS,
     Communicator,
@@ -28,6 +26,8 @@ from mptrain.parallel.communicator import (
     is_rank_loss,
 )
 from mptrain.parallel.torchrun import rendezvous, restarts, store_of_torchrun, torchrun_rank
+from mptrain.system.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
+from mptrain.system.machine import LOOPBACK, ends_with_parent, usable_cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.torch_private import flatten_dense_tensors, foreach_copy_, unflatten_dense_tensors
+from mptrain.system.torch_private import flatten_dense_tensors, foreach_copy_, unflatten_dense_tensors
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError, did_you_mean
+from mptrain.system.errors import ConfigError, did_you_mean
 
 
 def shard(

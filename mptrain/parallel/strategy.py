@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.errors import ConfigError
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.reduce import data_parallel, sum_over_ranks
+from mptrain.system.errors import ConfigError
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure

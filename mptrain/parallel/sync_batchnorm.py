@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.torch_private import BatchNorm
+from mptrain.system.torch_private import BatchNorm
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 if TYPE_CHECKING:
     from torch.distributed import Store

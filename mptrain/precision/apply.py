@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from mptrain.numerics.rounding import limited
+from mptrain.numerics.words import listed
 from mptrain.precision.keep_fp32 import cast_floating, float32_subclass, kept_modules, refuse_sharing
 from mptrain.precision.policy import Dtype, Policy
-from mptrain.torch_private import BatchNorm
-from mptrain.words import listed
+from mptrain.system.torch_private import BatchNorm
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,

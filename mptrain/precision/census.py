@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
-from mptrain.torch_private import current_autograd_node, storage_key, written_tensors
+from mptrain.system.torch_private import current_autograd_node, storage_key, written_tensors
 
 Pass = Literal["forward", "backward"]
 
@@ -80,7 +80,7 @@ class OperatorCensus(EagerMode):
         product_calls: Number of calls of products. Not counted are those by which autograd differentiates an operator
             that is none, such as a Cholesky decomposition.
         in_half: Operator overloads (``torch.ops.aten`` objects) called with half-precision tensors.
-        written: Memory that operators wrote in place (`mptrain.torch_private.storage_key`).
+        written: Memory that operators wrote in place (`mptrain.system.torch_private.storage_key`).
     """
 
     def __init__(self, current_module: Callable[[], str] = str) -> None:

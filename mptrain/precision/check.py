@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.numerics.words import listed
 from mptrain.precision.apply import DTYPES
-from mptrain.torch_private import Convolution
-from mptrain.words import listed
+from mptrain.system.errors import EnvironmentRefused
+from mptrain.system.torch_private import Convolution
 
 if TYPE_CHECKING:
     from mptrain.precision.census import OperatorCensus

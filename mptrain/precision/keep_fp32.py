@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.precision.policy import NORMS
-from mptrain.torch_private import tree_map
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.torch_private import tree_map
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mptrain.errors import ConfigError, Problem
+from mptrain.system.errors import ConfigError, Problem
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.device import (
+from mptrain.precision.upcast import uses_upcast
+from mptrain.system.device import (
     NAMES,
     Capabilities,
     built_for,
@@ -24,9 +25,8 @@ from mptrain.device import (
     is_rocm,
     other_accelerator,
 )
-from mptrain.errors import EnvironmentRefused
-from mptrain.precision.upcast import uses_upcast
-from mptrain.torch_private import has_native_half
+from mptrain.system.errors import EnvironmentRefused
+from mptrain.system.torch_private import has_native_half
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy
@@ -86,7 +86,7 @@ def supports(policy: Policy, device: torch.device) -> Support:
     """Return whether a device supports a precision policy, with the reason and an alternative for the user.
 
     NVIDIA GPUs are judged by compute capability, CPUs by their half-precision arithmetic, and untested accelerators by
-    the capabilities found for them (`mptrain.device.capabilities`).
+    the capabilities found for them (`mptrain.system.device.capabilities`).
     """
     if device.type == "cuda" and not is_rocm():
         return cuda_support(policy, compute_capability(device), built_for())

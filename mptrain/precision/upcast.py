@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mptrain.torch_private import Convolution, TorchDispatchMode, has_native_half
+from mptrain.system.torch_private import Convolution, TorchDispatchMode, has_native_half
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.fields import PositiveInt
 from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
 from mptrain.numerics.overflow_check import Verdict
 from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import Watch
-from mptrain.records import HistogramRecord, TensorKind
-from mptrain.torch_private import tree_leaves
+from mptrain.system.fields import PositiveInt
+from mptrain.system.records import HistogramRecord, TensorKind
+from mptrain.system.torch_private import tree_leaves
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)

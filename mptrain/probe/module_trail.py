@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from mptrain.precision.census import floating_in
-from mptrain.torch_private import current_autograd_node, disable_current_modes, number_of_node, sequence_number
+from mptrain.system.torch_private import current_autograd_node, disable_current_modes, number_of_node, sequence_number
 
 #: Module name for operators outside all modules: the loss, and the task's arithmetic on the outputs of the model.
 LOSS = "(loss)"

@@ -20,8 +20,8 @@ from mptrain.numerics.exponent_counts import count_exponents, read_counts
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import ModuleCall, ModuleTrail
-from mptrain.records import ExponentCounts
-from mptrain.torch_private import current_autograd_node, input_metadata, number_of_node
+from mptrain.system.records import ExponentCounts
+from mptrain.system.torch_private import current_autograd_node, input_metadata, number_of_node
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mptrain.numerics.formats import FLOAT32
-from mptrain.records import MAX_TENSORS, Phase
+from mptrain.system.records import MAX_TENSORS, Phase
 
 #: Clean steps in a row after which a scale counts as settled, once it has grown.
 SETTLED = 50

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mptrain.numerics.overflow_check import Verdict
     from mptrain.optimizer.weights import Weights
-    from mptrain.records import Record
+    from mptrain.system.records import Record
 
 
 class Watch(Protocol):

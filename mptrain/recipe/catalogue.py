@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mptrain.config import location
 from mptrain.config.overrides import parse
 from mptrain.config.value_checks import show
-from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
 from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point
+from mptrain.system.errors import ConfigError, Problem, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from mptrain.recipe.recipe import Recipe

@@ -18,8 +18,8 @@ from mptrain.comparison.results import RunMeasures, Verdict
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
 from mptrain.comparison.verdict import decide
-from mptrain.errors import EXIT_NUMERICS, Problem, did_you_mean
 from mptrain.recipe.recipe import Expectation
+from mptrain.system.errors import EXIT_NUMERICS, Problem, did_you_mean
 
 Outcome = Literal["met", "not met", "undecided"]
 

@@ -20,8 +20,8 @@ from mptrain.config.mappings import Check, EntryError, read_mapping
 from mptrain.config.overrides import parse
 from mptrain.config.value_checks import RangeDescription, show
 from mptrain.config.yaml_files import find_unreadable, read_yaml
-from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 #: Keys that a recipe must not set, with the reason.
 RESERVED = {

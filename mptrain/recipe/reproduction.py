@@ -17,11 +17,8 @@ from mptrain.config import location
 from mptrain.config.compose import Composer
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import RunOptions
-from mptrain.errors import ConfigError, EnvironmentRefused, Problem
-from mptrain.files import read_bytes
 from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
 from mptrain.recipe.expectations import Finding, judge, unknown_measures
-from mptrain.records import as_json
 from mptrain.run.describe import versions_now
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import RunPaths
@@ -30,6 +27,9 @@ from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_swee
 from mptrain.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, refresh_status, sweep_folder
+from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.system.files import read_bytes
+from mptrain.system.records import as_json
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison, RunMeasures
@@ -229,7 +229,7 @@ def other_circumstances(sweep: Sweep) -> list[str]:
 def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
     """Write the outcome of a recipe to ``verdict.json`` in its folder, as strict JSON.
 
-    `mptrain.records.as_json` encodes non-finite numbers.
+    `mptrain.system.records.as_json` encodes non-finite numbers.
 
     Returns:
         The path of the file.
@@ -256,7 +256,7 @@ def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict) -> Path:
 def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
     if recipe.needs.gpu == "optional" or smoke:
         return
-    from mptrain.device import count_of
+    from mptrain.system.device import count_of
 
     if not count_of("cuda"):
         raise EnvironmentRefused(

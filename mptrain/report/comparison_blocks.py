@@ -15,11 +15,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from mptrain.comparison.results import ArmResult, Comparison, Interval
+from mptrain.numerics.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 from mptrain.report import plotting
 from mptrain.report.curves import Curve, mean_over_runs
 from mptrain.report.page import Block, Bullets, Cell, Plot, Table, Tone, is_empty, table
 from mptrain.runlog.atomic_files import readable_bytes
-from mptrain.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
 
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
 from mptrain.config.value_checks import show
+from mptrain.numerics.words import counted, listed
 from mptrain.report import comparison_blocks
 from mptrain.report.curves import Curve
 from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
@@ -45,7 +46,6 @@ from mptrain.report.sweep_page import (
 )
 from mptrain.report.sweep_points import BUCKETS, OpenedPoint, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
-from mptrain.words import counted, listed
 
 Read = Callable[[Path], OpenedRun | str]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
+from mptrain.numerics.words import number, scale, share
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Facts, Page, Table, Text, Tiles, Tone, facts, section, table
 from mptrain.report.run_blocks import operator_blocks
@@ -20,7 +21,6 @@ from mptrain.runlog.diagnosis_file import (
     file_stem,
     write_examination,
 )
-from mptrain.words import number, scale, share
 
 #: Name of each cause.
 NAMES: Final[dict[CauseKind, str]] = {

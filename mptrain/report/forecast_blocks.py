@@ -17,10 +17,10 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
+from mptrain.numerics.words import counted, elided, number, share
 from mptrain.report import plotting
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
-from mptrain.words import counted, elided, number, share
 
 #: Maximum characters of a module's name.
 _NAME = 36

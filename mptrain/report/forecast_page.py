@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mptrain.errors import StorageError
+from mptrain.numerics.words import listed
 from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation, scale_words
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
 from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, unfinished_note
 from mptrain.report.sweep_points import MeasuredScales, read_measured
-from mptrain.words import listed
+from mptrain.system.errors import StorageError
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast

@@ -24,7 +24,7 @@ from mptrain.numerics.exponents import (
     zero_share,
 )
 from mptrain.numerics.forecast import Forecast
-from mptrain.records import ExponentCounts, TensorKind
+from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, number, share
 from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation, scale_words
 from mptrain.report.histogram_summary import (
@@ -37,7 +37,7 @@ from mptrain.report.histogram_summary import (
 )
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_blocks import OpenedRun
-from mptrain.words import MINUS, UNKNOWN, counted, elided, number, share
+from mptrain.system.records import ExponentCounts, TensorKind
 
 #: Maximum rows of a table of tensors. The worst come first.
 MOST_TENSORS = 20

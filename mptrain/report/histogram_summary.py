@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mptrain.errors import StorageError
 from mptrain.numerics.exponents import ExponentTails, headroom, lost_share, merged, nonzero, subnormal_share, zero_share
 from mptrain.numerics.forecast import Forecast, GradientHistory
+from mptrain.system.errors import StorageError
 
 if TYPE_CHECKING:
-    from mptrain.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
     from mptrain.runlog.run_reader import Run
+    from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
 
 #: Name of each kind of tensor in the report.
 KINDS: Final[dict[TensorKind, str]] = {

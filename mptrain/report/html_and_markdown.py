@@ -16,9 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mptrain import __version__
+from mptrain.numerics.words import elided, plain
 from mptrain.report.page import Page, Plot
 from mptrain.report.plotting import inlined
-from mptrain.words import elided, plain
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 

@@ -12,13 +12,13 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from mptrain.records import MAX_TENSORS
+from mptrain.numerics.words import counted, elided, scale
 from mptrain.report import plotting
 from mptrain.report.curves import Curve
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
 from mptrain.report.run_blocks import OpenedRun
 from mptrain.report.run_history import LearnerHistory, Offender, Overflows
-from mptrain.words import counted, elided, scale
+from mptrain.system.records import MAX_TENSORS
 
 #: Maximum parameters that overflowed in the figure, and in the table.
 _MOST_ROWS, _MOST_NAMED = 6, 12

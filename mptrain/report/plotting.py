@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mptrain.words import MINUS, elided
+from mptrain.numerics.words import MINUS, elided
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # silences notices about its font cache
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.errors import StorageError
+from mptrain.numerics.words import counted
 from mptrain.report.page import Block, Cell, Text, Tone, facts, table
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
-from mptrain.words import counted
+from mptrain.system.errors import StorageError
 
 _TONES: Final[dict[str, Tone]] = {
     "REPRODUCED": "good",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.masking import masked
+from mptrain.numerics.words import counted, elided, scale
 from mptrain.report.curves import Curve
 from mptrain.report.page import (
     Block,
@@ -42,7 +42,7 @@ from mptrain.report.plotting import (
     step_axis,
 )
 from mptrain.report.run_history import MOST_MARKS
-from mptrain.words import counted, elided, scale
+from mptrain.system.masking import masked
 
 
 @dataclass

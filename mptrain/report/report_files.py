@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import StorageError
 from mptrain.report.comparison_page import comparison_page
 from mptrain.report.forecast_page import Recommendation, forecast_page
 from mptrain.report.html_and_markdown import html, markdown_page
@@ -20,6 +19,7 @@ from mptrain.report.sweep_page import sweep_page
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
+from mptrain.system.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)

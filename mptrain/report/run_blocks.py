@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.comparison.configurations import flat
-from mptrain.errors import StorageError
-from mptrain.files import read_bytes, read_text
+from mptrain.numerics.words import counted, duration, moment
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, Tone, facts, table
 from mptrain.report.run_history import History, read_history
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.runlog.sweeps import SweepJob
-from mptrain.words import counted, duration, moment
+from mptrain.system.errors import StorageError
+from mptrain.system.files import read_bytes, read_text
 
 
 @dataclass(frozen=True)

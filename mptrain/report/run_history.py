@@ -12,13 +12,13 @@ from typing import Any, Final, get_args
 
 from typing_extensions import TypedDict
 
-from mptrain.errors import StorageError
-from mptrain.fields import NonNegativeInt
-from mptrain.records import Phase, StepRecord
+from mptrain.numerics.words import counted
 from mptrain.report.curves import MOST_BUCKETS, Curve
 from mptrain.runlog.run_reader import Run
-from mptrain.validation import build
-from mptrain.words import counted
+from mptrain.system.errors import StorageError
+from mptrain.system.fields import NonNegativeInt
+from mptrain.system.records import Phase, StepRecord
+from mptrain.system.validation import build
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from mptrain.numerics.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
 from mptrain.report.curves import MOST_BUCKETS, Curve
 from mptrain.report.gradient_histogram_blocks import gradient_histogram_blocks
 from mptrain.report.loss_scale_blocks import loss_scale_blocks
@@ -30,7 +31,6 @@ from mptrain.report.run_blocks import OpenedRun, commands, environment, exhibits
 from mptrain.report.run_history import PHASES, History, LearnerHistory, Overflows
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
-from mptrain.words import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
 
 #: Maximum metrics in one figure if the task has no main metric.
 _MOST_METRICS = 4

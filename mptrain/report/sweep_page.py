@@ -17,6 +17,7 @@ from matplotlib.ticker import NullLocator
 
 from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
+from mptrain.numerics.words import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report import plotting
 from mptrain.report.curves import Curve
 from mptrain.report.page import (
@@ -40,7 +41,6 @@ from mptrain.report.run_page import LONG
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of
-from mptrain.words import counted, duration, elided, moment, number, rate, scale_path, share
 
 
 def sweep_page(sweep: Sweep) -> Page:

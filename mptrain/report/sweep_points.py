@@ -23,10 +23,10 @@ from mptrain.comparison.configurations import (
 from mptrain.comparison.fairness import is_claimed
 from mptrain.comparison.ranking import SEED, metric_in_words
 from mptrain.config.value_checks import show
-from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
 from mptrain.runlog.sweeps import Sweep, SweepJob, overrides_of, read_sweep, varied_keys
+from mptrain.system.errors import StorageError
 
 #: Maximum buckets of a curve in figures with many curves.
 BUCKETS: Final = 300

@@ -15,15 +15,8 @@ from mptrain.config.schema import Config
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage
-from mptrain.errors import (
-    EXIT_OK,
-    MptrainError,
-    Preempted,
-    StorageError,
-)
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
-from mptrain.records import EventRecord
 from mptrain.run.consistency import (
     changed_training_data,
     digests_of,
@@ -44,6 +37,13 @@ from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.trained_samples import read_trained, write_trained
+from mptrain.system.errors import (
+    EXIT_OK,
+    MptrainError,
+    Preempted,
+    StorageError,
+)
+from mptrain.system.records import EventRecord
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.parts import Parts
-from mptrain.errors import ConfigError, MptrainError, StorageError
-from mptrain.records import EvalRecord
 from mptrain.runlog import RunDirectory, RunState, read_run
 from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
+from mptrain.system.errors import ConfigError, MptrainError, StorageError
+from mptrain.system.records import EvalRecord
 from mptrain.workloads.base.loader import Loader
 
 _RESTORE = "restore the file from a copy"

@@ -18,12 +18,12 @@ import torch
 from mptrain import __version__
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
-from mptrain.device import compute_capability, name_of
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.optimizer.parameter_groups import describe_options
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.runlog import RunDirectory, RunState
+from mptrain.system.device import compute_capability, name_of
 
 #: File in which NVIDIA's driver for Linux says its version.
 _DRIVER = Path("/proc/driver/nvidia/version")

@@ -16,15 +16,15 @@ from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights, weights_file
-from mptrain.errors import DataError
 from mptrain.precision.apply import count_out_of_range, describe_clamped
-from mptrain.records import EvalRecord
 from mptrain.run.consistency import changed_evaluation_data, trained_on
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.strict_json import read_object
 from mptrain.runlog.trained_samples import beside, read_trained, write_trained
+from mptrain.system.errors import DataError
+from mptrain.system.records import EvalRecord
 
 #: Keys by which an evaluation holds out a part of a folder without splits, instead of taking all of it as test data.
 _SHARES = ("dataset.val_share", "dataset.val_samples", "dataset.test_share")

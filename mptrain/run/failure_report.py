@@ -14,7 +14,10 @@ from mptrain.config.targets import is_allowed
 from mptrain.config.trust import command_with
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import EndRequested
-from mptrain.errors import (
+from mptrain.parallel.communicator import Communicator
+from mptrain.parallel.torchrun import torchrun_command
+from mptrain.runlog import RunDirectory, storage_errors, write_atomically
+from mptrain.system.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -27,9 +30,6 @@ from mptrain.errors import (
     kernel_refusal,
     out_of_memory,
 )
-from mptrain.parallel.communicator import Communicator
-from mptrain.parallel.torchrun import torchrun_command
-from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:

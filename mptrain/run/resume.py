@@ -17,11 +17,6 @@ from mptrain.config.value_checks import show
 from mptrain.engine.monitor import early_stop
 from mptrain.engine.parts import EarlyStoppingState, Options, Parts
 from mptrain.engine.snapshot import require_fit, require_same_schema
-from mptrain.errors import (
-    CheckpointError,
-    ConfigError,
-    Problem,
-)
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, torchrun_command
@@ -41,6 +36,11 @@ from mptrain.runlog import (
 )
 from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
+from mptrain.system.errors import (
+    CheckpointError,
+    ConfigError,
+    Problem,
+)
 
 
 @settings_restored()

@@ -7,13 +7,6 @@ from pathlib import Path
 from mptrain.build.parallelism import check_parallelism, device_of
 from mptrain.build.parts import build, settings_restored
 from mptrain.config.schema import Config
-from mptrain.errors import (
-    EXIT_BUG,
-    EXIT_PREEMPTED,
-    ConfigError,
-    MptrainError,
-    StorageError,
-)
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, run_before_restart
@@ -26,6 +19,13 @@ from mptrain.runlog import (
     create_run,
     existing_run,
     open_run,
+)
+from mptrain.system.errors import (
+    EXIT_BUG,
+    EXIT_PREEMPTED,
+    ConfigError,
+    MptrainError,
+    StorageError,
 )
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from mptrain.config.schema import Config
-from mptrain.errors import ConfigError, MptrainError
 from mptrain.logger import Logger, NoLogger, TrackedRun, TrackerProcess
 from mptrain.runlog import RunDirectory
 from mptrain.runlog.sink import Fanout, Sink
+from mptrain.system.errors import ConfigError, MptrainError
 
 
 def require_logger(config: Config) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mptrain.errors import StorageError
-from mptrain.files import open_to_read
-from mptrain.machine import path_of_descriptor
-from mptrain.masking import masked
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_to_read
+from mptrain.system.machine import path_of_descriptor
+from mptrain.system.masking import masked
 
 TEMPORARY = ".tmp"
 _DRAFT = re.compile(r".+\.[0-9a-f]{8}\.tmp")

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mptrain.errors import CheckpointError, out_of_memory
-from mptrain.files import open_to_read
 from mptrain.runlog.atomic_files import as_storage_error, digest_of, storage_errors, sync_folder, temporary
-from mptrain.torch_private import weights_only_unpickler
+from mptrain.system.errors import CheckpointError, out_of_memory
+from mptrain.system.files import open_to_read
+from mptrain.system.torch_private import weights_only_unpickler
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})

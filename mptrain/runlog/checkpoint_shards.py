@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.shards import is_sharded, part
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.checkpoint_data import read_verified, write_state
+from mptrain.system.errors import CheckpointError, out_of_memory
 
 Value = TypeVar("Value")
 

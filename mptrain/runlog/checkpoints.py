@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from mptrain.errors import CheckpointError, StorageError
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors, write_atomically
 from mptrain.runlog.checkpoint_data import check_plain, read_verified, write_state
 from mptrain.runlog.checkpoint_shards import FOLDER, Collectives, insert_shards, write_shards
 from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
+from mptrain.system.errors import CheckpointError, StorageError
 
 _AGAIN = "-again"
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.masking import masked
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import indented_json
+from mptrain.system.masking import masked
 
 SCHEMA = 2
 

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import ConfigError, OtherVersion, StorageError, did_you_mean
-from mptrain.files import read_bytes
 from mptrain.runlog.atomic_files import (
     TEMPORARY,
     remove_drafts,
@@ -24,6 +22,8 @@ from mptrain.runlog.manifest import manifests_in
 from mptrain.runlog.run_paths import RUN_JSON, RunPaths, check_run_name, fresh_name
 from mptrain.runlog.run_state import SCHEMA, RunState, read_state
 from mptrain.runlog.strict_json import parse_strict, read_object
+from mptrain.system.errors import ConfigError, OtherVersion, StorageError, did_you_mean
+from mptrain.system.files import read_bytes
 
 _TRIES = 100
 

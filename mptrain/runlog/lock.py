@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mptrain.errors import StorageError
-from mptrain.files import open_in_place, open_to_read
 from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_all
 from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import parse_strict
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_in_place, open_to_read
 
 PATIENCE = 0.3  # seconds to retry; a reader in `holder_of` blocks a writer for microseconds
 

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from mptrain.errors import CheckpointError
-from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.strict_json import read_object
+from mptrain.system.errors import CheckpointError
+from mptrain.system.fields import NonNegativeInt
 
 SCHEMA = 2
 LAST = "last"

@@ -15,10 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.errors import StorageError
-from mptrain.files import open_in_place, open_to_read
-from mptrain.masking import masker
-from mptrain.records import (
+from mptrain.runlog.atomic_files import digest_of, storage_errors, sync_folder, write_all
+from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_in_place, open_to_read
+from mptrain.system.masking import masker
+from mptrain.system.records import (
     EpochRecord,
     EvalRecord,
     EventRecord,
@@ -31,8 +33,6 @@ from mptrain.records import (
     as_json,
     step_json,
 )
-from mptrain.runlog.atomic_files import digest_of, storage_errors, sync_folder, write_all
-from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")

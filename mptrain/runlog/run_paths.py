@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mptrain.errors import ConfigError
-from mptrain.masking import masked
+from mptrain.system.errors import ConfigError
+from mptrain.system.masking import masked
 
 RUN_JSON = "run.json"
 STEPS = "steps.jsonl"

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mptrain.errors import StorageError
-from mptrain.files import open_to_read, read_bytes
-from mptrain.records import EpochRecord, HistogramRecord, StepRecord
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
@@ -23,7 +20,10 @@ from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
-from mptrain.validation import build, line_parser
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_to_read, read_bytes
+from mptrain.system.records import EpochRecord, HistogramRecord, StepRecord
+from mptrain.system.validation import build, line_parser
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
 

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from mptrain.fields import NonNegativeInt
 from mptrain.runlog.strict_json import damaged, read_object
-from mptrain.validation import build
+from mptrain.system.fields import NonNegativeInt
+from mptrain.system.validation import build
 
 SCHEMA = 2
 

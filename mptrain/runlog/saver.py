@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from mptrain.device import capabilities, event_now
 from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.runlog.checkpoint_shards import Collectives, extract_shards, write_shards
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.record_writer import RecordWriter
-from mptrain.torch_private import foreach_copy_, storage_key
+from mptrain.system.device import capabilities, event_now
+from mptrain.system.torch_private import foreach_copy_, storage_key
 
 
 class Saver:

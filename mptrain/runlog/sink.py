@@ -1,7 +1,7 @@
 """The `Sink` protocol for consumers of a run's records, and a sink that combines several.
 
-Records (`mptrain.records`) describe steps, epochs, evaluations and other events as frozen dataclasses. A sink displays
-or stores them. It must not change training and never receives a tensor.
+Records (`mptrain.system.records`) describe steps, epochs, evaluations and other events as frozen dataclasses. A sink
+displays or stores them. It must not change training and never receives a tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from mptrain.records import Record
+from mptrain.system.records import Record
 
 
 class Sink(Protocol):

@@ -1,6 +1,6 @@
 """Reading and writing of small strict JSON files of runs and sweeps, with non-finite numbers stored beside the fields.
 
-`restore_nonfinite` is the inverse of `mptrain.records.as_json`.
+`restore_nonfinite` is the inverse of `mptrain.system.records.as_json`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mptrain import __version__
-from mptrain.errors import OtherVersion, StorageError
-from mptrain.files import read_bytes
-from mptrain.records import as_json
 from mptrain.runlog.atomic_files import storage_errors
+from mptrain.system.errors import OtherVersion, StorageError
+from mptrain.system.files import read_bytes
+from mptrain.system.records import as_json
 
 #: Maximum nesting depth of mappings and lists in a record.
 DEEPEST: Final = 60
@@ -114,7 +114,7 @@ def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         KeyError, IndexError: A listed path does not exist.
-        ValueError, TypeError, AttributeError: ``nonfinite`` was not written by `mptrain.records.as_json`.
+        ValueError, TypeError, AttributeError: ``nonfinite`` was not written by `mptrain.system.records.as_json`.
     """
     if "nonfinite" not in fields:
         return fields

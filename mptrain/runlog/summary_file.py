@@ -8,11 +8,11 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from mptrain.errors import StorageError
-from mptrain.fields import NonNegativeInt
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
-from mptrain.validation import build
+from mptrain.system.errors import StorageError
+from mptrain.system.fields import NonNegativeInt
+from mptrain.system.validation import build
 
 SCHEMA = 2
 

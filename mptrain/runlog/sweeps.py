@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.errors import EXIT_NUMERICS, StorageError
-from mptrain.fields import NonNegativeInt
-from mptrain.masking import masked
 from mptrain.runlog.atomic_files import require_no_links, write_atomically
 from mptrain.runlog.run_paths import PathInside, RunPaths, name_problem
 from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import read_object
 from mptrain.runlog.summary_file import read_summary
-from mptrain.validation import build
+from mptrain.system.errors import EXIT_NUMERICS, StorageError
+from mptrain.system.fields import NonNegativeInt
+from mptrain.system.masking import masked
+from mptrain.system.validation import build
 
 #: Version of the layout of ``sweep.json`` and ``verdict.json``.
 SCHEMA = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mptrain.errors import StorageError
-from mptrain.files import read_bytes
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.run_paths import RUN_JSON, RunPaths
+from mptrain.system.errors import StorageError
+from mptrain.system.files import read_bytes
 
 #: Bytes of a digest (see `mptrain.workloads.base.sample_digests`).
 SIZE = 8

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.fields import Fraction, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.numerics.measures import ShareAbove
 from mptrain.scaler.base import Limits, RangedScaler, ScalerState
+from mptrain.system.fields import Fraction, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

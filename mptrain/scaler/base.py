@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import PositiveFloat
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from mptrain.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
 from mptrain.scaler.base import Limits, RangedScaler, ScalerState
 from mptrain.scaler.dynamic import DynamicScaler
+from mptrain.system.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     import torch

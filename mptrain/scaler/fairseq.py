@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.device import in_widest
-from mptrain.errors import ConfigError
-from mptrain.fields import AboveOne, Fraction, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import Limits, OnOverflow, Scaler, ScalerState
+from mptrain.system.device import in_widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import AboveOne, Fraction, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

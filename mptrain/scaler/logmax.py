@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.device import in_widest, widest
-from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.measures import LargestMagnitude
 from mptrain.scaler.base import RangedScaler, ScalerState
+from mptrain.system.device import in_widest, widest
+from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

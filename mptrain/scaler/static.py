@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow, Scaler, ScalerState
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveFloat
 
 if TYPE_CHECKING:
     from mptrain.numerics.overflow_check import Verdict

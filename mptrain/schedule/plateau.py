@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from mptrain.errors import CheckpointError
-from mptrain.fields import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt
 from mptrain.schedule.rate_table import rate_table
 from mptrain.schedule.shapes import warmup_factor
+from mptrain.system.errors import CheckpointError
+from mptrain.system.fields import BelowOne, Fraction, NonNegativeFloat, NonNegativeInt
 
 
 def improves(value: float, best: float | None, threshold: float, mode: Literal["rel", "abs"], *, higher: bool) -> bool:

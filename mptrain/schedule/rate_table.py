@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError
 from mptrain.schedule.shapes import TabulatedSchedule
+from mptrain.system.errors import ConfigError
 
 if TYPE_CHECKING:
     from mptrain.schedule.shapes import Schedule

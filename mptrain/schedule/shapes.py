@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from mptrain.fields import AtLeastOne, Fraction, NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt
+from mptrain.system.fields import AtLeastOne, Fraction, NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt
 
 
 @runtime_checkable

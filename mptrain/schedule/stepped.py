@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mptrain.errors import ConfigError, either, instance, near_names
-from mptrain.extras import load_extra
+from mptrain.system.errors import ConfigError, either, instance, near_names
+from mptrain.system.extras import load_extra
 
 #: Arguments of schedulers that are the length of the run, in steps of the scheduler, unless the user gives them.
 LENGTHS = ("T_max", "total_iters", "total_steps", "t_initial")

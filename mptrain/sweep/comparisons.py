@@ -16,13 +16,13 @@ from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, 
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
 from mptrain.config.trust import command_with, packages_of
-from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
-from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
-from mptrain.validation import build
+from mptrain.system.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
+from mptrain.system.fields import PositiveFloat
+from mptrain.system.validation import build
 
 #: Configuration groups in which arms may differ without being claimed (see `mptrain.comparison.fairness`).
 _PRECISION_GROUPS = ("precision", "scaler")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -24,10 +24,10 @@ from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
 from mptrain.config.targets import is_allowed, resolve
 from mptrain.config.value_checks import first_line
-from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.sweep.points import Point
 from mptrain.sweep.worker import one_line
+from mptrain.system.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 
 #: Function that runs a batch of points, whose numbers continue those of the last batch; returns sweep and exit code.
 RunBatch = Callable[[Sequence[Point]], "tuple[Sweep, int]"]

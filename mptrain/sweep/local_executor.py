@@ -18,11 +18,11 @@ from typing import Any
 from mptrain.config.compose import Composer
 from mptrain.config.schema import Config
 from mptrain.engine.interrupt import SignalListener
-from mptrain.errors import EXIT_BUG, EnvironmentRefused
-from mptrain.machine import is_running, usable_cores
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.sweep.processes import Process, describe_exit_code, forked, send, send_to, spawned, start, warm_up
 from mptrain.sweep.worker import LocalJob, one_line, run_job
+from mptrain.system.errors import EXIT_BUG, EnvironmentRefused
+from mptrain.system.machine import is_running, usable_cores
 
 #: Polling interval for signals and timeouts, seconds.
 _TICK = 0.25
@@ -82,7 +82,7 @@ class Slots:
     @classmethod
     def of_this_machine(cls, count: int) -> Slots:
         """Divide the CPU cores and the GPUs that this process may use among ``count`` concurrent jobs."""
-        from mptrain.device import count_of
+        from mptrain.system.device import count_of
 
         threads = max(1, usable_cores() // count) if count > 1 else None
         found = count_of("cuda")

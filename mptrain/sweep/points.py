@@ -22,11 +22,11 @@ from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse
 from mptrain.config.schema import Config
 from mptrain.config.targets import parameters
-from mptrain.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused, MptrainError, Problem
 from mptrain.run.tracking import require_logger
 from mptrain.sweep.executor import Program
 from mptrain.sweep.processes import run_in_fork, warm_up
 from mptrain.sweep.worker import one_line
+from mptrain.system.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused, MptrainError, Problem
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.dataset import Dataset

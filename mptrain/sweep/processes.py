@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from typing import Any, TypeVar
 
-from mptrain.errors import EXIT_BUG, EnvironmentRefused, MptrainError
-from mptrain.interpreter import guard_multiprocessing
-from mptrain.machine import ends_with_parent
+from mptrain.system.errors import EXIT_BUG, EnvironmentRefused, MptrainError
+from mptrain.system.interpreter import guard_multiprocessing
+from mptrain.system.machine import ends_with_parent
 
 #: A process that runs a point.
 Process = ForkServerProcess | SpawnProcess

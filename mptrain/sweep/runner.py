@@ -19,8 +19,6 @@ from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
 from mptrain.config.trust import command_with, packages_of
-from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
-from mptrain.masking import masked
 from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
@@ -31,6 +29,8 @@ from mptrain.sweep.executor import Executor, JobOutcome, JobProgress, JobSpec, L
 from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
+from mptrain.system.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
+from mptrain.system.masking import masked
 
 #: Maximum wait in seconds for runs of a killed sweep to save their state, before the other points start.
 _PATIENCE = 60.0

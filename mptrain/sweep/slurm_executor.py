@@ -24,14 +24,14 @@ from typing import Any
 
 from mptrain.config.launcher import Launcher
 from mptrain.engine.interrupt import SignalListener
-from mptrain.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, StorageError
-from mptrain.extras import load_extra
-from mptrain.files import read_text
-from mptrain.interpreter import command
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.sweeps import Sweep
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.sweep.worker import TIME_IS_UP, JobResult, SubmittedJob, one_line, read_result, run_submitted_job
+from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, StorageError
+from mptrain.system.extras import load_extra
+from mptrain.system.files import read_text
+from mptrain.system.interpreter import command
 
 #: Folder in a sweep's folder with one folder per submission, and the file in it that lists the job ids.
 FOLDER, JOBS_JSON = "submitted", "jobs.json"

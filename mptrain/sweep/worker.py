@@ -22,11 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted, StorageError
-from mptrain.extras import load_extra
-from mptrain.files import open_in_place, read_text
-from mptrain.masking import MaskedText
-from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.run_paths import RunPaths
@@ -34,6 +29,19 @@ from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.sweeps import JobStatus
 from mptrain.sweep.executor import JobOutcome, JobProgress, JobSpec, Program, stopped
 from mptrain.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_with_parent, reset_after_fork
+from mptrain.system.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    MptrainError,
+    Preempted,
+    StorageError,
+)
+from mptrain.system.extras import load_extra
+from mptrain.system.files import open_in_place, read_text
+from mptrain.system.masking import MaskedText
+from mptrain.system.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -10,9 +10,9 @@ from small_runs import loop_of, parts_of
 
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
-from mptrain.errors import CheckpointError, ConfigError, StorageError
-from mptrain.files import read_text
 from mptrain.runlog import RunDirectory, RunState
+from mptrain.system.errors import CheckpointError, ConfigError, StorageError
+from mptrain.system.files import read_text
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
 PAIR = ("model=dcgan", "model.width=2", "model.latent=4", "dataset.image_size=16", "dataset.train_samples=64",

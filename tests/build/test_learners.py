@@ -6,7 +6,7 @@ import pytest
 from loops import each
 
 from mptrain.config.compose import compose, reload
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 
 def problems(*words):

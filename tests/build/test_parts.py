@@ -12,9 +12,9 @@ from torch import nn
 from mptrain.build.learners import _parameters, build_learners
 from mptrain.build.refusals import require_copies
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
 from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.upcast import products
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 
 

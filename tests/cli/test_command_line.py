@@ -6,7 +6,7 @@ from loops import each
 
 from mptrain.cli.command_line import command_first, parse
 from mptrain.cli.commands import COMMANDS
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 
 def parsed(*words):

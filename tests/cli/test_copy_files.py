@@ -11,8 +11,8 @@ from loops import each
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
-from mptrain.errors import ConfigError
 from mptrain.recipe.catalogue import find_recipe, recipe_names, recipe_points
+from mptrain.system.errors import ConfigError
 
 GROUPS = Catalogue([location.configs()]).groups
 

@@ -12,7 +12,7 @@ from mptrain.cli.display import PlainLines, make_display
 from mptrain.cli.panel import LivePanel, render, scale_sparkline, sparkline
 from mptrain.cli.run_progress import HISTORY, RunProgress
 from mptrain.engine.options import LogOptions
-from mptrain.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
+from mptrain.system.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
 
 
 class Tty(io.StringIO):

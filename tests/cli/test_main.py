@@ -9,9 +9,9 @@ import pytest
 from loops import each
 from small_runs import environment
 
-from mptrain import errors
 from mptrain.runlog.directory import create_run
 from mptrain.runlog.run_state import RunState
+from mptrain.system import errors
 
 
 def test_words_with_an_equals_sign_train(terminal):

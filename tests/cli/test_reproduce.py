@@ -13,10 +13,10 @@ import pytest
 from comparison.fake_runs import some_summary, write_run
 from small_runs import run_command, run_in_process
 
-from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.sweeps import read_sweep, write_sweep
 from mptrain.sweep.points import validate
 from mptrain.sweep.runner import refresh_status
+from mptrain.system.records import EvalRecord, EventRecord
 
 RECIPE = """
 title: Mine

@@ -7,8 +7,8 @@ import json
 from omegaconf import OmegaConf
 
 from mptrain.comparison.results import Arm, RunMeasures
-from mptrain.records import EpochRecord, EvalRecord, EventRecord, StepRecord
 from mptrain.runlog import RecordWriter, RunState, create_run, read_run, write_summary
+from mptrain.system.records import EpochRecord, EvalRecord, EventRecord, StepRecord
 
 MODES = {
     "fp32": {"parameters": "float32", "compute": "float32", "autocast": False, "master_weights": False},

@@ -7,7 +7,7 @@ from comparison.fake_runs import arm, measures
 
 from mptrain.comparison.arms import choose_reference, group_into_arms, pair_by_seed
 from mptrain.comparison.results import Arm
-from mptrain.errors import UsageError
+from mptrain.system.errors import UsageError
 
 
 def test_runs_that_differ_in_their_seed_only_are_an_arm():

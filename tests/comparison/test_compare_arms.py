@@ -13,7 +13,7 @@ from mptrain.comparison.arms import group_into_arms
 from mptrain.comparison.compare_arms import compare
 from mptrain.comparison.results import Arm
 from mptrain.comparison.run_measures import measure
-from mptrain.errors import UsageError
+from mptrain.system.errors import UsageError
 
 FULL = [0.950, 0.955, 0.960, 0.952]
 

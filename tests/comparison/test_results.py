@@ -23,8 +23,8 @@ from mptrain.comparison.results import (
     to_json,
     write_comparisons,
 )
-from mptrain.errors import StorageError
 from mptrain.runlog.strict_json import parse_strict
+from mptrain.system.errors import StorageError
 
 POINT = Interval(0.5, math.nan, math.nan, math.nan, 1)
 FULL = ArmResult(

@@ -10,9 +10,9 @@ from comparison.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, s
 
 from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.run_measures import measure
-from mptrain.errors import StorageError
-from mptrain.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
 from mptrain.runlog import open_run, read_run
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
 
 FAILED = ("failed", "every step overflowed", 4, 3)
 

@@ -12,7 +12,7 @@ from mptrain.config import compose as module
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 
 def problems(*words, **options):

@@ -14,8 +14,8 @@ from mptrain.cli.main import main
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.config.trust import allowed_downloads
-from mptrain.errors import ConfigError, DataError
 from mptrain.recipe import reproduction
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.detection.datasets.voc import load_voc
 from mptrain.workloads.images.datasets import fashion as fashion_module
 from mptrain.workloads.images.datasets.cifar import load_cifar10

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import sys
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 try:
     compose({words!r})
 except ConfigError as error:

@@ -1,7 +1,7 @@
 import pytest
 
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 
 def written(tmp_path, text):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mptrain.config import location
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 
 def test_a_checkout_uses_its_top_folder():

@@ -7,7 +7,7 @@ import torch
 
 from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 MODULE = """
 from torch import nn

@@ -10,8 +10,8 @@ from loops import each
 
 from mptrain.build.parallelism import check_parallelism
 from mptrain.config.compose import compose, reload
-from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.optimizer.torch_rule import ELEMENTWISE, adapt, timm_optimizer, torch_optimizer
+from mptrain.system.errors import ConfigError, EnvironmentRefused
 
 TORCH, TIMM = "optimizer=torch", "optimizer=timm"
 

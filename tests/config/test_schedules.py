@@ -11,8 +11,8 @@ from small_runs import TINY, parts_of, run_in_process
 from mptrain.config.compose import compose, reload
 from mptrain.config.location import configs
 from mptrain.config.schedules import build_schedule
-from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.schedule.stepped import SteppedSchedule
+from mptrain.system.errors import ConfigError, EnvironmentRefused
 
 TORCH = "torch.optim.lr_scheduler"
 

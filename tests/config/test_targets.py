@@ -6,15 +6,15 @@ from loops import each
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 MODULE = """
 from __future__ import annotations
 import dataclasses, functools, os, subprocess
 from os import system
 from dataclasses import replace as imported
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import PositiveInt
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import PositiveInt
 
 def net(width: PositiveInt, num_classes: int, dropout: float = 0.0):
     return ("net", width, num_classes, dropout)
@@ -83,7 +83,11 @@ def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
 def _functions_that_do_more():
     for package in ("cli", "campaign", "runlog", "config", "report", "engine", "compare", "diagnostics", "precision"):
         yield f"mptrain.{package}.main.main"
-    yield from ("mptrain.cli.main.main", "mptrain.runlog.atomic_files.write_atomically", "mptrain.records.as_json")
+    yield from (
+        "mptrain.cli.main.main",
+        "mptrain.runlog.atomic_files.write_atomically",
+        "mptrain.system.records.as_json",
+    )
 
 
 @each("path", list(_functions_that_do_more()))
@@ -110,19 +114,19 @@ def test_a_published_network_may_be_called_by_its_own_name():
         "mptrain.cli.os.system",  # a module that an allowed module imported
         "mptrain.cli.main.os",
         "mptrain.cli.main.sys.exit",
-        "mptrain.errors.difflib",
+        "mptrain.system.errors.difflib",
         "mptrain.config.targets.importlib.import_module",
         "mptrain.config.targets.dataclass",  # a function of another package
         "mptrain.config.location.Path",
-        "mptrain.errors.MptrainError.__init__.__globals__",
-        "mptrain.errors.MptrainError.with_traceback",
-        "mptrain.errors.__builtins__",
-        "mptrain.errors.EXIT_OK",
+        "mptrain.system.errors.MptrainError.__init__.__globals__",
+        "mptrain.system.errors.MptrainError.with_traceback",
+        "mptrain.system.errors.__builtins__",
+        "mptrain.system.errors.EXIT_OK",
         "mptrain",
         "",
         "..",
-        "mptrain.errors.",
-        "mptrain.errors.did you mean",
+        "mptrain.system.errors.",
+        "mptrain.system.errors.did you mean",
     ],
 )
 def test_no_attribute_leads_out_of_the_allowed_packages(path):

@@ -7,7 +7,15 @@ from annotated_types import Interval, MinLen, MultipleOf
 from loops import each
 
 from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_value, describe, show
-from mptrain.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.fields import (
+    AboveOne,
+    BelowOne,
+    BelowOneOrZero,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 REFUSED = [
     (1.5, PositiveInt),

@@ -17,11 +17,11 @@ from small_runs import TINY, run_command, run_in_process
 from mptrain.config import compose as composing
 from mptrain.config import location
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
 from mptrain.recipe.catalogue import recipe_points
 from mptrain.recipe.recipe import read_recipe
 from mptrain.sweep.comparisons import name_arms
 from mptrain.sweep.points import expand, validate
+from mptrain.system.errors import ConfigError
 
 README = PAGES["README.md"]
 BLOCKS = [block for name in PAGES for block in blocks(name)]

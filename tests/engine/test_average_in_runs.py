@@ -9,7 +9,7 @@ import torch
 from small_runs import TINY, Kept, continue_loop, loop_of
 
 from mptrain.engine.evaluate import _model_to_measure, evaluate
-from mptrain.records import EvalRecord
+from mptrain.system.records import EvalRecord
 
 
 def measured(loop, **choices):

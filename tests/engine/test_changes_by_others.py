@@ -23,10 +23,10 @@ from mptrain.engine.rehearsal import rehearse, rounded_tensors
 from mptrain.engine.run_storage import NoStorage
 from mptrain.engine.snapshot import take_snapshot
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError
 from mptrain.optimizer import SGD
 from mptrain.optimizer.weights import Weights
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.images.datasets import digits
 
 HOW = ("in place", ".data=", "set_", "assigned")

@@ -13,8 +13,8 @@ from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, part
 
 import mptrain.engine.loop
 from mptrain.engine import validation
-from mptrain.errors import ConfigError
-from mptrain.records import EvalRecord, EventRecord
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import EvalRecord, EventRecord
 
 #: 6 steps an epoch, 12 epochs.
 WORDS = (*TINY, "precision=fp32", "train.epochs=12", "checkpoint.every_epochs=1")

@@ -13,10 +13,10 @@ from small_runs import TINY, Kept, loop_of
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.errors import NumericsError
-from mptrain.random_state import other_random_numbers
-from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.atomic_files import StorageError
+from mptrain.system.errors import NumericsError
+from mptrain.system.random_state import other_random_numbers
+from mptrain.system.records import EvalRecord, EventRecord
 from mptrain.workloads.base.exhibits import Pictures
 
 

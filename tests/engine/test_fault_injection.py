@@ -5,8 +5,8 @@ import torch
 from loops import each
 
 from mptrain.engine.loop import Loop
-from mptrain.errors import ConfigError, NumericsError
-from mptrain.records import EventRecord, OverflowRecord, StepRecord
+from mptrain.system.errors import ConfigError, NumericsError
+from mptrain.system.records import EventRecord, OverflowRecord, StepRecord
 from tests.small_runs import TINY, Kept, loop_of, parts_of, run_in_process
 
 

@@ -10,8 +10,8 @@ import pytest
 from mptrain.cli.main import main
 from mptrain.engine.interrupt import EndRequested, SignalListener, ending_at_once
 from mptrain.engine.loop import Loop
-from mptrain.errors import Preempted
 from mptrain.run import attempt, start
+from mptrain.system.errors import Preempted
 
 TINY = ("model=mlp", "dataset.train_samples=32", "train.epochs=1", "run.name=run", "run.resume=auto")
 

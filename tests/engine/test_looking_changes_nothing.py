@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 from tests.small_runs import Kept, continue_loop, interrupt_after, loop_of
 
 WORKLOADS = {

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.records import ScaleRecord
+from mptrain.system.records import ScaleRecord
 
 RULES = ("als", "logmax", "smooth")
 

@@ -10,7 +10,7 @@ from multiplying_tasks import LOSSES, MIDDLES
 from precision.modes import NAMES, mode
 from small_runs import loop_of, steps_of
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 OWN = (
     "extensions.allow=[multiplying_tasks]",

@@ -13,10 +13,10 @@ import mptrain.build.model
 import mptrain.build.parts
 import mptrain.precision.upcast
 from mptrain.engine.rehearsal import rehearse
-from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import ATTENTION, PRODUCTS, SUMS, Products
-from mptrain.records import EventRecord
+from mptrain.system.errors import EnvironmentRefused, FirstBatchError
+from mptrain.system.records import EventRecord
 
 
 def first_batch(parts):

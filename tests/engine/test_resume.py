@@ -8,8 +8,8 @@ from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, step
 from torch import nn
 
 from mptrain.engine.snapshot import take_snapshot
-from mptrain.errors import CheckpointError, Preempted
-from mptrain.records import EpochRecord
+from mptrain.system.errors import CheckpointError, Preempted
+from mptrain.system.records import EpochRecord
 
 MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",

@@ -10,7 +10,7 @@ import torch
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
 from mptrain.engine import validation
-from mptrain.errors import StorageError
+from mptrain.system.errors import StorageError
 
 WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
 

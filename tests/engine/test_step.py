@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, train_step
-from mptrain.errors import ConfigError
-from mptrain.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.scaler import NoScaler
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Objective
 

@@ -14,7 +14,7 @@ import mptrain.engine.loop
 from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
-from mptrain.records import EventRecord, HistogramRecord
+from mptrain.system.records import EventRecord, HistogramRecord
 
 GAN = ("model=dcgan", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=3")
 

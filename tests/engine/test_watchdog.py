@@ -11,7 +11,7 @@ import pytest
 from small_runs import TINY, Kept, environment, loop_of, steps_of
 
 from mptrain.engine.watchdog import LOOKS, Watchdog
-from mptrain.records import EventRecord
+from mptrain.system.records import EventRecord
 
 
 def hang_in_a_place_that_is_named(seconds):

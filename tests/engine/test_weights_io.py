@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.weights_io import in_dtype, load_matching, plain_weights, read_weights, weights_file
-from mptrain.errors import CheckpointError
+from mptrain.system.errors import CheckpointError
 
 STATE = {
     "model": {"weight": torch.ones(2), "running_var": torch.full((2,), 3.0), "extra": "no tensor"},

@@ -17,8 +17,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from mptrain import errors
-from mptrain.errors import MptrainError
+from mptrain.system import errors
+from mptrain.system.errors import MptrainError
 
 FULL = os.environ.get("MPTRAIN_FUZZ") == "full"
 

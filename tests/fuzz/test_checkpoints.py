@@ -17,9 +17,9 @@ from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.errors import CheckpointError
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.system.errors import CheckpointError
 
 STEP = 7
 

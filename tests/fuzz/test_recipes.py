@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.config import location
-from mptrain.errors import ConfigError
 from mptrain.recipe.recipe import RELATIONS, read_recipe
+from mptrain.system.errors import ConfigError
 
 RECIPES = sorted(location.configs().parent.glob("recipes/**/*.yaml"))
 SOUND = {

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.comparison.run_measures import measure
-from mptrain.errors import StorageError
-from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import plotting
 from mptrain.report.report_files import page_of, write_report
 from mptrain.report.run_history import LearnerHistory, read_history
 from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run, truncate_records
+from mptrain.system.errors import StorageError
+from mptrain.system.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 
 FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip
 COUNTS = ExponentCounts("float16", 3, 1, 0, 2.5, -14, (1, 2, 3))

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from small_runs import TINY
 
 from mptrain.config.compose import compose
-from mptrain.errors import CheckpointError, MptrainError
 from mptrain.inspection.diagnosis import diagnose_run
 from mptrain.inspection.replay import replay_run
 from mptrain.run.evaluation import evaluate_run, export_run
 from mptrain.run.resume import resume
 from mptrain.run.start import launch
 from mptrain.runlog.manifest import manifest_name, read_manifest
+from mptrain.system.errors import CheckpointError, MptrainError
 
 STEP = 4
 

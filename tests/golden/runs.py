@@ -164,7 +164,7 @@ class Valid:
         self._configs = configs
         self._starts = functools.cache(self._start)
         self._composer = import_module("mptrain.config.compose").Composer()
-        self._refusal = import_module("mptrain.errors").ConfigError
+        self._refusal = import_module("mptrain.system.errors").ConfigError
 
     def __call__(self, row):
         words = words_of(row, self._configs)

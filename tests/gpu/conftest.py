@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 #: cuBLAS gives the same bits in every run only with a workspace of its own, and reads that when it begins.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -12,7 +12,7 @@ from torch import nn
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import WARM_UP, StepRunner, capture_on
-from mptrain.records import EventRecord
+from mptrain.system.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,7 +10,7 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponent_counts import count_exponents
 from mptrain.probe.histograms import HistogramWatch
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

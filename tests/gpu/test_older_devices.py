@@ -11,8 +11,8 @@ import pytest
 TESTS = """
 import pytest, torch
 from mptrain.config.compose import compose
-from mptrain.device import capabilities
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.device import capabilities
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.precision.support import require_support
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError, StorageError
 from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
+from mptrain.system.errors import ConfigError, StorageError
 
 ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.max_consecutive_overflows=2")
 GAN = (

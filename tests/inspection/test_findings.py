@@ -11,7 +11,7 @@ from mptrain.inspection.findings import first_cause
 from mptrain.inspection.observations import module_rows, step_notes, underflows
 from mptrain.probe.module_trail import LOSS, ModuleCall
 from mptrain.probe.observer import CustomFunction, NonfiniteTensor, Observation, Operation, OperatorError
-from mptrain.records import ExponentCounts
+from mptrain.system.records import ExponentCounts
 
 TYPES = {"": "Net", "conv": "Conv2d", "bn": "BatchNorm2d", "soft": "Softmax"}
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mptrain.config.compose import compose
-from mptrain.errors import FirstBatchError
 from mptrain.inspection.diagnosis import diagnose_config
 from mptrain.inspection.scale_check import check_scaling
+from mptrain.system.errors import FirstBatchError
 
 
 class Between(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 from faulty_networks import FAULTS, INPUTS, with_fault
 from small_runs import loop_of, run_in_process, steps_of
 
-from mptrain.errors import NumericsError
+from mptrain.system.errors import NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 MORE = ("train.max_steps=100", "checkpoint.every_epochs=null", "optimizer=sgd", "optimizer.lr=0.05")

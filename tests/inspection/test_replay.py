@@ -7,13 +7,13 @@ import pytest
 from small_runs import TINY
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError, DataError, StorageError, UsageError
 from mptrain.inspection.replay import replay_run
-from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 from mptrain.run.resume import resume
 from mptrain.run.start import launch
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
 from mptrain.runlog.run_reader import read_run
+from mptrain.system.errors import ConfigError, DataError, StorageError, UsageError
+from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
 
 FP16 = (*TINY, "precision=fp16_dynamic")
 SEEN = ("diagnostics=histograms", "diagnostics.every=1")

@@ -9,12 +9,12 @@ from faulty_networks import FAULTS, SOUND, with_fault
 from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError, FirstBatchError, NumericsError
 from mptrain.inspection import scale_check
 from mptrain.inspection.scale_check import check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import scales_of
 from mptrain.probe.module_trail import LOSS
+from mptrain.system.errors import ConfigError, FirstBatchError, NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=8")
 QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm")

@@ -18,7 +18,7 @@ from mptrain.inspection.scale_check_ranges import (
 )
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 from mptrain.probe.observer import Operation
-from mptrain.records import ExponentCounts
+from mptrain.system.records import ExponentCounts
 
 HEALTHY = GradientErrors(
     "layer.weight",

@@ -9,7 +9,7 @@ import torch
 from small_runs import TINY, loop_of, parts_of
 
 from mptrain.inspection.step_replay import observe_step, saved_step_at
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 GAN = ("model=dcgan", "dataset.train_samples=32", "train.batch_size=8", "precision=amp_static", "train.max_steps=3")
 

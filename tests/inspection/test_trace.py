@@ -9,7 +9,7 @@ from loops import each
 from mptrain.inspection.trace import Trace
 from mptrain.numerics.forecast import GradientHistory
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
+from mptrain.system.records import ExponentCounts, HistogramRecord, StepRecord
 
 
 def step(number, scale, overflow=False, loss=1.0, norm=1.0):

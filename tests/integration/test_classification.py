@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from small_runs import Kept, continue_loop, interrupt_after, loop_of, steps_of
 
-from mptrain.records import EvalRecord
+from mptrain.system.records import EvalRecord
 
 pytestmark = pytest.mark.workload
 

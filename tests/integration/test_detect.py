@@ -12,7 +12,7 @@ from small_runs import Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.rehearsal import rehearse
-from mptrain.records import EvalRecord
+from mptrain.system.records import EvalRecord
 
 pytestmark = pytest.mark.workload
 

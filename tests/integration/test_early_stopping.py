@@ -10,9 +10,9 @@ from several_ranks import trained_alone, trained_by
 from small_runs import TINY, run_command, run_in_process
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
 from mptrain.run.resume import resume
 from mptrain.run.start import launch
+from mptrain.system.errors import ConfigError
 
 #: No metric of the digits improves by 10, so the second validation without improvement is the third.
 STOPS = ("train.epochs=8", "train.early_stopping={patience:2,min_delta:10}")

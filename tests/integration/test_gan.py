@@ -17,8 +17,8 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError
-from mptrain.records import StepRecord
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import StepRecord
 
 pytestmark = pytest.mark.workload
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from mptrain.cli.main import main
 from mptrain.engine.snapshot import take_snapshot
-from mptrain.errors import NumericsError
-from mptrain.records import StepRecord
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.system.errors import NumericsError
+from mptrain.system.records import StepRecord
 
 
 def poison_inputs(loop, after):

@@ -11,10 +11,10 @@ import pytest
 from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
-from mptrain.errors import CheckpointError, ConfigError, DataError
 from mptrain.run.evaluation import evaluate_run
 from mptrain.run.resume import resume
 from mptrain.run.start import launch
+from mptrain.system.errors import CheckpointError, ConfigError, DataError
 
 TEXT = (
     "model=char_lstm", "dataset=text", "dataset.path=book.txt", "dataset.sequence_length=8", "train.batch_size=4",

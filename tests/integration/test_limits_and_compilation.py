@@ -10,8 +10,8 @@ from small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps
 
 from mptrain.build.parts import build
 from mptrain.config.compose import compose
-from mptrain.errors import EnvironmentRefused
-from mptrain.records import EpochRecord
+from mptrain.system.errors import EnvironmentRefused
+from mptrain.system.records import EpochRecord
 from mptrain.workloads.classification.task import Classify
 
 

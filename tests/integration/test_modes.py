@@ -9,7 +9,7 @@ from precision_promises import F16, F32, PROMISED
 from small_runs import Kept, loop_of
 from torch import nn
 
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 pytestmark = pytest.mark.workload
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from small_runs import Kept, loop_of
 
-from mptrain.records import EvalRecord, StepRecord
+from mptrain.system.records import EvalRecord, StepRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 from small_runs import Kept, loop_of
 
-from mptrain.records import EvalRecord
+from mptrain.system.records import EvalRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

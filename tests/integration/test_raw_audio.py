@@ -14,8 +14,8 @@ from torch import nn
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import ConfigError, DataError
-from mptrain.records import EvalRecord, StepRecord
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.records import EvalRecord, StepRecord
 
 pytestmark = pytest.mark.workload
 

@@ -6,7 +6,7 @@ import pytest
 from small_runs import Kept, loop_of
 
 from mptrain.numerics.forecast import GradientHistory
-from mptrain.records import EvalRecord, HistogramRecord, StepRecord
+from mptrain.system.records import EvalRecord, HistogramRecord, StepRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -13,8 +13,8 @@ from torch import nn
 from mptrain.config.compose import compose
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError
-from mptrain.records import EvalRecord, StepRecord
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import EvalRecord, StepRecord
 from mptrain.workloads.base.exhibits import Texts
 from mptrain.workloads.speech.models.deepspeech2 import MaskedBatchNorm
 

@@ -16,8 +16,8 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.records import EvalRecord, StepRecord
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.records import EvalRecord, StepRecord
 from mptrain.workloads.base.batch import Batch
 
 pytestmark = pytest.mark.workload

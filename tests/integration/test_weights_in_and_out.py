@@ -12,10 +12,10 @@ from small_runs import TINY, environment, parts_of, run_in_process
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.errors import CheckpointError
 from mptrain.run.evaluation import evaluate_run, export_run
 from mptrain.run.resume import resume
 from mptrain.run.start import launch
+from mptrain.system.errors import CheckpointError
 
 RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
 

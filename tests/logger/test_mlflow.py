@@ -12,7 +12,7 @@ from small_runs import Kept
 from mptrain.logger import MLflow, TrackerProcess
 from mptrain.logger import mlflow as module
 from mptrain.logger.base import TrackedRun
-from mptrain.records import EventRecord, StepRecord
+from mptrain.system.records import EventRecord, StepRecord
 
 REAL = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("sqlalchemy") is not None
 

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from mptrain.run.start_and_resume import launch, resume
 from small_runs import TINY, Kept, command, environment
 
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.errors import ConfigError
-from mptrain.records import EventRecord, StepRecord
-from mptrain.run.start_and_resume import launch, resume
 from mptrain.sweep.points import expand, validate
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import EventRecord, StepRecord
 
 HALF = (*TINY, "precision=fp16_dynamic", "seed=3", "log.seconds=0.05")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mptrain.logger.series import flat, markdown_table, numbers, points, read_table
-from mptrain.records import (
+from mptrain.system.records import (
     EpochRecord,
     EvalRecord,
     EventRecord,

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mptrain.logger import TensorBoard
 from mptrain.logger.base import TrackedRun
-from mptrain.records import EvalRecord, EventRecord, OverflowRecord, StepRecord
+from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, StepRecord
 
 
 def step(number, loss=0.5):

@@ -15,7 +15,7 @@ from small_runs import Kept
 from mptrain.logger import tracker_process
 from mptrain.logger.base import TrackedRun
 from mptrain.logger.tracker_process import TrackerProcess
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 
 def step(number):
@@ -176,7 +176,7 @@ from pathlib import Path
 from own_trackers import Own
 from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.logger.base import TrackedRun
-from mptrain.records import EventRecord
+from mptrain.system.records import EventRecord
 folder = Path({str(tmp_path)!r})
 sink = TrackerProcess(Own(), TrackedRun("n", folder, folder, {{}}, 0), folder / "logger.log", None)
 while not (folder / "own.jsonl").exists():

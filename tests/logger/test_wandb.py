@@ -10,7 +10,7 @@ from small_runs import Kept
 
 from mptrain.logger import TrackerProcess, WandB
 from mptrain.logger.base import TrackedRun
-from mptrain.records import EvalRecord, EventRecord, ProgressRecord, StepRecord
+from mptrain.system.records import EvalRecord, EventRecord, ProgressRecord, StepRecord
 
 
 def step(number, overflow=False):

@@ -12,7 +12,7 @@ from loops import each
 
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, GradientHistory
 from mptrain.numerics.overflow_limits import EXPONENTS
-from mptrain.records import StepRecord
+from mptrain.system.records import StepRecord
 
 
 def forecast_of(*records, steps=()):

@@ -7,9 +7,9 @@ import torch
 from capability import CPU, NoFP64, without
 from loops import each
 
-from mptrain.device import widest
 from mptrain.numerics.formats import FLOAT32
 from mptrain.numerics.overflow_check import HostJudge, clip_coefficient, float32_norm, gradient_norms, judge
+from mptrain.system.device import widest
 
 ONE = torch.ones(1)
 

@@ -10,10 +10,10 @@ from optimizer.kinds import RULES
 
 from mptrain.config.section_checks import check_compatible
 from mptrain.config.targets import PACKAGES, Target
-from mptrain.errors import ConfigError
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
 from mptrain.optimizer.rules import Group, UpdateInputs
 from mptrain.precision.policy import Policy
+from mptrain.system.errors import ConfigError
 
 SHAPES = [(), (1,), (7,), (16, 17), (3, 5, 2), (64, 33)]
 

@@ -12,7 +12,6 @@ from optimizer.kinds import KINDS, make, run
 from optimizer.torch_by_hand import SMALL, decaying, kept_batches, train_by_hand
 from small_runs import loop_of, parts_of, steps_of, whole_and_resumed
 
-from mptrain.errors import ConfigError
 from mptrain.optimizer import (
     SGD,
     Adagrad,
@@ -25,6 +24,7 @@ from mptrain.optimizer import (
     torch_optimizer,
 )
 from mptrain.optimizer.torch_rule import prefer_fused
+from mptrain.system.errors import ConfigError
 
 
 def muon(masters):

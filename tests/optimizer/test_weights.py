@@ -8,8 +8,8 @@ from loops import each
 from optimizer.kinds import KINDS, RULES, SHAPES, make, run, state_of
 from torch import nn
 
-from mptrain.errors import CheckpointError, ConfigError
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW, Weights
+from mptrain.system.errors import CheckpointError, ConfigError
 
 ONE = torch.ones(1)
 BAD = [math.inf, -math.inf, math.nan]

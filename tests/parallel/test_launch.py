@@ -49,7 +49,7 @@ def test_ranks_that_cannot_meet_leave_at_once():
 import os, time
 from mptrain.parallel import launch
 from mptrain.parallel.options import DistributedOptions
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 def refuse(port):
     raise EnvironmentRefused("no port", "")

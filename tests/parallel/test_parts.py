@@ -18,7 +18,6 @@ from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
 from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.sample_metrics import SampleMetrics
-from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import (
     SINGLE_PROCESS,
@@ -30,6 +29,7 @@ from mptrain.parallel.communicator import (
 from mptrain.parallel.launch import reap
 from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.system.errors import CheckpointError, DataError, StorageError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
@@ -269,7 +269,7 @@ ERROR_ON_ONE = """
 from mptrain.cli.messages import report
 from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
-from mptrain.errors import DataError, MptrainError
+from mptrain.system.errors import DataError, MptrainError
 try:
     with launch_ranks(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
         if "{where}" == "before" and ranks.rank == {rank}:

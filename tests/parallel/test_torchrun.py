@@ -11,9 +11,9 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from mptrain.errors import EnvironmentRefused
 from mptrain.parallel.communicator import RankLost
 from mptrain.parallel.torchrun import rendezvous, store_of_torchrun
+from mptrain.system.errors import EnvironmentRefused
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         12,
-        "random_state.py",
+        "system/random_state.py",
         "        set_random_state(states, device)",
         "        pass",
         "an evaluation leaves a trace in the random numbers of training",
@@ -470,7 +470,7 @@ FAULTS = (
     ),
     Fault(
         61,
-        "files.py",
+        "system/files.py",
         "flags | os.O_CREAT | os.O_NOFOLLOW",
         "flags | os.O_CREAT",
         "a file of a run is written through a symbolic link",
@@ -620,7 +620,7 @@ FAULTS = (
     ),
     Fault(
         81,
-        "errors.py",
+        "system/errors.py",
         "exit_code = EXIT_NUMERICS",
         "exit_code = EXIT_BUG",
         "a run that its numerics ended exits as a bug",

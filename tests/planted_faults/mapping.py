@@ -50,9 +50,7 @@ BESIDES = {
         "integration/test_speech.py",
     ),
     "logger": ("integration/test_processes_change_nothing.py",),
-    "random_state": ("engine/test_resume.py", "engine/test_evaluate.py"),
-    "files": ("security",),
-    "errors": ("cli",),
+    "system": ("engine/test_resume.py", "engine/test_evaluate.py", "security", "cli"),
 }
 
 

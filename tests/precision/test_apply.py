@@ -10,7 +10,6 @@ from loops import each
 from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
-from mptrain.errors import ConfigError
 from mptrain.precision.apply import (
     DTYPES,
     autocast,
@@ -22,6 +21,7 @@ from mptrain.precision.apply import (
 from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
+from mptrain.system.errors import ConfigError
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from loops import each
 from precision.modes import mode
 from torch import nn
 
-from mptrain.errors import ConfigError
 from mptrain.precision.apply import cast_model, input_dtype
+from mptrain.system.errors import ConfigError
 
 
 class Net(nn.Module):

@@ -8,8 +8,8 @@ from precision.modes import NAMES, mode
 from small_runs import TINY, run_in_process
 
 from mptrain.config import location
-from mptrain.errors import ConfigError
 from mptrain.precision.policy import NORMS, Policy
+from mptrain.system.errors import ConfigError
 
 
 def test_every_row_of_the_table_of_modes_is_shipped():

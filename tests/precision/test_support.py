@@ -5,8 +5,8 @@ import torch
 from loops import each
 from precision.modes import NAMES, mode
 
-from mptrain.errors import EnvironmentRefused
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
+from mptrain.system.errors import EnvironmentRefused
 
 CPU = torch.device("cpu")
 FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"}

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mptrain.precision.apply import cast_model
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import ATTENTION, NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, uses_upcast
-from mptrain.torch_private import has_native_half
+from mptrain.system.torch_private import has_native_half
 
 CPU = torch.device("cpu")
 HALF = [torch.float16, torch.bfloat16]

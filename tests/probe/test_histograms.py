@@ -10,7 +10,7 @@ from mptrain.numerics.exponent_counts import read_counts
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.probe.histograms import Histograms, HistogramWatch
 from mptrain.probe.probe import NoProbe
-from mptrain.records import HistogramRecord
+from mptrain.system.records import HistogramRecord
 from tests.small_runs import TINY, Kept, loop_of, parts_of
 
 

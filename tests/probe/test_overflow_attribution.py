@@ -8,7 +8,7 @@ import torch
 from loops import each
 
 from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, nonfinite_parameters
-from mptrain.records import MAX_TENSORS
+from mptrain.system.records import MAX_TENSORS
 
 
 def phases_of(trace, history=None):

@@ -11,10 +11,10 @@ from loops import each
 from small_runs import environment
 
 from mptrain.config.compose import Composer
-from mptrain.errors import ConfigError, UsageError
 from mptrain.recipe.catalogue import check_own_words, find_recipe, recipe_names, recipe_points, require_same_arms
 from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.system.errors import ConfigError, UsageError
 
 SOUND = """
 title: Mine

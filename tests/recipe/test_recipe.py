@@ -8,9 +8,9 @@ import pytest
 from loops import each
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
 from mptrain.recipe.catalogue import recipe_points
 from mptrain.recipe.recipe import RESERVED, read_recipe
+from mptrain.system.errors import ConfigError
 
 SOUND = {
     "title": "Mine",

@@ -11,13 +11,13 @@ from comparison.fake_runs import some_summary, write_run
 from recipe.some_recipe import some_recipe
 
 from mptrain.config.compose import Composer
-from mptrain.errors import StorageError
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, folder_of, measured, plan, write_verdict
 from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
 from mptrain.sweep.runner import refresh_status
+from mptrain.system.errors import StorageError
 
 RECIPE = some_recipe()
 

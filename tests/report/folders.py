@@ -14,9 +14,9 @@ from mptrain.comparison.results import (
     RunMeasures,
     Verdict,
 )
-from mptrain.records import EvalRecord, EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
+from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, ScaleRecord, StepRecord
 
 CONFIG = """seed: 0
 train:

@@ -6,10 +6,10 @@ import pytest
 from report.folders import interval, make_comparison, make_sweep
 
 from mptrain.comparison.results import write_comparisons
-from mptrain.errors import StorageError
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.report_files import page_of
 from mptrain.runlog.sweeps import SweepPaths
+from mptrain.system.errors import StorageError
 
 
 @pytest.fixture(scope="module")

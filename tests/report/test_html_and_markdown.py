@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report.folders import HOSTILE
 
+from mptrain.numerics.words import plain
 from mptrain.report.html_and_markdown import fenced, markdown
-from mptrain.words import plain
 
 READER = MarkdownIt("gfm-like", {"linkify": False}).enable("table")
 

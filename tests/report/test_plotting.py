@@ -5,8 +5,8 @@ import matplotlib as mpl
 from loops import each
 from report.folders import HOSTILE
 
+from mptrain.numerics.words import elided
 from mptrain.report.plotting import dashed_series, drawing, inlined, ordered_series, series, thousands, tick
-from mptrain.words import elided
 
 
 def sample(name="sample", text="a name"):

@@ -7,9 +7,9 @@ import pytest
 from loops import each
 from report.folders import HOSTILE
 
-from mptrain.errors import StorageError
 from mptrain.report import write_replay
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
+from mptrain.system.errors import StorageError
 
 
 def course(scales, overflows=()):

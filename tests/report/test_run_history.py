@@ -2,10 +2,10 @@ import math
 
 from report.folders import make_run, warning
 
-from mptrain.records import EventRecord
 from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, read_history
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, read_run
+from mptrain.system.records import EventRecord
 
 
 def history_of(path, **options):

@@ -4,12 +4,12 @@ import math
 import pytest
 from report.folders import make_run, warning
 
-from mptrain.errors import StorageError
-from mptrain.records import EventRecord
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Picture, Table
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EventRecord
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 40
 

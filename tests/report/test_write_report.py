@@ -12,10 +12,10 @@ from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_swee
 from small_runs import environment
 
 from mptrain.comparison.results import write_comparisons
-from mptrain.errors import StorageError
-from mptrain.records import EventRecord
 from mptrain.report import write_report
 from mptrain.runlog.sweeps import SweepPaths
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EventRecord
 
 
 def hostile_run(path, **more):

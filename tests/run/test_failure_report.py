@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from mptrain.config.compose import compose
-from mptrain.errors import NumericsError, Preempted, StorageError
 from mptrain.parallel.communicator import SINGLE_PROCESS
 from mptrain.run.failure_report import explain_error
+from mptrain.system.errors import NumericsError, Preempted, StorageError
 
 DIRECTORY = SimpleNamespace(root="outputs/r")
 TRUST = "extensions.allow=[theirs.*]"

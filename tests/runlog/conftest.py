@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import mptrain
-from mptrain.records import (
+from mptrain.runlog import RunPaths
+from mptrain.system.records import (
     EpochRecord,
     EvalRecord,
     EventRecord,
@@ -20,7 +21,6 @@ from mptrain.records import (
     ScaleRecord,
     StepRecord,
 )
-from mptrain.runlog import RunPaths
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mptrain.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from loops import each
 
-from mptrain.errors import StorageError
 from mptrain.runlog.atomic_files import (
     free_bytes,
     readable_bytes,
@@ -20,6 +19,7 @@ from mptrain.runlog.atomic_files import (
     write_all,
     write_atomically,
 )
+from mptrain.system.errors import StorageError
 
 
 @pytest.mark.parametrize(

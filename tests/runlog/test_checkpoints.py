@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mptrain.errors import CheckpointError, StorageError
 from mptrain.runlog import checkpoint_data, checkpoints
 from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import manifests_in, read_manifest
+from mptrain.system.errors import CheckpointError, StorageError
 
 RECORDS = {"steps.jsonl": 10, "events.jsonl": 0, "epochs.csv": 3}
 

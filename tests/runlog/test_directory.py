@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunState, create_run, existing_run, last_run, open_run, run_paths
 from mptrain.runlog.atomic_files import temporary
+from mptrain.system.errors import ConfigError, StorageError
 
 CREATE = """
 import sys, pathlib

@@ -8,9 +8,9 @@ import math
 import pytest
 from histograms_by_hand import look
 
-from mptrain.errors import StorageError
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records
 from mptrain.runlog.run_reader import read_run
+from mptrain.system.errors import StorageError
 
 
 def write(paths, *records):

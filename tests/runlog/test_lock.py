@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from mptrain.errors import StorageError
 from mptrain.runlog.lock import hold_lock, holder_of
+from mptrain.system.errors import StorageError
 
 HOLD = """
 import sys, pathlib

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.errors import StorageError
-from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter, RunPaths, truncate_records
 from mptrain.runlog.record_writer import BUFFER_BYTES
 from mptrain.runlog.run_paths import HISTOGRAMS, RECORD_FILES, STEPS
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EventRecord
 
 
 def contents(paths):

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from loops import each
 
-from mptrain.errors import ConfigError
 from mptrain.runlog.run_paths import check_run_name, fresh_name
+from mptrain.system.errors import ConfigError
 
 
 @each(

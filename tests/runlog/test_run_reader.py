@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.errors import StorageError
-from mptrain.records import EpochRecord, StepRecord
 from mptrain.runlog import RecordWriter, RunState, create_run, read_run, write_summary
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EpochRecord, StepRecord
 
 OVERRIDES = ["precision=amp_dynamic", 'run.name="a: b"', "x=[1,2]", "text=é\U0001f600\n# no"]
 
@@ -209,7 +209,7 @@ def test_a_run_is_written_where_pydantic_is_not_installed(tmp_path, python):
     code = (
         "import sys, pathlib, torch\n"
         "sys.modules['pydantic'] = sys.modules['pydantic_core'] = None\n"
-        "from mptrain.records import StepRecord\n"
+        "from mptrain.system.records import StepRecord\n"
         "from mptrain.runlog import RecordWriter, RunState, create_run, existing_run, write_summary\n"
         "from mptrain.runlog.checkpoints import CheckpointStore\n"
         "run = create_run(pathlib.Path(sys.argv[1]), 'x', 'a')\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from loops import each
 
-from mptrain.errors import StorageError
 from mptrain.runlog import RunState
 from mptrain.runlog.run_state import read_state
+from mptrain.system.errors import StorageError
 
 FRESH = RunState(
     id="2026-01-02/x",

@@ -8,13 +8,13 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from mptrain.device import Capabilities
-from mptrain.errors import StorageError
-from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import read_manifest
 from mptrain.runlog.saver import HostCopy, Saver
+from mptrain.system.device import Capabilities
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EventRecord
 
 
 class Gate(CheckpointStore):

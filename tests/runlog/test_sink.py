@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mptrain.records import EventRecord
 from mptrain.runlog import Fanout
+from mptrain.system.records import EventRecord
 
 
 class Memory:

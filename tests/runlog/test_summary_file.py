@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from mptrain.errors import StorageError
 from mptrain.runlog import read_summary, write_summary
+from mptrain.system.errors import StorageError
 
 
 def test_numbers_come_back_also_the_nonfinite_ones(tmp_path):

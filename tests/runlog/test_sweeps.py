@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from mptrain.errors import StorageError
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.summary_file import write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, varied_keys, write_sweep
+from mptrain.system.errors import StorageError
 
 
 def sweep_in(folder, *jobs, **more):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import each
 
-from mptrain.errors import ConfigError
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler
+from mptrain.system.errors import ConfigError
 
 CPU = torch.device("cpu")
 FLT_MAX = torch.finfo(torch.float32).max

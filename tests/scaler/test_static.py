@@ -10,9 +10,9 @@ from loops import each
 from mptrain.config.section_checks import warnings_about
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.config.value_checks import InvalidValueError, check_value
-from mptrain.errors import ConfigError
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
+from mptrain.system.errors import ConfigError
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 from mptrain.config.compose import compose
 from mptrain.config.schedules import build_schedule, check_schedule
 from mptrain.config.targets import Target
-from mptrain.errors import ConfigError
 from mptrain.schedule import rate_table
+from mptrain.system.errors import ConfigError
 
 PLANNED, PER_EPOCH, LR = 60, 15, 0.3
 

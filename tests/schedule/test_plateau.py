@@ -11,9 +11,9 @@ import torch
 from loops import each
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mptrain.errors import CheckpointError
 from mptrain.schedule import Plateau, rate_table
 from mptrain.schedule.plateau import PlateauState, RateReduction
+from mptrain.system.errors import CheckpointError
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from mptrain.engine.step import Learner
-from mptrain.errors import ConfigError
 from mptrain.numerics.overflow_check import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
 from mptrain.schedule import Constant, Cosine, Linear, Step, rate_table
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from loops import each
 
 from mptrain.config.targets import PACKAGES, Target
-from mptrain.errors import ConfigError
 from mptrain.schedule import (
     Constant,
     Cosine,
@@ -24,6 +23,7 @@ from mptrain.schedule import (
     Step,
     WarmupStableDecay,
 )  # fmt: skip
+from mptrain.system.errors import ConfigError
 
 
 def factors(schedule, planned):

@@ -19,13 +19,13 @@ from small_runs import TINY, Kept, environment
 import mptrain
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
-from mptrain.interpreter import command, forget_current_folder
 from mptrain.logger.base import TrackedRun
 from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.sweep.points import expand
 from mptrain.sweep.processes import spawned, start
 from mptrain.sweep.runner import plan_sweep, run_sweep
 from mptrain.sweep.slurm_executor import _executor
+from mptrain.system.interpreter import command, forget_current_folder
 
 pytestmark = pytest.mark.process
 

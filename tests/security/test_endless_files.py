@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 10)}]\n" for n in range(9)

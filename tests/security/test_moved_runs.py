@@ -9,9 +9,9 @@ import pytest
 from small_runs import TINY
 
 from mptrain.cli.main import main
-from mptrain.errors import StorageError
 from mptrain.runlog.atomic_files import require_folder_stays, require_in_place, storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.system.errors import StorageError
 
 WORDS = (*TINY, "train.max_steps=12", "checkpoint.every_steps=4", "run.name=a")
 

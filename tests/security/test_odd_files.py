@@ -13,10 +13,10 @@ from small_runs import TINY
 from mptrain.cli.main import main
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.yaml_files import find_endless
-from mptrain.errors import StorageError
-from mptrain.files import open_in_place, open_to_read
 from mptrain.runlog.lock import hold_lock, holder_of
 from mptrain.runlog.sweeps import SWEEP_JSON, read_sweep
+from mptrain.system.errors import StorageError
+from mptrain.system.files import open_in_place, open_to_read
 
 WORDS = (*TINY, "train.max_steps=2", "diagnostics=histograms", "run.name=run")
 COMMANDS = ("report", "resume", "eval", "replay", "recommend", "compare", "export", "diagnose")

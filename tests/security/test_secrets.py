@@ -14,13 +14,13 @@ from mptrain.cli.main import main
 from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.config_diff import diff
-from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.report_files import write_page
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import fresh_name
+from mptrain.system.masking import MaskedText, masked
 
 SECRET = "s3cret-Value'\"\\x"
 PLAIN = "s3cretValue0123"

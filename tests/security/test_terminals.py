@@ -17,10 +17,10 @@ from mptrain.cli.reproduce import print_recipe
 from mptrain.cli.run_progress import RunProgress
 from mptrain.cli.sweep_display import Lines, LiveTable, print_outcome
 from mptrain.config.compose import Composer
-from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep
+from mptrain.system.records import EvalRecord, ProgressRecord, StepRecord
 
 EVIL = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\x1b[8me\r\x00f\x1b[?1049h"
 

@@ -4,10 +4,10 @@ import pytest
 from comparison.fake_runs import some_summary, write_run, yaml_of
 
 from mptrain.config.compose import Composer
-from mptrain.errors import ConfigError, StorageError, UsageError
 from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.sweep.comparisons import ComparisonOptions, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.sweep.points import Point, expand, validate
+from mptrain.system.errors import ConfigError, StorageError, UsageError
 
 
 @pytest.fixture(scope="module")

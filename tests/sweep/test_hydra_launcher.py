@@ -7,11 +7,11 @@ from hydra.errors import HydraException
 from sweeper_that_asks import asking as registered
 
 from mptrain.config.compose import Composer
-from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, run_sweeper
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
+from mptrain.system.errors import ConfigError, MptrainError, StorageError
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 ASKED = "hydra/sweeper=asking"

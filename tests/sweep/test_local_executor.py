@@ -10,11 +10,11 @@ import jobs_that_end as jobs
 import pytest
 
 from mptrain.config.compose import Composer
-from mptrain.errors import DataError, EnvironmentRefused, StorageError
 from mptrain.sweep import local_executor
 from mptrain.sweep.executor import JobSpec, Listener
 from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.processes import run_in_fork
+from mptrain.system.errors import DataError, EnvironmentRefused, StorageError
 
 COMPOSER = Composer()
 ONE = Slots(1)

@@ -6,8 +6,8 @@ from PIL import Image
 
 from mptrain.build import workload as build_workload
 from mptrain.config.compose import Composer, compose
-from mptrain.errors import CheckpointError, ConfigError, DataError
 from mptrain.sweep.points import check, disagreements, expand
+from mptrain.system.errors import CheckpointError, ConfigError, DataError
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 

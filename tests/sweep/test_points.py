@@ -2,8 +2,8 @@ import pytest
 from loops import each
 
 from mptrain.config.compose import Composer
-from mptrain.errors import ConfigError
 from mptrain.sweep.points import MOST_POINTS, expand, validate
+from mptrain.system.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

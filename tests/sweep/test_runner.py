@@ -11,7 +11,6 @@ from loops import each
 
 from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
-from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunDirectory, RunPaths, RunState
 from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.run_state import Attempt
@@ -28,6 +27,7 @@ from mptrain.sweep.runner import (
     run_sweep,
     sweep_folder,
 )
+from mptrain.system.errors import ConfigError, StorageError
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ import pytest
 from mptrain.cli.sweep_running import launcher_of
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
-from mptrain.errors import EnvironmentRefused, StorageError
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import slurm_executor
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep, refresh_status, run_sweep
 from mptrain.sweep.slurm_executor import FOLDER, require_none_queued, require_scheduler
 from mptrain.sweep.worker import JobResult, read_result
+from mptrain.system.errors import EnvironmentRefused, StorageError
 
 pytestmark = pytest.mark.process
 

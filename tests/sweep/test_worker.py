@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.errors import DataError
 from mptrain.sweep import worker
 from mptrain.sweep.executor import Program
 from mptrain.sweep.worker import one_line
+from mptrain.system.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import widest
-from mptrain.fields import NonNegativeFloat, PositiveInt
+from mptrain.system.device import widest
+from mptrain.system.fields import NonNegativeFloat, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Sounds

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from mptrain.errors import DataError
-from mptrain.files import open_to_read
+from mptrain.system.errors import DataError
+from mptrain.system.files import open_to_read
 
 #: Number of other files and folders after which a search ends, if there are not a tenth as many data files.
 MOST_OTHERS = 50_000

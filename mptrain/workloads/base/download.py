@@ -9,7 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from tarfile import TarError
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 
 NO_DOWNLOAD = "dataset=digits needs no download"
 

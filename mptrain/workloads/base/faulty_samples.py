@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from mptrain.errors import DataError, UnusableSample
+from mptrain.system.errors import DataError, UnusableSample
 
 OnError = Literal["stop", "skip"]
 

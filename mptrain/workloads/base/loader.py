@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mptrain.errors import DataError
-from mptrain.machine import usable_cores
+from mptrain.system.errors import DataError
+from mptrain.system.machine import usable_cores
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults

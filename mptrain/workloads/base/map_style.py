@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import override
 
-from mptrain.errors import DataError, Problem, instance
-from mptrain.random_state import other_random_numbers
+from mptrain.system.errors import DataError, Problem, instance
+from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.faulty_samples import Faults

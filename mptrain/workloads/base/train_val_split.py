@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.random_streams import permutation
 
 _FIXED = 20180430  # seed of the permutation; changing it changes every split

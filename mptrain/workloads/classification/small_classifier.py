@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mptrain.random_state import other_random_numbers
+from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.classification.models.convnet import cnn
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import in_widest, widest
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
+from mptrain.system.device import in_widest, widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
 from mptrain.workloads.base.task import Objective, Task
 
 if TYPE_CHECKING:

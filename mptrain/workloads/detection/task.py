@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from mptrain.device import in_widest
-from mptrain.extras import load_extra, require_extra
-from mptrain.fields import Fraction, PositiveInt
+from mptrain.system.device import in_widest
+from mptrain.system.extras import load_extra, require_extra
+from mptrain.system.fields import Fraction, PositiveInt
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT

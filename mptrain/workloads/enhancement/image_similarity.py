@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mptrain.device import in_widest
-from mptrain.extras import load_extra
+from mptrain.system.device import in_widest
+from mptrain.system.extras import load_extra
 
 #: Smallest mean squared error, which caps the PSNR at 100 dB; equal pictures would have an infinite PSNR.
 LEAST_ERROR = 1e-10

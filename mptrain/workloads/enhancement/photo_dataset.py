@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.random_streams import normals

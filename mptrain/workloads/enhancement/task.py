@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import in_widest
-from mptrain.errors import ConfigError
-from mptrain.extras import require_extra
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.device import in_widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.extras import require_extra
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.enhancement.image_similarity import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import in_widest
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero
+from mptrain.system.device import in_widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.images.classifier_features import ClassifierFeatures

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import DataError, Problem
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import DataError, Problem
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError

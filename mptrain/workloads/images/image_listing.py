@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.data_files import walk
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import widest
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.device import widest
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.perplexity import perplexity

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 
 #: English lower-case letters; with the blank these are the 29 outputs of Deep Speech 2.
 ENGLISH = "abcdefghijklmnopqrstuvwxyz' "

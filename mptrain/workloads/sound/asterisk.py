@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import RecordingError, read_recording
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptrain.errors import DataError
-from mptrain.extras import load_extra
+from mptrain.system.errors import DataError
+from mptrain.system.extras import load_extra
 from mptrain.workloads.base.data_files import special_file
 
 #: Suffixes of recordings.

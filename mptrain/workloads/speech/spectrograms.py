@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveFloat, PositiveInt
 from mptrain.workloads.sound.alphabet import Alphabet
 
 Kind = Literal["log_mel", "log_spectrogram"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.fields import BelowOneOrZero, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable

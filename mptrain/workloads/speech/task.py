@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.device import in_widest
-from mptrain.extras import load_extra, require_extra
-from mptrain.fields import PositiveInt
+from mptrain.system.device import in_widest
+from mptrain.system.extras import load_extra, require_extra
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.task import Objective, Task

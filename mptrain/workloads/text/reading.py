@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mptrain.errors import DataError
-from mptrain.files import read_bytes
+from mptrain.system.errors import DataError
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.faulty_samples import Faults
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.

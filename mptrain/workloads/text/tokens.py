@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 
 Tokens = Literal["word", "char", "space"]
 

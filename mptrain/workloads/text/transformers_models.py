@@ -18,9 +18,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
-from mptrain.extras import load_extra
-from mptrain.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
+from mptrain.system.errors import ConfigError, MptrainError, Problem, did_you_mean
+from mptrain.system.extras import load_extra
+from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
 from mptrain.workloads.text.subwords import PAD
 
 #: ``sdpa``: torch's scaled_dot_product_attention. ``eager``: products and a softmax in FP32, as operators of their own.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.errors import ConfigError, DataError, EnvironmentRefused
+from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.audio_generation.audio_dataset import (
     IGNORED,

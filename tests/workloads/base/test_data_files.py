@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import wavfile
 
 from mptrain.cli.main import main
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base import data_files
 from mptrain.workloads.base.data_files import files_below, special_file, walk
 from mptrain.workloads.base.faulty_samples import Faults

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from mptrain.config.targets import Parameter, parameters
-from mptrain.fields import PositiveInt
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from mptrain.cli.main import main
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.map_style import MapDataset, torch_parts
 

@@ -9,7 +9,7 @@ from small_runs import loop_of, parts_of, steps_of, whole_and_resumed
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.classification.task import Classify, mixed
 

@@ -12,7 +12,7 @@ import yaml
 from loops import each
 from torch import nn
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.classification.models.convnet import cnn
 from mptrain.workloads.classification.models.perceptron import mlp
 from mptrain.workloads.classification.models.plain import plain16

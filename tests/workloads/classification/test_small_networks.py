@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.classification.models.small_networks import small_alexnet, small_resnext, small_vgg
 
 

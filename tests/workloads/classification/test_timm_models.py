@@ -17,9 +17,9 @@ from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage
-from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.records import StepRecord
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.records import StepRecord
 from mptrain.workloads.classification.models.timm_models import timm_classifier
 
 #: Small networks of many families, with the side of the images.

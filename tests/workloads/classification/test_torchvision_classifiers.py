@@ -12,8 +12,8 @@ from mptrain.build.parts import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage
-from mptrain.records import StepRecord
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.records import StepRecord
 from mptrain.workloads.classification.models.published import classifier_names
 
 pytestmark = pytest.mark.workload

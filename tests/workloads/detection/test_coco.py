@@ -8,7 +8,7 @@ import math
 import pytest
 from PIL import Image
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.detection.boxes import CROWD, OBJECT
 from mptrain.workloads.detection.datasets.coco import load_coco
 

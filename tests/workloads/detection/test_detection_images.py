@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.detection.boxes import (

@@ -11,10 +11,10 @@ from torchvision.models.detection._utils import BoxCoder, SSDMatcher
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_iou
 
-from mptrain.errors import ConfigError
 from mptrain.precision.apply import cast_model
 from mptrain.precision.policy import Policy
 from mptrain.precision.upcast import Upcast
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.detection.models.detectors import fasterrcnn_resnet50, ssd300_vgg16, ssd_small
 from mptrain.workloads.detection.models.single_shot import decode, detections, encode, hardest, match, multibox_losses
 

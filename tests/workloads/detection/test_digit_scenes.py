@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionSplit, detection_batch
 from mptrain.workloads.detection.datasets import digit_scenes

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.detection.boxes import CROWD, DIFFICULT, OBJECT, Boxes, detection_batch
 from mptrain.workloads.detection.models.detectors import ssd_small

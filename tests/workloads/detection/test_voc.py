@@ -7,7 +7,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT
 from mptrain.workloads.detection.datasets.voc import load_voc
 

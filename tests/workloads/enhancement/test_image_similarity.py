@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.enhancement.image_similarity import in_8_bits, luminance, psnr, ssim
 from mptrain.workloads.enhancement.task import Enhance
 

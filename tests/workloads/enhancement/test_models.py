@@ -9,7 +9,7 @@ import yaml
 from loops import each
 from torch import nn
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.enhancement.models.dncnn import dncnn
 from mptrain.workloads.enhancement.models.edsr import Enlarged, edsr
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, normals
 from mptrain.workloads.enhancement.datasets.photos import load_photo_folder, load_photos

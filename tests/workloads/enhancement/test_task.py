@@ -10,8 +10,8 @@ from loops import each
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from mptrain.errors import ConfigError
 from mptrain.precision.upcast import Upcast
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.enhancement.image_similarity import in_8_bits, luminance, psnr, ssim
 from mptrain.workloads.enhancement.models.dncnn import dncnn

@@ -8,7 +8,7 @@ import torch
 from loops import each
 from torch import nn
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.gan.models.dcgan import dcgan
 
 SIZES = (8, 16, 32, 64, 128)

@@ -9,10 +9,10 @@ import yaml
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from mptrain.errors import ConfigError
 from mptrain.precision.apply import autocast, cast_model
 from mptrain.precision.policy import Policy
 from mptrain.precision.upcast import Upcast
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.gan.models.dcgan import dcgan
 from mptrain.workloads.gan.task import Gan

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mptrain.config.compose import compose
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.augmentation import (

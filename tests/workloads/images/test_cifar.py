@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision import datasets
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.images.datasets.cifar import load_cifar10, load_cifar100
 
 

@@ -5,7 +5,7 @@ import torch
 from loops import each
 from torch import nn
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.classification.models.convnet import cnn

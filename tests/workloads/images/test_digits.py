@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.images.datasets import digits as module
 from mptrain.workloads.images.datasets.digits import load_digits
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.images.datasets import fashion
 from mptrain.workloads.images.datasets.fashion import load_fashion_mnist, read_idx
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemorySplit
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from PIL import Image
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.images.datasets.image_folder import load_image_folder
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.detection.detection_images import AnnotatedImage, Listing, PictureOptions, PictureSplit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.images.datasets.synthetic import make_synthetic
 
 

@@ -16,9 +16,9 @@ from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.run_storage import NoStorage
-from mptrain.errors import ConfigError
-from mptrain.records import StepRecord
 from mptrain.runlog.run_paths import RunPaths
+from mptrain.system.errors import ConfigError
+from mptrain.system.records import StepRecord
 from mptrain.workloads.classification.models.sequence_classifier import sequence_classifier
 from mptrain.workloads.language.models.causal_lm import causal_lm
 from mptrain.workloads.text.subwords import PAD

@@ -11,9 +11,9 @@ import torch
 import yaml
 from torch import nn
 
-from mptrain.errors import ConfigError
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import Upcast
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.language.models.lstm import lstm_language_model
 from mptrain.workloads.language.models.transformer import transformer_language_model
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.language.datasets.python_docs import load_python_docs, read_topics
 from mptrain.workloads.language.datasets.text_files import load_text

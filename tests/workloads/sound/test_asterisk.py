@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.sound.asterisk import SOUNDS, TRANSCRIPTS, asterisk_prompts
 from mptrain.workloads.speech.datasets.asterisk_speech import load_asterisk
 

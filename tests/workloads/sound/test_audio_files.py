@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.io import wavfile
 
-from mptrain.errors import DataError, EnvironmentRefused
+from mptrain.system.errors import DataError, EnvironmentRefused
 from mptrain.workloads.sound.audio_files import RecordingError, read_recording, recording_seconds
 
 

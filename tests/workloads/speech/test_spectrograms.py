@@ -8,7 +8,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.errors import ConfigError
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.speech.spectrograms import FLOOR, SpectrogramFeatures
 
 MEL = SpectrogramFeatures("log_mel", 8000, 20.0, 10.0, 40)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.sound.alphabet import Alphabet
 from mptrain.workloads.speech.task import Transcribe, beam_search, collapsed

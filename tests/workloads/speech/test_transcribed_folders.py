@@ -11,7 +11,7 @@ import torch
 from loops import each
 from scipy.io import wavfile
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import Alphabet
 from mptrain.workloads.speech.datasets.transcribed_folders import entries_of, load_speech

@@ -8,7 +8,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.text.datasets.docstrings import PACKAGES, load_docstrings
 from mptrain.workloads.text.datasets.labelled_files import load_labelled_text
 from mptrain.workloads.text.subwords import PAD

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mptrain.errors import ConfigError, DataError, EnvironmentRefused
+from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.text.subwords import BEGIN, END, PAD, UNKNOWN, learn
 
 TEXTS = ["the loss is scaled", "the scale is halved", "a step is skipped", "", "ein Schritt wird übersprungen"] * 5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.translation.datasets.gettext_pairs import load_gettext, read_compiled, read_text
 from mptrain.workloads.translation.datasets.number_words import name_of

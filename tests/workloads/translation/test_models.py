@@ -10,8 +10,8 @@ import torch
 import yaml
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError
 from mptrain.precision.upcast import Upcast
+from mptrain.system.errors import ConfigError
 from mptrain.workloads.translation.models.lstm import LSTMTranslator, lstm_translator
 from mptrain.workloads.translation.models.masked_attention import attend, causal_mask, lengths_mask
 from mptrain.workloads.translation.models.transformer import TransformerTranslator, positions, transformer_translator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.errors import ConfigError, DataError
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.text.subwords import END, PAD
 from mptrain.workloads.translation.datasets.number_words import draw_numbers, load_number_words, name_of
 from mptrain.workloads.translation.datasets.pairs import load_pairs

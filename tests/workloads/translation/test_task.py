@@ -10,7 +10,7 @@ from loops import each
 from sacrebleu.metrics import BLEU
 from torch import nn
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.text.subwords import BEGIN, END, PAD
 from mptrain.workloads.translation.task import Translate

@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import DataError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of

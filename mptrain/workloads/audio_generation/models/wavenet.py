@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 
 
 class GatedLayer(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.fields import PositiveFloat
+from mptrain.system.fields import PositiveFloat
 
 Pool = Literal["avg", "max", "pass"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from mptrain.fields import BelowOne, PositiveInt
+from mptrain.system.fields import BelowOne, PositiveInt
 
 
 def mlp(

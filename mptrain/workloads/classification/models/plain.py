@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveInt
 
 POOL_AFTER = (6, 11)  # at about thirds of the depth, which reduces 16x16 images to 4x4
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError
-from mptrain.pretrained import ATTRIBUTE, PretrainedWeights, url_file
+from mptrain.system.errors import ConfigError
+from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights, url_file
 
 
 def torchvision_classifier(

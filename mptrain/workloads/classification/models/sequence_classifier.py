@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mptrain.fields import PositiveInt
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.text.subwords import PAD
 from mptrain.workloads.text.transformers_models import Attention, Wanted, build_network, small_sizes
 

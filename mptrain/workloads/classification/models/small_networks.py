@@ -7,8 +7,8 @@ from typing import Annotated
 from annotated_types import MinLen
 from torch import nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 
 Widths = Annotated[tuple[PositiveInt, ...], MinLen(1)]
 

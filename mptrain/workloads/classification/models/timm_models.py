@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError, did_you_mean
-from mptrain.extras import load_extra
-from mptrain.pretrained import ATTRIBUTE, FIT, PretrainedWeights, hub_file, url_file
+from mptrain.system.errors import ConfigError, did_you_mean
+from mptrain.system.extras import load_extra
+from mptrain.system.pretrained import ATTRIBUTE, FIT, PretrainedWeights, hub_file, url_file
 from mptrain.workloads.classification.models.published import require_size
 
 #: Keywords of ``timm.create_model`` that mptrain sets or refuses, with the reason.

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.files import read_bytes
+from mptrain.system.errors import DataError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo

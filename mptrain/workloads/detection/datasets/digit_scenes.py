@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.base.train_val_split import stratified_order

@@ -10,9 +10,9 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from mptrain.errors import ConfigError, DataError, did_you_mean
-from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.files import read_bytes, read_text
+from mptrain.system.errors import ConfigError, DataError, did_you_mean
+from mptrain.system.fields import NonNegativeInt, PositiveInt
+from mptrain.system.files import read_bytes, read_text
 from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo

@@ -15,8 +15,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveInt
 
 #: Aspect ratios of SSD300's default boxes on each map, their sizes as fractions of the side, and the strides of the
 #: maps in pixels (Liu et al. 2016, section 3, and the authors' code for COCO, as in torchvision).

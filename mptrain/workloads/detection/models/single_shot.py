@@ -17,7 +17,7 @@ from torchvision.models.detection.ssd import SSDFeatureExtractorVGG, SSDHead
 from torchvision.ops import batched_nms, box_iou
 from typing_extensions import override
 
-from mptrain.device import beside_fp64
+from mptrain.system.device import beside_fp64
 
 #: Factors of the offsets: centres, then sizes (the "variances" 0.1 and 0.2 in the code of Liu et al.).
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.data_files import walk
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset

@@ -7,8 +7,8 @@ from typing import Annotated, cast
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveInt
 
 _NEARLY_NOTHING = 1e-3
 

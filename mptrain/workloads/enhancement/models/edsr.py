@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.system.fields import PositiveFloat, PositiveInt
 
 Upscale = Literal[1, 2, 3, 4, 8]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import PositiveInt
 
 #: Supported image sides: one to five doublings of the 4x4 pixels after the generator's first layer.
 SIZES = (8, 16, 32, 64, 128)

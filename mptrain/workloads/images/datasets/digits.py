@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt
+from mptrain.system.errors import DataError
+from mptrain.system.fields import NonNegativeInt
 from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import DataError
-from mptrain.files import read_bytes
+from mptrain.system.errors import DataError
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.download import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples

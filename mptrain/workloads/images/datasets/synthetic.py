@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from mptrain.errors import ConfigError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 
-from mptrain.errors import DataError
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, windows_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.text.transformers_models import Attention, Wanted, build_network, small_sizes
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import AboveOne, BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import AboveOne, BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.language.models.softmaxes import AdaptiveSoftmax, SampledSoftmax
 
 #: Kind of output layer: over all tokens, with rare tokens in clusters, or against random samples in training.

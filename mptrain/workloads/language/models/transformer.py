@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 
 #: Standard deviation of initial weights (Radford et al. 2018).
 DEVIATION = 0.02

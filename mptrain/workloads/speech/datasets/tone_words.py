@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms

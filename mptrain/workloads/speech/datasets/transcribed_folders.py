@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.system.errors import DataError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults

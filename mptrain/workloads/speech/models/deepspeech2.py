@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.text.reversal import reverse_padded
 
 #: Reduction of the number of frames: the stride of the first convolution along time.

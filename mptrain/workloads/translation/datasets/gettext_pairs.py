@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import DataError
-from mptrain.fields import PositiveInt
-from mptrain.files import read_bytes
+from mptrain.system.errors import DataError
+from mptrain.system.fields import PositiveInt
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError

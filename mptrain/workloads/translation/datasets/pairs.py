@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptrain.errors import ConfigError, DataError
-from mptrain.fields import PositiveInt
-from mptrain.files import read_bytes
+from mptrain.system.errors import ConfigError, DataError
+from mptrain.system.fields import PositiveInt
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded, find_parts

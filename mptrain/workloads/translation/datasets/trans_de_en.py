@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mptrain.errors import DataError
-from mptrain.fields import BelowOneOrZero, PositiveInt
-from mptrain.files import read_bytes
+from mptrain.system.errors import DataError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.errors import ConfigError
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.text.reversal import reverse_padded
 from mptrain.workloads.translation.models.masked_attention import attend, lengths_mask
 

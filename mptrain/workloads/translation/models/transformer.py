@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mptrain.errors import ConfigError, Problem
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.errors import ConfigError, Problem
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.translation.models.masked_attention import attend, causal_mask, lengths_mask
 
 State = dict[str, Tensor]

@@ -2,7 +2,7 @@ import math
 
 from loops import each
 
-from mptrain.words import (
+from mptrain.numerics.words import (
     counted,
     digits,
     duration,

@@ -18,9 +18,9 @@ from small_runs import parts_of, run_in_process, whole_and_resumed
 
 from mptrain.build.parts import build
 from mptrain.config.compose import compose, reload
-from mptrain.errors import CheckpointError, DataError
-from mptrain.pretrained import ATTRIBUTE
 from mptrain.run.describe import describe_parts
+from mptrain.system.errors import CheckpointError, DataError
+from mptrain.system.pretrained import ATTRIBUTE
 from mptrain.workloads.language.models.causal_lm import causal_lm
 
 TIMM = ("model=timm", "model.name=resnet10t.c3_in1k")

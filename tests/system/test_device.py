@@ -10,7 +10,6 @@ from capability import CPU, NoFP64, without
 from loops import each
 from pretended_ranks import each_rank
 
-from mptrain import device as devices
 from mptrain.build.parallelism import device_of, require_own_devices
 from mptrain.build.parts import build
 from mptrain.config.compose import compose
@@ -18,10 +17,11 @@ from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_values import StepValues
 from mptrain.engine.transfer import AHEAD, Transfer
-from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
-from mptrain.random_state import random_state, set_random_state
 from mptrain.run.describe import cuda_backends
+from mptrain.system import device as devices
+from mptrain.system.errors import ConfigError, EnvironmentRefused
+from mptrain.system.random_state import random_state, set_random_state
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 

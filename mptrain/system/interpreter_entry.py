@@ -1,4 +1,4 @@
-"""Entry script of the interpreters that `mptrain.interpreter` starts; never imported.
+"""Entry script of the interpreters that `mptrain.system.interpreter` starts; never imported.
 
 ``python interpreter_entry.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` sets ``sys.path`` and runs the code or module.
 """
@@ -7,7 +7,7 @@ import sys  # built in; nothing else may be imported before the next line
 
 sys.path[:] = eval(sys.argv.pop(1))
 
-from mptrain.interpreter import guard_multiprocessing  # noqa: E402
+from mptrain.system.interpreter import guard_multiprocessing  # noqa: E402
 
 guard_multiprocessing()
 while (_word := sys.argv.pop(1)) not in ("-c", "-m"):

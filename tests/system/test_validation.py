@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mptrain.fields import NonNegativeInt
-from mptrain.validation import build, line_parser
+from mptrain.system.fields import NonNegativeInt
+from mptrain.system.validation import build, line_parser
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from small_runs import TINY, loop_of, steps_of
 
-from mptrain import machine
 from mptrain.engine.memory import memory_now, memory_peak
 from mptrain.runlog.checkpoint_data import HashedFile
 from mptrain.sweep.local_executor import Slots
+from mptrain.system import machine
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_process_ends_with_its_parent(tmp_path, linux):
         text=True,
         timeout=60,
         check=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     pid, deadline = int(done.stdout), time.monotonic() + 20
     while machine.is_running(pid) and time.monotonic() < deadline:

@@ -7,8 +7,8 @@ import inspect
 import pytest
 from loops import each
 
-from mptrain import errors
-from mptrain.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean, near_names
+from mptrain.system import errors
+from mptrain.system.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean, near_names
 
 EXIT_CODES = {
     "MptrainError": 1,
@@ -35,17 +35,19 @@ def test_the_drawn_tree_names_every_class_with_its_base_and_code():
     drawing = {line.strip("│├└─ ").split(" ")[0]: line for line in errors.__doc__.splitlines()}
     for kind in classes:
         name = kind.__name__
-        assert name in drawing, f"draw {name} in the docstring of mptrain/errors.py"
+        assert name in drawing, f"draw {name} in the docstring of mptrain/system/errors.py"
         if kind is not Preempted:
-            assert f"({kind.exit_code})" in drawing[name], f"draw {name} with ({kind.exit_code}) in mptrain/errors.py"
+            assert f"({kind.exit_code})" in drawing[name], (
+                f"draw {name} with ({kind.exit_code}) in mptrain/system/errors.py"
+            )
         if kind is not MptrainError:
             parent = kind.__base__.__name__
             inside = drawing[parent].index(parent) < drawing[name].index(name)
-            assert inside, f"draw {name} below {parent} in the docstring of mptrain/errors.py"
+            assert inside, f"draw {name} below {parent} in the docstring of mptrain/system/errors.py"
     names = {kind.__name__ for kind in classes} - {"Preempted"}
     missing, gone = sorted(names - set(EXIT_CODES)), sorted(set(EXIT_CODES) - names)
     assert not missing, f"add {missing} to EXIT_CODES in tests/test_errors.py"
-    assert not gone, f"mptrain/errors.py has no {gone}: take it out of EXIT_CODES in tests/test_errors.py"
+    assert not gone, f"mptrain/system/errors.py has no {gone}: take it out of EXIT_CODES in tests/test_errors.py"
 
 
 def test_message_and_hint_are_two_things():

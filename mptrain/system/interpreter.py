@@ -3,7 +3,7 @@
 ``python -c`` and ``python -m`` put the current directory before the standard library, so a `random.py` there would run
 in every helper process. ``-P`` requires Python 3.11. ``-I`` also drops ``PYTHONPATH``, which users need for their own
 modules. A prefix to the code of ``-c`` is too late, because Python 3.13 imports `linecache` before it. Helper processes
-therefore run the script `mptrain/interpreter_entry.py`, which sets ``sys.path`` before it imports anything.
+therefore run the script `mptrain/system/interpreter_entry.py`, which sets ``sys.path`` before it imports anything.
 
 The current directory is not searched last either: a library could find a missing module (`msvcrt`, an optional package)
 there. Users can add it to ``PYTHONPATH``. This module imports only modules that every interpreter loads at startup, so
@@ -17,8 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+
+#: The folder that holds the package mptrain.
+_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+
 #: The entry script of every helper process.
-_ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_entry.py")  # noqa: PTH100, PTH118, PTH120
+_ENTRY = os.path.join(_HERE, "interpreter_entry.py")  # noqa: PTH118
 
 
 def forget_current_folder() -> None:
@@ -29,7 +34,7 @@ def forget_current_folder() -> None:
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     chosen = not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated)  # Python has added the first entry
-    if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != os.path.dirname(os.path.dirname(_ENTRY)):  # noqa: PTH120
+    if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != _ROOT:
         del sys.path[0]
 
 

@@ -1,7 +1,7 @@
 """Types of fields with their allowed ranges, and their descriptions in words.
 
-Dataclasses of the package annotate their fields with these types; `mptrain.validation` checks the ranges. Nothing here
-imports the validation library.
+Dataclasses of the package annotate their fields with these types; `mptrain.system.validation` checks the ranges.
+Nothing here imports the validation library.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from mptrain.errors import StorageError
+from mptrain.system.errors import StorageError
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

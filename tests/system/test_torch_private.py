@@ -1,4 +1,4 @@
-"""The names of torch that it does not promise stand in `mptrain.torch_private`, and mean there what they are taken for."""
+"""The names of torch that it does not promise stand in `mptrain.system.torch_private`, and mean there what they are taken for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain import torch_private as private
+from mptrain.system import torch_private as private
 
 PACKAGE = Path(private.__file__).parent
 
@@ -168,7 +168,7 @@ def test_classes_trees_and_questions():
 
 
 def test_private_names_stand_nowhere_else():
-    """Put a name that is missing here into `mptrain/torch_private.py`, with a test of what it is taken for."""
+    """Put a name that is missing here into `mptrain/system/torch_private.py`, with a test of what it is taken for."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -195,7 +195,7 @@ OF_OPERATORS = ("precision/census.py", "precision/upcast.py")
 
 
 def test_private_attributes_of_torchs_objects_stand_nowhere_else():
-    """Put what is missing here into a function of `mptrain/torch_private.py`."""
+    """Put what is missing here into a function of `mptrain/system/torch_private.py`."""
     trees = {
         path.relative_to(PACKAGE).as_posix(): list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         for path in PACKAGE.rglob("*.py")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]

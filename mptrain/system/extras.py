@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from mptrain.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused
 
 
 def load_extra(module: str, extra: str, purpose: str) -> Any:

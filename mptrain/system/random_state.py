@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mptrain import device as devices
+from mptrain.system import device as devices
 
 
 def seed_everything(seed: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.records import StepRecord, as_json, nonfinite_kind, step_json
+from mptrain.system.records import StepRecord, as_json, nonfinite_kind, step_json
 
 RECORD = StepRecord(
     learner="main",
@@ -108,5 +108,5 @@ def test_records_are_frozen():
 
 
 def test_records_and_errors_import_no_torch():
-    code = "import sys, mptrain.records, mptrain.errors; sys.exit('torch' in sys.modules)"
+    code = "import sys, mptrain.system.records, mptrain.system.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
