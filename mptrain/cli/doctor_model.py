@@ -11,10 +11,10 @@ from mptrain.cli.blocks import print_blocks
 from mptrain.cli.doctor_data import data_findings
 from mptrain.cli.messages import say, waiting
 from mptrain.inspection.data_check import check_data
+from mptrain.inspection.doctor import ScalingReport, check_scaling
+from mptrain.inspection.doctor_findings import why_no_range
+from mptrain.inspection.doctor_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.inspection.findings import Finding, label
-from mptrain.inspection.scale_check import ScalingReport, check_scaling
-from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import UNKNOWN, counted, listed, share
 from mptrain.probe.module_trail import LOSS

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mptrain.inspection.doctor_ranges import EPSILONS, ModuleScaling
 from mptrain.inspection.module_tensors import HANDED, owner
-from mptrain.inspection.scale_check_ranges import EPSILONS, ModuleScaling
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import listed
@@ -29,7 +29,7 @@ class Finding:
 
     Attributes:
         kind: Kind of problem: `mptrain.runlog.diagnosis_file.CauseKind` for a step, otherwise a kind of
-            `mptrain.inspection.scale_check_findings.findings`.
+            `mptrain.inspection.doctor_findings.findings`.
         where: Names of the affected modules, parameters or buffers in order; empty if there are none.
         what: Description of the problem in one sentence, with its measured value.
         hint: Advice; empty if remedies are tried instead.

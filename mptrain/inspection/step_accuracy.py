@@ -1,6 +1,6 @@
 """Errors of one training step in half precision against FP64: of module outputs, and of gradients at one loss scale.
 
-Acceptable errors follow from the format, as in ``mptrain doctor``; `mptrain.inspection.scale_check_ranges` describes
+Acceptable errors follow from the format, as in ``mptrain doctor``; `mptrain.inspection.doctor_ranges` describes
 the measurements. An output may be off by `EPSILONS` times the format's epsilon, or by `TIMES_ROUNDED` times the error
 from rounding weights, inputs and all outputs. A gradient may be off by `EPSILONS` times the epsilon from an exact
 backward pass of the same outputs, or by `TIMES_EXPECTED` times its expected distance. Errors up to
@@ -16,16 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
-from mptrain.inspection.operator_errors import OperatorError
-from mptrain.inspection.scale_check_gradients import (
+from mptrain.inspection.doctor_gradients import (
     compare_backward,
     compute_reference,
     gradients,
     operator_errors,
 )
-from mptrain.inspection.scale_check_observation import disable_dropout
-from mptrain.inspection.scale_check_ranges import (
+from mptrain.inspection.doctor_observation import disable_dropout
+from mptrain.inspection.doctor_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
     MUCH,
@@ -34,6 +32,8 @@ from mptrain.inspection.scale_check_ranges import (
     by_module,
     lost_boundary,
 )
+from mptrain.inspection.module_tensors import HANDED, Outputs, distance, hook_step, owner, record_outputs
+from mptrain.inspection.operator_errors import OperatorError
 from mptrain.inspection.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.apply import input_dtype, set_matmul_precision

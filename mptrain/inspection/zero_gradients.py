@@ -13,8 +13,8 @@ from collections.abc import Collection
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.scale_check_gradients import Gradients, gradients, runs_in_float64
-from mptrain.inspection.scale_check_ranges import NOTHING
+from mptrain.inspection.doctor_gradients import Gradients, gradients, runs_in_float64
+from mptrain.inspection.doctor_ranges import NOTHING
 from mptrain.workloads.base.batch import Batch
 
 #: Bound of the moves of parameters. Each goes half as far as the one before, so that none is taken back.

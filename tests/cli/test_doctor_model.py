@@ -11,7 +11,7 @@ from PIL import Image
 
 from mptrain.cli import doctor_model as module
 from mptrain.cli.blocks import block_lines
-from mptrain.inspection.scale_check_ranges import GradientErrors, by_module
+from mptrain.inspection.doctor_ranges import GradientErrors, by_module
 from mptrain.numerics.formats import FLOAT16
 
 TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8")

@@ -12,7 +12,7 @@ from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 
 SMALL = ("train.batch_size=16", "dataset.train_samples=64")
 

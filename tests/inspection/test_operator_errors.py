@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 from mptrain.system.errors import FirstBatchError
 
 

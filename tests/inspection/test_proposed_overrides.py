@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mptrain.config.compose import compose
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 
 WHOLE = ("model._target_=faulty_networks.cancelling_whole", "dataset.image_size=8", "~model.widths")
 

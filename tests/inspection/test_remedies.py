@@ -11,7 +11,7 @@ from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 

@@ -6,7 +6,7 @@ import math
 
 from loops import each
 
-from mptrain.inspection.scale_check_ranges import LOST, GradientErrors, OutputErrors, by_module
+from mptrain.inspection.doctor_ranges import LOST, GradientErrors, OutputErrors, by_module
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 

@@ -11,7 +11,7 @@ from faulty_networks import WIDTH
 from torch import nn
 
 from mptrain.config.compose import compose
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 
 
 class LowRank(nn.Module):

@@ -10,7 +10,7 @@ from PIL import Image
 from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
 from mptrain.config.compose import compose
-from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.doctor import check_scaling
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EvalRecord
 

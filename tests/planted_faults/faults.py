@@ -553,7 +553,7 @@ FAULTS = (
     ),
     Fault(
         72,
-        "inspection/scale_check_observation.py",
+        "inspection/doctor_observation.py",
         "0 < abs(value) < form.smallest_subnormal",
         "0 < abs(value) < form.smallest_normal",
         "subnormal constants are reported as lost",

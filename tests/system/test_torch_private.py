@@ -11,7 +11,7 @@ from torch import nn
 
 from mptrain.system import torch_private as private
 
-PACKAGE = Path(private.__file__).parent
+PACKAGE = Path(private.__file__).parents[1]
 
 #: Modules that are all about what only CUDA has, or about the compiler, which a start is not to import.
 BESIDES = {

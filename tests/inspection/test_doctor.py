@@ -9,10 +9,10 @@ from faulty_networks import FAULTS, SOUND, with_fault
 from small_runs import loop_of, steps_of
 
 from mptrain.config.compose import compose
-from mptrain.inspection import scale_check
-from mptrain.inspection.scale_check import check_scaling
-from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import scales_of
+from mptrain.inspection import doctor
+from mptrain.inspection.doctor import check_scaling
+from mptrain.inspection.doctor_findings import why_no_range
+from mptrain.inspection.doctor_ranges import scales_of
 from mptrain.probe.module_trail import LOSS
 from mptrain.system.errors import ConfigError, FirstBatchError, NumericsError
 
@@ -240,10 +240,10 @@ def test_of_a_batch_with_too_many_outputs_fewer_samples_are_examined(monkeypatch
     words = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=64", "precision=amp_static")
     whole = check(*words, "train.batch_size=32")
     assert (whole.samples, whole.notes) == (32, ())
-    monkeypatch.setattr(scale_check, "MOST_VALUES", 1)
+    monkeypatch.setattr(doctor, "MOST_VALUES", 1)
     part = check(*words, "train.batch_size=32", "train.accumulate=2")
     assert part.samples == 4  # two for each micro-batch, because a BatchNorm needs two
-    monkeypatch.setattr(scale_check, "MOST_VALUES", 4000)
+    monkeypatch.setattr(doctor, "MOST_VALUES", 4000)
     part = check(*words, "train.batch_size=32")
     assert 2 < part.samples < 32
     (note,) = part.notes

@@ -1,7 +1,7 @@
 """Observation of one rehearsed training step (without an update) in half precision, for ``mptrain doctor``.
 
 It covers constants that the format cannot hold, sums and exponentials in half precision, casts, norm layers, small
-epsilons, and module outputs. Gradient errors are measured elsewhere (`mptrain.inspection.scale_check_gradients`).
+epsilons, and module outputs. Gradient errors are measured elsewhere (`mptrain.inspection.doctor_gradients`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse, rounded_tensors
+from mptrain.inspection.doctor_ranges import EPSILONS, ScalingEvidence
 from mptrain.inspection.module_tensors import Outputs, hook_step, record_outputs
 from mptrain.inspection.random_draws import SameDraws
-from mptrain.inspection.scale_check_ranges import EPSILONS, ScalingEvidence
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.inspection.scale_check_findings import findings, proposals, why_no_range, with_words
-from mptrain.inspection.scale_check_ranges import (
+from mptrain.inspection.doctor_findings import findings, proposals, why_no_range, with_words
+from mptrain.inspection.doctor_ranges import (
     GradientErrors,
     OutputErrors,
     ScalingEvidence,

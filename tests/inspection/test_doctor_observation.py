@@ -4,7 +4,7 @@ from loops import each
 from torch import nn
 from torch.nn import functional as F
 
-from mptrain.inspection.scale_check_observation import HalfArithmetic
+from mptrain.inspection.doctor_observation import HalfArithmetic
 from mptrain.probe.module_trail import LOSS, ModuleTrail
 
 HALF = torch.linspace(-2, 2, 12, dtype=torch.float16).view(3, 4)

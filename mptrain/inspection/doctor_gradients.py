@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
+from mptrain.inspection.doctor_observation import disable_dropout, largest_values
+from mptrain.inspection.doctor_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.inspection.module_tensors import (
     Change,
     GradientPath,
@@ -35,8 +37,6 @@ from mptrain.inspection.module_tensors import (
 )
 from mptrain.inspection.operator_errors import OperatorError, RoundedOperator
 from mptrain.inspection.random_draws import SameDraws
-from mptrain.inspection.scale_check_observation import disable_dropout, largest_values
-from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.numerics.formats import Format
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES

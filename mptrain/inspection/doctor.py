@@ -13,22 +13,22 @@ from mptrain.build.parts import build
 from mptrain.config.schema import Config
 from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
-from mptrain.inspection import scale_check_gradients as passes
+from mptrain.inspection import doctor_gradients as passes
 from mptrain.inspection.diagnosis_case import with_overrides
-from mptrain.inspection.evaluation_check import check_evaluation
-from mptrain.inspection.findings import Finding, label
-from mptrain.inspection.lost_columns import lost_columns
-from mptrain.inspection.module_tensors import HANDED, Outputs
-from mptrain.inspection.observations import CLOSE
-from mptrain.inspection.scale_check_findings import (
+from mptrain.inspection.doctor_findings import (
     findings,
     proposals,
     with_words,
     wrong_gradients,
     wrong_outputs,
 )
-from mptrain.inspection.scale_check_observation import StepInspection, half_weights, inspect_step
-from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
+from mptrain.inspection.doctor_observation import StepInspection, half_weights, inspect_step
+from mptrain.inspection.doctor_ranges import ModuleScaling, ScalingEvidence, by_module
+from mptrain.inspection.evaluation_check import check_evaluation
+from mptrain.inspection.findings import Finding, label
+from mptrain.inspection.lost_columns import lost_columns
+from mptrain.inspection.module_tensors import HANDED, Outputs
+from mptrain.inspection.observations import CLOSE
 from mptrain.inspection.step_accuracy import largest_errors, why_worse
 from mptrain.inspection.zero_gradients import without_gradient
 from mptrain.numerics.formats import FORMATS, Format

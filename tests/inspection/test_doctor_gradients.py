@@ -8,8 +8,8 @@ from small_runs import TINY, parts_of
 from torch import nn
 
 from mptrain.engine.step import accumulate_gradients
-from mptrain.inspection.scale_check_gradients import compare_scales, compute_reference, gradients
-from mptrain.inspection.scale_check_observation import disable_dropout, inspect_step, largest_values
+from mptrain.inspection.doctor_gradients import compare_scales, compute_reference, gradients
+from mptrain.inspection.doctor_observation import disable_dropout, inspect_step, largest_values
 from mptrain.numerics.formats import FLOAT16
 from mptrain.probe.module_trail import LOSS
 

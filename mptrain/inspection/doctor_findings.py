@@ -10,10 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from mptrain.inspection.findings import Finding, label, operator_name
-from mptrain.inspection.module_tensors import HANDED, owner
-from mptrain.inspection.operator_errors import OperatorError
-from mptrain.inspection.scale_check_ranges import (
+from mptrain.inspection.doctor_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
     ModuleScaling,
@@ -22,6 +19,9 @@ from mptrain.inspection.scale_check_ranges import (
     lost_boundary,
     scales_of,
 )
+from mptrain.inspection.findings import Finding, label, operator_name
+from mptrain.inspection.module_tensors import HANDED, owner
+from mptrain.inspection.operator_errors import OperatorError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.words import share
 from mptrain.probe.module_trail import LOSS, is_inside
@@ -266,7 +266,7 @@ def _blame(first: Operation | None, inexact: OperatorError | None) -> str:
 
 
 def _plain(operator: str) -> str:
-    """Return an operator's name in the form that `mptrain.inspection.scale_check_observation` uses."""
+    """Return an operator's name in the form that `mptrain.inspection.doctor_observation` uses."""
     return operator.strip("_").removesuffix("_forward")
 
 
