@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "buffer_guard", "ring")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "step_values", "buffer_guard", "ring")),
     *sorted((PACKAGE / "numerics").glob("*.py")),
     *sorted((PACKAGE / "scaler").glob("*.py")),
     *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "updater", "torch_updater", "rules")),
@@ -26,7 +26,7 @@ SOURCES = [
 ]
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
-    ("ring.py", "_rows"): "its block is in host memory already, or the device lets nobody copy beside it",
+    ("step_values.py", "unstack"): "its block is in host memory already, or the device lets nobody copy beside it",
     ("strategy.py", "reduce_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("base.py", "resume"): "once, after a restart",
@@ -50,7 +50,7 @@ READING_FUNCTIONS = {
     ("torch_updater.py", "_failed"): "formats an error",
 }
 #: Files that hold plain numbers alone.
-WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py"})
+WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py", "words.py"})
 
 
 def host_reads(source: str) -> list[tuple[str, int, str]]:

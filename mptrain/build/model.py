@@ -1,4 +1,4 @@
-"""Model of a run in FP32, with weights drawn from the seed or loaded."""
+"""Model of a run: drawn from the seed in FP32 or loaded, then placed on its device in its precision mode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlacedModel:
 
     Attributes:
         kept: Modules that compute in FP32, by name.
-        initial: FP32 values by name from which half-precision parameters were cast; empty without such parameters.
+        initial: FP32 values of all parameters by name, before the cast; empty if the mode keeps parameters in FP32.
         clamped: Warning about weights beyond the range of the dtype; empty without any.
     """
 

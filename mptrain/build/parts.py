@@ -143,7 +143,7 @@ def build(
 
 @contextlib.contextmanager
 def settings_restored() -> Iterator[None]:
-    """Restore afterwards what keys of a run set for the whole process: torch's threads and its choice of kernels."""
+    """Restore afterwards what keys of a run set: torch's threads, its deterministic mode and cuDNN's benchmark mode."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     mode = torch.get_deterministic_debug_mode()
     try:

@@ -1,8 +1,9 @@
 """One training step in mixed precision, its settings, and its learner (a loss with its weights, optimizer and scaler).
 
-Only this module defines the order of operations in a step. Everything stays on the device. The overflow flag, the skip
-decision, the next scale, the next learning rate and the record are device values; the host issues the same operations
-whatever their values are.
+This module defines the order of operations in a step; `Weights` has the arithmetic of verdict and update. Everything
+stays on the device. The overflow flag, the skip decision, the next scale, the next learning rate and the record are
+device values, and the host issues the same operations whatever they are. Only in a CPU's own memory the host knows the
+verdict, and leaves out what it makes needless.
 """
 
 from __future__ import annotations
@@ -89,7 +90,6 @@ class Learner:
         self.average = average
         self.strategy: ParallelStrategy = strategy or SingleProcessStrategy()
         self.reduction = reduction
-        self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._judge = functools.partial(
             weights.judge, skip_on_overflow=scaler.on_overflow == "skip", measure=scaler.measure
@@ -152,8 +152,8 @@ class Learner:
     def advance(self, verdict: Verdict) -> None:
         """Count the update of a step if applied, move the average and set the next scale, after `Weights.update`."""
         self.updates = self.updates + verdict.applied
-        for follower in self._followers:
-            follower.follow(self.updates, verdict)
+        if self.average is not None:
+            self.average.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def moving(self) -> dict[str, Tensor]:
@@ -219,7 +219,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     if watch:
         watch.judged(weights, verdict, scale)
     guard.write_through(verdict.applied)
-    weights.update(verdict, lr, None if learner.scaler.is_identity else scale)  # unscale, clip, update, publish
+    weights.update(verdict, lr, None if learner.scaler.is_identity else scale)  # unscale, clip, update, round
     if watch:
         watch.updated(weights)
     if not verdict.known_finite:

@@ -88,7 +88,7 @@ class LearnerLog:
             sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
 
     def _why(self, row: HostValues) -> str:
-        """Return why the scale changed. Only a rule that measures gradients lowers it without an overflow."""
+        """Return why the scale changed. A rule that measures gradients lowers it without an overflow."""
         if row.next_scale > row.loss_scale:
             return "growth"
         return "measured" if self._measures and not row.overflow else "overflow"

@@ -162,8 +162,7 @@ class MasterWeights:
         """
         best = self.work if self._keep else self.parts
         return {
-            name: as_part_of((work if work is own else kept).detach(), p)
-            for name, p, own, work, kept in zip(self._names, self._params, self.parts, self.work, best, strict=True)
+            name: as_part_of(kept.detach(), p) for name, p, kept in zip(self._names, self._params, best, strict=True)
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.build.parts import build
-from mptrain.config.config_diff import config_digest
+from mptrain.config.config_diff import config_digest, describe_change
 from mptrain.config.schema import Config
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
@@ -18,6 +18,7 @@ from mptrain.engine.run_storage import NoStorage, Storage
 from mptrain.parallel.communicator import Communicator
 from mptrain.precision.support import Support, require_support
 from mptrain.run.consistency import (
+    Change,
     changed_training_data,
     digests_of,
     trained_on,
@@ -109,7 +110,7 @@ class Attempt:
     Attributes:
         loaded: The checkpoint to continue from; None to start from the beginning.
         notes: Sentences for the user about this start; ``warnings`` likewise.
-        changed: Changes of the configuration since the run was started, one sentence each.
+        changes: Changes of the configuration since the run was started: key, old value and new value.
         as_written: The configuration is that of the directory already and is not written again.
     """
 
@@ -120,7 +121,7 @@ class Attempt:
     loaded: LoadedCheckpoint | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     as_written: bool = False
 
     @property
@@ -137,9 +138,10 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
     """
     directory, parts = attempt.directory, attempt.parts
     before = directory.read_state()
-    attempt = _prepare_directory(attempt)
+    attempt, other_data = _prepare_directory(attempt)
     state = describe(directory, attempt.config, parts, before)
-    state = state.begin(attempt.from_step, attempt.changed if attempt.loaded else ())
+    changed = (*(describe_change(*change) for change in attempt.changes), *other_data) if attempt.loaded else ()
+    state = state.begin(attempt.from_step, changed)
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     higher = parts.task.higher_is_better
@@ -177,21 +179,24 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
             loader.close()
 
 
-def _prepare_directory(attempt: Attempt) -> Attempt:
-    """Bring the directory to the state of the checkpoint, and return the attempt with what that has shown."""
+def _prepare_directory(attempt: Attempt) -> tuple[Attempt, tuple[str, ...]]:
+    """Bring the directory to the state of the checkpoint.
+
+    Return the attempt with all warnings, and sentences on training data that are not those of the earlier attempts.
+    """
     directory, config, parts, loaded = attempt.directory, attempt.config, attempt.parts, attempt.loaded
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     if not attempt.as_written:  # after the records have proved to be usable
         directory.write_config(config.yaml, config.overrides)
-    other = changed_training_data(directory.root, parts) if loaded else ()
+    other = tuple(changed_training_data(directory.root, parts)) if loaded else ()
     source = directory.root if loaded else config.weights and config.weights.expanduser()
     known = frozenset(digests_of(parts.loaders["train"])) | (read_trained(source) if source else frozenset())
     write_trained(directory.paths.trained_samples, known)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
     warnings = (*parts.warnings, *attempt.warnings, *lost, *other, *trained_on(known, parts))
-    return replace(attempt, warnings=warnings, changed=(*attempt.changed, *other))
+    return replace(attempt, warnings=warnings), other
 
 
 def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bool) -> tuple[str, ...]:
@@ -206,7 +211,7 @@ def _record_start(attempt: Attempt, loop: Loop, storage: Storage, *, forgive: bo
         notes = (*notes, *loop.checkpointing.restore(attempt.loaded.state, forgive=forgive))
         events = [("resume", {"notes": list(notes), "warnings": list(warnings)})]
     regrouped = attempt.loaded is None or any(
-        text.startswith(("model.", "optimizer.", "learners.")) for text in attempt.changed
+        key.startswith(("model.", "optimizer.", "learners.")) for key, _, _ in attempt.changes
     )
     if regrouped and (groups := group_members(attempt.config, parts)):
         events.append(("groups", dict(groups)))

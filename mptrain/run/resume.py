@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mptrain.build.parallelism import check_parallelism
 from mptrain.build.parts import build, settings_restored
@@ -22,6 +21,7 @@ from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.torchrun import remember_run, torchrun_command
 from mptrain.run.attempt import Attempt, Outcome, Show, StartState, follow, min_micro_batches, train_run
 from mptrain.run.consistency import (
+    Change,
     reload_config,
     require_unchanged_config,
     require_undamaged_config,
@@ -88,7 +88,7 @@ class _Resumption:
 
     Attributes:
         changes: Differences from the configuration on record: key, old value and new value.
-        said: Values by key that the user has given to resume; None if a run of this name happened to exist.
+        said: Overrides by key that the user has given to resume; None if a run of this name happened to exist.
         old: The configuration on record, as YAML; ``written`` if there is one.
     """
 
@@ -98,7 +98,7 @@ class _Resumption:
     state: RunState | None
     written: bool
     old: str
-    changes: tuple[tuple[str, Any, Any], ...]
+    changes: tuple[Change, ...]
 
     @property
     def is_done(self) -> bool:
@@ -132,7 +132,6 @@ class _Resumption:
     ) -> Attempt:
         """Return the attempt that goes on from a checkpoint; raise if there is nothing to do, or it does not fit."""
         parts, options = built
-        changed = tuple(describe_change(*change) for change in self.changes)
         if loaded is None:
             _require_never_saved(self.directory, self.state)
             notes = ("there is no checkpoint yet: starting from the beginning", *parts.notes)
@@ -146,9 +145,9 @@ class _Resumption:
             parts,
             options,
             loaded,
-            notes=(*(f"changed: {sentence}" for sentence in changed), *notes),
+            notes=(*(f"changed: {describe_change(*change)}" for change in self.changes), *notes),
             warnings=warnings,
-            changed=changed,
+            changes=self.changes,
             as_written=self.written and self.said is None,
         )
 
@@ -158,7 +157,7 @@ def continue_run(
 ) -> Outcome:
     """Train an existing run on as rank 0, and return its outcome; at once if it is done and nothing has changed.
 
-    ``said`` has the values by key with which the user resumes it; None if a run of this name happened to exist.
+    ``said`` has the overrides by key with which the user resumes it; None if a run of this name happened to exist.
     """
     with directory.lock():
         written = directory.paths.config.exists()
@@ -181,7 +180,7 @@ def continue_run(
         return train_run(resumption.attempt(built, loaded, warnings), show)
 
 
-def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
+def _require_effect(changes: Sequence[Change]) -> None:
     """Reject changes of keys that have no effect once a run has a checkpoint, with one ConfigError for all.
 
     An initial scale may change together with other keys of its scaler, because it must be within their limits.

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +35,6 @@ from mptrain.system.records import (
     ScaleRecord,
     StepRecord,
     as_json,
-    step_json,
 )
 
 BUFFER_BYTES: Final = 1 << 16
@@ -282,3 +285,23 @@ def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(values)
     return line.getvalue()
+
+
+def step_json(record: StepRecord) -> str:
+    """Return the line of a step record in ``steps.jsonl``; equal to the result of `as_json`, in a fifth of the time."""
+    values = _step_values(record)
+    # The sum of finite numbers may overflow; the slow path is then taken unnecessarily.
+    if not math.isfinite(sum([value for value in values if type(value) is float])):
+        return as_json(asdict(record))
+    return _STEP_LINE % tuple([_ATOMS[type(value)](value) for value in values])
+
+
+_STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
+_STEP_LINE = "{" + ", ".join(f'"{name}": %s' for name in _STEP_FIELDS) + "}"
+_step_values = attrgetter(*_STEP_FIELDS)
+_ATOMS: dict[type, Callable[[Any], str]] = {
+    float: float.__repr__,
+    int: int.__repr__,
+    bool: ("false", "true").__getitem__,
+    str: functools.lru_cache(json.dumps),
+}

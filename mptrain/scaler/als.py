@@ -56,7 +56,7 @@ class ALSScaler(RangedScaler):
         return ShareAbove(self.bin_edge * FLOAT16.max)
 
     def initial(self, device: torch.device) -> ScalerState:
-        """Return ``scale`` (float32) and ``waited`` (int32), the steps since the last change, each of shape (1,)."""
+        """Return ``scale`` (float32) and ``waited`` (int32), steps of this period, each of shape (1,)."""
         return {
             **super().initial(device),
             "waited": torch.zeros(1, dtype=torch.int32, device=device),

@@ -1,7 +1,7 @@
 """Base classes of loss scaling rules, which choose the factor that multiplies the loss of each training step.
 
 A scaler holds the constants of its rule and no state. The state is a mapping of device tensors of shape (1,), one of
-them ``scale``; the engine keeps it and saves it in checkpoints. A rule never copies tensor values to the host.
+them ``scale``; the engine keeps it and saves it in checkpoints. A rule copies no value from a device to the host.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class DelayedScaler(RangedScaler):
             growth_interval=self.growth_interval,
             min_scale=self.min_scale,
             max_scale=self.max_scale,
+            on_overflow=self.on_overflow,
         )
 
     def initial(self, device: torch.device) -> ScalerState:

@@ -10,7 +10,7 @@ The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis
                       growth_tracker <- 0;  scale <- min(scale * growth_factor, max_scale)
     then:         if hysteresis_reset requires it:  hysteresis_tracker <- hysteresis
 
-With hysteresis 1 every overflow backs off. ``hysteresis_reset`` says when the count is reset:
+With hysteresis 1 every overflow backs off, and the count stays 1. ``hysteresis_reset`` says when the count is reset:
 
 - "growth": only when the scale grows. Once the count is used up, every further overflow backs off until then.
 - "clean": also on every clean step, so that the first overflows in a row are tolerated.
@@ -98,7 +98,9 @@ class DynamicScaler(RangedScaler):
         return {
             "scale": torch.where(backs_off, self._lower(scale), torch.where(grows, self._higher(scale), scale)),
             "growth_tracker": torch.where(overflow, -self.growth_delay, torch.where(grows, 0, growth_tracker)),
-            "hysteresis_tracker": torch.where(refills, self.hysteresis, hysteresis_tracker),
+            "hysteresis_tracker": torch.where(refills, self.hysteresis, hysteresis_tracker)
+            if self.hysteresis > 1
+            else state["hysteresis_tracker"],
         }
 
     def _grows_at(self, growth_tracker: Tensor) -> bool:

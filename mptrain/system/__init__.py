@@ -1,1 +1,1 @@
-"""What every room uses: errors, files, devices, processes, records. It knows none of the rooms."""
+"""What the whole package uses: errors, files, devices, processes, records. It knows no other package."""

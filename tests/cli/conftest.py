@@ -33,6 +33,12 @@ class Terminal:
         return outcome
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch):
+    """Leave the width of lines to the tests: workers of pytest-xdist set one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def terminal(capsys, monkeypatch, tmp_path):
     found = Terminal(capsys)

@@ -62,7 +62,7 @@ def test_a_sweeper_that_goes_on_after_a_failure_ends_with_7_and_one_that_gives_u
     assert names() == ["000-seed=1", "001-seed=0"]
     asking.gives_up = True
     assert searching(*WORDS[:-1], "run.name=other") == 7
-    assert re.search(r"^0\s+seed=1\s+failed\s+4", searching.out, re.MULTILINE)
+    assert re.search(r"^0\s+seed=1\s+failed \(4\)", searching.out, re.MULTILINE)
     assert "001-seed=0" not in searching.out
     assert "error: " not in searching.err
 

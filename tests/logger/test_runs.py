@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from mptrain.run.start_and_resume import launch, resume
 from small_runs import TINY, Kept, command, environment
 
 from mptrain.config.compose import Composer, compose, reload
+from mptrain.run.resume import resume
+from mptrain.run.start import launch
 from mptrain.sweep.points import expand, validate
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord, StepRecord

@@ -19,7 +19,7 @@ FLT_MAX = torch.finfo(torch.float32).max
 
 def verdict_of(value: float):
     """The verdict on a gradient that holds this value."""
-    return judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), refuses=True)
+    return judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), skip_on_overflow=True)
 
 
 CLEAN, BAD = verdict_of(1.0), verdict_of(math.inf)
@@ -66,7 +66,8 @@ def test_every_kind_of_non_finite_gradient_halves_the_scale_down_to_the_floor():
 def test_an_overflow_that_is_applied_backs_off_and_begins_the_window_anew(uncounted):
     scaler = DynamicScaler(init_scale=16.0, growth_interval=2, growth_delay=uncounted, on_overflow="apply")
     clean, bad = (
-        judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), refuses=False) for value in (1.0, math.inf)
+        judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), skip_on_overflow=False)
+        for value in (1.0, math.inf)
     )
     state, scales = scaler.initial(CPU), []
     for verdict in [*[clean] * (1 + uncounted), bad, *[clean] * (2 + uncounted)]:

@@ -108,7 +108,7 @@ def test_a_nan_gradient_counts_as_an_overflow_for_logmax_and_als():
         state = scaler.initial(CPU)
         for kind in (math.nan, math.inf):
             norm = torch.tensor([kind], dtype=torch.float64)
-            after = scaler.after(state, judge(norm, state["scale"], refuses=True, measured=norm))
+            after = scaler.after(state, judge(norm, state["scale"], skip_on_overflow=True, measured=norm))
             assert after["scale"].item() == {"logmax": 1.0, "als": 2.0}[name]
             assert all(value.isfinite().all() for value in after.values())
 

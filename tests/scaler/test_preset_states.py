@@ -75,7 +75,7 @@ def test_the_rule_asks_the_host_for_nothing(name):
         state = scaler.initial(CPU)
         norms = torch.ones(3, dtype=torch.float64)
         for _ in range(3):
-            state = scaler.after(state, judge(norms, state["scale"], refuses=True, measured=norms[:1]))
+            state = scaler.after(state, judge(norms, state["scale"], skip_on_overflow=True, measured=norms[:1]))
         assert all(isinstance(value, torch._subclasses.FakeTensor) for value in state.values())
 
 

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import each
 from scaler.frameworks import FRAMEWORKS, deepspeed, fairseq
-from scaler.walking import CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk
+from scaler.walking import ALL_STARTS, CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk, with_window
+
+from mptrain.numerics.overflow_check import judge
 
 FLT_MAX = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-149  # the smallest positive FP32 number; half of it rounds to 0
@@ -316,3 +318,17 @@ def test_torchs_preset_has_gradscalers_defaults_and_goes_its_way():
         theirs.update()
         scales.append(theirs.get_scale())
     assert walk(preset("torch", growth_interval=3), overflows) == scales
+
+
+@each("name", list(ALL_STARTS))
+def test_an_applied_overflow_lowers_the_scale_as_a_skipped_one_does(name):
+    overflows = steps("..x..xxx....x.xx")
+    skipping, applying = with_window(name, 3), with_window(name, 3, on_overflow="apply")
+    state, scales = applying.initial(CPU), []
+    for overflow in overflows:
+        norm = torch.tensor([math.inf if overflow else 1.0], dtype=torch.float64)
+        measured = torch.tensor([0.25], dtype=torch.float64)
+        applied = judge(norm, torch.ones(1), skip_on_overflow=False, measured=measured)
+        state = applying.after(state, applied)
+        scales.append(state["scale"].item())
+    assert scales == walk(skipping, overflows)

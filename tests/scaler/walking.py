@@ -40,7 +40,9 @@ WINDOWS = {**dict.fromkeys(STARTS, "growth_interval"), "als": "update_period", "
 def verdict_of(overflow: bool, measured: float = 0.25, scale: float = 1.0):
     """What a step said, the measurement of the scaled gradients included."""
     norm = torch.tensor([math.inf if overflow else 1.0], dtype=torch.float64)
-    return judge(norm, torch.tensor([scale]), refuses=True, measured=torch.tensor([measured], dtype=torch.float64))
+    return judge(
+        norm, torch.tensor([scale]), skip_on_overflow=True, measured=torch.tensor([measured], dtype=torch.float64)
+    )
 
 
 VERDICTS = {False: verdict_of(False), True: verdict_of(True)}

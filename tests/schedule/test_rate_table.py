@@ -34,8 +34,8 @@ def learner_with(schedule, scaler=None, planned=30):
     return Learner(objective, weights, scaler or DynamicScaler(), rate_table(schedule, 0.5, planned, CPU), CPU)
 
 
-def verdict_of(value, *, refuses=True):
-    return judge(gradient_norms([torch.tensor([value])]), torch.ones(1), refuses=refuses)
+def verdict_of(value, *, skip_on_overflow=True):
+    return judge(gradient_norms([torch.tensor([value])]), torch.ones(1), skip_on_overflow=skip_on_overflow)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -61,7 +61,7 @@ def test_trap_26_a_refusal_is_known_by_the_flag_also_where_the_scale_does_not_fa
 
 def test_trap_26_an_overflow_that_is_applied_counts_as_an_update():
     learner = learner_with(Cosine())
-    learner.advance(verdict_of(float("nan"), refuses=False))
+    learner.advance(verdict_of(float("nan"), skip_on_overflow=False))
     assert learner.updates.item() == 1
 
 

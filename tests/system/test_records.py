@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.system.records import StepRecord, as_json, nonfinite_kind, step_json
+from mptrain.runlog.record_writer import step_json
+from mptrain.system.records import StepRecord, as_json, nonfinite_kind
 
 RECORD = StepRecord(
     learner="main",
