@@ -74,12 +74,7 @@ def build_learners(
         reduction = RateReduction(schedule, rule.lr, rates) if isinstance(schedule, Plateau) else None
         average = WeightAverage(weights, decay) if decay is not None else None
         others = [p for name, p in model.named_parameters() if p.requires_grad and name not in trained]
-        scaler = choices.scaler.build()
-        if not isinstance(scaler, Scaler):
-            raise ConfigError(
-                f"{choices.scaler.path} is no loss scaling rule: it makes no mptrain.scaler.Scaler",
-                "derive the class from mptrain.scaler.Scaler, or choose one that mptrain list scaler shows",
-            )
+        scaler = build_scaler(choices.scaler)
         learners.append(
             Learner(
                 objective,
@@ -94,6 +89,17 @@ def build_learners(
             )
         )
     return tuple(learners)
+
+
+def build_scaler(target: Target) -> Scaler:
+    """Build a loss scaling rule, or raise ConfigError if the target makes something else."""
+    scaler = target.build()
+    if not isinstance(scaler, Scaler):
+        raise ConfigError(
+            f"{target.path} is no loss scaling rule: it makes no mptrain.scaler.Scaler",
+            "derive the class from mptrain.scaler.Scaler, or choose one that mptrain list scaler shows",
+        )
+    return scaler
 
 
 def _options_of(

@@ -148,13 +148,16 @@ class Overrides:
         defaults = {group: [name] for group, name in self._catalogue.defaults.items() if name and not self._saved}
         found = defaults | asked
         rest = [(group, name) for group in asked | defaults for name in found[group]]
+        followed = set(rest)
         while rest:
             group, name = rest.pop(0)
             option = groups.get(group, {}).get(name)
             for match in filter(None, map(_CHOOSES.match, option.lines if option else ())):
-                if match["group"] not in asked and found.get(match["group"]) != [match["option"]]:
+                chosen = match["group"], match["option"]
+                if match["group"] not in asked and chosen not in followed:
                     found[match["group"]] = [match["option"]]
-                    rest.append((match["group"], match["option"]))
+                    followed.add(chosen)
+                    rest.append(chosen)
         return [
             groups[group][name]
             for group, names in found.items()

@@ -16,6 +16,7 @@ from typing import Any, get_origin
 
 from pydantic import PydanticUserError, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
+from typing_extensions import is_typeddict
 
 from mptrain.config.synonyms import translate_value
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
@@ -51,7 +52,7 @@ HEADER = (
 def check_value(value: Any, annotation: Any) -> Any:
     """Check a configuration value and convert it to the annotated type: a list to a tuple, 1e3 to an int.
 
-    An annotation that pydantic cannot process (such as a third party's) accepts everything.
+    An annotation that pydantic cannot process (such as a third party's), and dataclasses, accept everything.
 
     Args:
         value: Value as parsed from YAML or the command line.
@@ -63,7 +64,7 @@ def check_value(value: Any, annotation: Any) -> Any:
     Raises:
         InvalidValueError: Wrong type, or outside the range.
     """
-    if is_unresolved(value):
+    if is_unresolved(value) or dataclasses.is_dataclass(annotation) or is_typeddict(annotation):
         return value
     try:
         checker = validator(annotation, "yaml")
@@ -73,8 +74,8 @@ def check_value(value: Any, annotation: Any) -> Any:
         return value
     try:
         return checker.validate_python(value)
-    except ValidationError:
-        raise InvalidValueError(f"must be {_words_for(value, annotation)}") from None
+    except Exception as error:  # of pydantic, or of a class that the annotation names
+        raise InvalidValueError(f"must be {_words_for(value, annotation)}") from error
 
 
 def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
@@ -197,6 +198,8 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
 
 def _problem(section: str, node: Mapping[Any, Any], schema: type, path: Sequence[str | int]) -> Problem | None:
     """Return the problem at the path of an error of pydantic; None for a value whose problem is reported already."""
+    if not path:  # pydantic names no key that is no valid text
+        return Problem(f"{section or 'the file'}: a key is not valid Unicode text", "write it in plain letters")
     hints = typing.get_type_hints(schema, include_extras=True)
     name = str(path[0])
     prefix = f"{section}." if section else ""

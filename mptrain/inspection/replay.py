@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mptrain.build.learners import build_scaler
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
@@ -230,8 +231,8 @@ class _Walk:
 
     def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
         self._name = name
-        self._scaler: Scaler = config.for_learner(name).scaler.build()
-        self._own_words = own.for_learner(name).scaler.build().describe()
+        self._scaler = build_scaler(config.for_learner(name).scaler)
+        self._own_words = build_scaler(own.for_learner(name).scaler).describe()
         self._measure: Measure | None = self._scaler.measure
         self._trace = trace
         self._states = RuleStates(self._scaler)

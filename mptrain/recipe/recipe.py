@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import MinLen
+from annotated_types import Le, MinLen
 
 from mptrain.config.mappings import Check, EntryError, read_mapping
 from mptrain.config.overrides import parse
@@ -119,7 +119,7 @@ class Expectation:
     above: ArmName | float | None = None
     within: PositiveFloat | None = None
     by: NonNegativeFloat | None = None
-    times: PositiveFloat = 1.0
+    times: Annotated[PositiveFloat, Le(1e100)] = 1.0
 
     def __post_init__(self) -> None:
         """Reject zero or several relations, and an amount that does not belong to the relation."""
@@ -237,6 +237,9 @@ def read_recipe(path: Path) -> Recipe:
     """
     tree = {key: value for key, value in _tree(path).items() if value is not None}
     problems = list(_problems_between_keys(tree))
+    for key in ("arms", "groups"):  # those without overrides of their own
+        if isinstance(named := tree.get(key), dict):
+            tree[key] = {name: [] if words is None else words for name, words in named.items()}
     try:
         file = read_mapping(tree, RecipeFile)
     except ConfigError as error:

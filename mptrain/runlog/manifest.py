@@ -122,6 +122,7 @@ def _is_well_typed(fields: Mapping[str, Any]) -> bool:
             return (
                 all(type(count) is int and 0 <= count < 2**63 for count in (step, size, *records.values()))
                 and all(type(text) is str for text in (*digests.values(), *part_files.values()))
+                and type(metric) is not bool
                 and abs(metric or 0) < 2**1000
             )
     return False

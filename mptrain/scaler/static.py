@@ -29,10 +29,11 @@ class _ConstantScaler(Scaler):
 
     @override
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
-        now, before = self.floor, float(saved["scale"])
+        own = self.initial(device)
+        now, before = float(own["scale"]), float(saved["scale"])
         at, was = scale_in_words(now), scale_in_words(before)
         notes = [] if now == before else [f"the loss scale continues at {at}; it was {was} in the checkpoint"]
-        return self.initial(device), notes
+        return own, notes
 
     @override
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ Rule = Callable[[Node], Node]
 
 #: Exclusive limit of the magnitude of integers in JSON, such as numbers of steps or bytes.
 _TOO_LARGE = 2**63
+
+#: Maximum number of mismatches that a message names.
+_MOST = 5
 
 
 def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
@@ -44,7 +48,9 @@ def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
         checker = validator(cast("Any", kind), "json", "ignore" if lenient else "forbid")
         return cast("Built", checker.validate_python(given))
     except ValidationError as error:
-        raise ValueError("; ".join(map(_in_words, error.errors(include_url=False)))) from None
+        found = list(map(_in_words, error.errors(include_url=False)))
+        more = [f"and {len(found) - _MOST:,} more"] if found[_MOST:] else []
+        raise ValueError("; ".join([*found[:_MOST], *more])) from None
 
 
 def line_parser(kind: type[Built]) -> Callable[[str], Built | None]:
@@ -80,7 +86,11 @@ def validator(annotation: Any, language: Literal["yaml", "json"], extra: str = "
     adapter = TypeAdapter[Any](annotation, config=None if has_own else ConfigDict(arbitrary_types_allowed=True))
     config: Any = {"strict": True, "allow_inf_nan": language == "json", "extra_fields_behavior": extra}
     rules = _JSON if language == "json" else _YAML
-    rules = rules | dict.fromkeys(("dataclass", "typed-dict"), lambda node: _lax({**node, "config": config}))
+    rules = {
+        **rules,
+        "dataclass": lambda node: _lax({**node, "config": config}),
+        "typed-dict": lambda node: _lax({**node, "config": config, "extra_behavior": extra}),
+    }
     return SchemaValidator(_adapted(adapter.core_schema, rules), config)
 
 
@@ -141,12 +151,17 @@ def _named(node: Node) -> Node:
     return _before(_name)(node) if node["type"] == "str" else node
 
 
+def _is_path(node: Node) -> bool:
+    """Return whether a node of pydantic is that of `Path`, and not of another type with a strict and a lax form."""
+    return node["type"] == "lax-or-strict" and node["strict_schema"].get("python_schema", {}).get("cls") is Path
+
+
 def _union(node: Node) -> Node:
     members = node["choices"]
     kinds = [one["type"] for one in members]
     if "float" in kinds:  # 2.0 stays a float
         members = [one["schema"] if one.get("schema", {}).get("type") == "int" else one for one in members]
-    elif "lax-or-strict" in kinds:  # text becomes a path
+    elif any(map(_is_path, members)):  # text becomes a path
         members = [one for one in members if one["type"] != "str"]
     return _lax({**node, "choices": members})
 
@@ -162,6 +177,6 @@ _YAML: dict[str, Rule] = {
     "list": lambda node: _with_names(node) if "items_schema" in node else node,
     "int": _before(_whole),
     "literal": _before(_nonfinite_word),
-    "lax-or-strict": _lax,
+    "lax-or-strict": lambda node: _lax(node) if _is_path(node) else node,
     "union": _union,
 }

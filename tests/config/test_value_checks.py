@@ -1,12 +1,16 @@
+import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Interval, MinLen, MultipleOf
 from loops import each
+from typing_extensions import TypedDict
 
-from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_value, describe, show
+from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_section, check_value, describe, show
+from mptrain.optimizer.parameter_groups import ParameterGroup
 from mptrain.system.fields import (
     AboveOne,
     BelowOne,
@@ -123,3 +127,39 @@ def test_an_annotation_that_cannot_be_read_accepts_everything():
 def test_a_value_that_could_not_be_resolved_is_not_complained_about_again():
     assert check_value(UNRESOLVED, PositiveInt) is UNRESOLVED
     assert check_value([1, UNRESOLVED], tuple[int, ...]) == [1, UNRESOLVED]
+
+
+class _Sizes(TypedDict, total=False):
+    width: int
+
+
+@dataclasses.dataclass
+class _Strict:
+    width: int = 8
+
+    def __post_init__(self):
+        raise RuntimeError("of somebody's class")
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        ("https://example.org/w.pt", str | os.PathLike[str]),
+        ({"width": 1, "height": 2}, _Sizes),
+        ({"width": 1}, _Strict),
+    ],
+)
+def test_types_of_somebodys_classes_are_left_as_they_are_written(value, annotation):
+    assert check_value(value, annotation) == value
+    assert type(check_value(value, annotation)) is type(value)
+
+
+def test_an_error_of_somebodys_class_is_a_problem_of_the_value():
+    with pytest.raises(InvalidValueError, match="must be"):
+        check_value({"width": 1}, _Strict | None)
+
+
+def test_a_key_that_is_no_text_is_a_problem():
+    problems = []
+    assert check_section("optimizer.groups.0", {"\ud800": 1, "match": ["a"]}, ParameterGroup, problems) is None
+    assert "not valid Unicode" in problems[0].what

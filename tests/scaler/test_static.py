@@ -86,3 +86,9 @@ def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_neares
     assert "scaler.scale=1000" in sentence
     assert "nearest: 1024" in sentence
     assert warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1024.0}), ()) == []
+
+
+@each("scale", [1000.1, 0.1, 3e-5])
+def test_a_scale_that_fp32_rounds_is_no_change_on_resume(scale):
+    scaler = StaticScaler(scale=scale)
+    assert scaler.resume(scaler.initial(CPU), CPU)[1] == []
