@@ -1,29 +1,26 @@
 """Conversion of an untrusted mapping, such as the content of a YAML file, to a dataclass, with all problems at once.
 
-pydantic validates, strictly: it converts no text to numbers and accepts no unknown keys, at any depth. The messages are
-those of `mptrain.config.value_checks`.
+`mptrain.system.validation` converts and checks; the messages are those of `mptrain.config.value_checks`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from mptrain.config.value_checks import show
 from mptrain.system.errors import ConfigError, Problem, did_you_mean
 from mptrain.system.fields import describe
+from mptrain.system.validation import validator
 
 #: Metadata of an annotated type: a function that returns the checked value, or raises `EntryError`.
 Check = AfterValidator
 
 T = TypeVar("T")
-
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class EntryError(ValueError):
@@ -46,12 +43,7 @@ def read_mapping(tree: Mapping[Any, Any], schema: type[T]) -> T:
         ConfigError: If the mapping does not fit. There is one problem for each invalid entry, with its dotted path.
     """
     try:
-        content = json.dumps([dict(tree)], default=str)  # in JSON, lists are tuples and mappings dataclasses
-    except TypeError as error:
-        raise ConfigError(f"a key is not text: {error}", "put it in quotes") from error
-    try:
-        adapter = TypeAdapter(tuple[schema], config=_STRICT)  # type: ignore[valid-type]  # a dataclass takes no config
-        return adapter.validate_json(content)[0]
+        return cast("T", validator(cast("Any", schema), "yaml").validate_python(dict(tree)))
     except ValidationError as error:
         found = dict(reversed(list(_problems(error, schema))))  # the first problem of each place
         raise ConfigError(list(reversed(found.values()))) from None
@@ -63,7 +55,7 @@ def _problems(error: ValidationError, schema: type) -> Iterator[tuple[str, Probl
         if not one["loc"]:
             yield "", Problem(one["msg"])
             continue
-        place, owner, annotation = _locate(one["loc"][1:], schema)
+        place, owner, annotation = _locate(one["loc"], schema)
         yield place, _problem(one, place, owner, annotation)
 
 

@@ -5,6 +5,7 @@ Hydra stops at the first invalid file, often without naming it. This module then
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from itertools import accumulate
@@ -75,9 +76,14 @@ def read_yaml(text: str) -> Any:
     try:
         if excess := _excess(text):
             raise ConfigError(excess, _SHORTEN)
-        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        json.dumps(found, ensure_ascii=False, default=str).encode()
+        return found
     except ConfigError:
         raise
+    except UnicodeEncodeError as error:
+        escape = f"\\u{ord(error.object[error.start]):04x}"
+        raise ConfigError(f"{escape} is half of a character", "write the character itself") from error
     except Exception as error:  # OmegaConf and PyYAML do not document which errors invalid text raises
         mark = getattr(error, "problem_mark", None)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
