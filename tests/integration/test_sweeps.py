@@ -247,7 +247,7 @@ arms:
 reference: full
 seeds: [0]
 margin: 0.5
-expect: [half.top1 = full.top1 within 1]
+expect: [{{arm: half, measure: top1, equals: full, within: 1}}]
 needs: {{gpu: optional, minutes: 1, data: none}}
 smoke: [train.epochs=1]
 """

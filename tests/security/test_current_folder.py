@@ -151,9 +151,9 @@ def test_a_command_keeps_options_and_words(shadows):
     assert done.stdout.strip().endswith("interpreter_entry.py', 'a', '-c'] ['ignore']")
 
 
-#: Files that may start programs, and by what. Only ``interpreter.py`` puts together a command that runs Python.
+#: Files that may start programs, and by what. Only ``system/interpreter.py`` puts together a command that runs Python.
 _STARTERS = {
-    "interpreter.py": {"sys.executable"},
+    "system/interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
     "sweep/slurm_executor.py": {"subprocess"},
