@@ -118,7 +118,8 @@ def _examination(
     exact = case.exact if tried is None and underflows(seen) else None
     others = case.causes[1:]
     tried = remedies(case) if tried is None else tried
-    by_itself = next((one.text for one in tried if one.helped and not one.words), "") if not seen.finite else ""
+    may_pass = not seen.finite and cause.kind != "input"  # a scale that falls by itself
+    by_itself = next((one.text for one in tried if one.helped and not one.words), "") if may_pass else ""
     others, overflows = ((), [one.what for one in others]) if by_itself else (others, [])
     return Examination(
         subject=subject,
