@@ -141,7 +141,7 @@ def train_run(attempt: Attempt, show: Show) -> Outcome:
     attempt, other_data = _prepare_directory(attempt)
     state = describe(directory, attempt.config, parts, before)
     changed = (*(describe_change(*change) for change in attempt.changes), *other_data) if attempt.loaded else ()
-    state = state.begin(attempt.from_step, changed)
+    state = state.begin(attempt.from_step, changed, config_digest(attempt.config.yaml))
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     higher = parts.task.higher_is_better

@@ -69,7 +69,7 @@ def require_unchanged_config(
     Args:
         directory: The run directory.
         written: Text of ``config.yaml``.
-        state: State of the run from ``run.json``; its attempts list the changes by commands.
+        state: State of the run from ``run.json``; its attempts have the digests of their configurations.
         manifest: Manifest of the checkpoint, with the digest of its configuration.
         said: Keys that the present command sets, each with its override. A difference in these alone is returned as a
             warning (empty for none), and one in any other key raises StorageError.
@@ -108,11 +108,9 @@ def require_undamaged_config(directory: RunDirectory, written: str, state: RunSt
 
 
 def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
-    """Return a sentence if ``config.yaml`` differs from the checkpoint's and no command changed it; else ``""``."""
-    attempts = state.attempts if state else ()
-    if manifest.config_digest == config_digest(written) or any(
-        attempt.changes and attempt.from_step >= manifest.step for attempt in attempts
-    ):
+    """Return a sentence if ``config.yaml`` is neither the checkpoint's nor that of an attempt since; else ``""``."""
+    since = [attempt for attempt in (state.attempts if state else ()) if attempt.from_step >= manifest.step]
+    if config_digest(written) in (manifest.config_digest, *(attempt.config_digest for attempt in since)):
         return ""
     return (
         f"{directory.paths.config} is damaged or was edited: "

@@ -32,7 +32,8 @@ class Attempt:
         to_step: Number of the last recorded step; None while the process runs, if it was killed, or if it
             ended without saving.
         exit_code: Exit code; None while the process runs or if it was killed.
-        changes: Changes of the configuration that its command made, each as ``KEY was A, now B``.
+        changes: Changes of the configuration that its command made, each as ``KEY was A, now B``; and of the data.
+        config_digest: Digest of its configuration; empty if unknown.
     """
 
     started: str
@@ -43,6 +44,7 @@ class Attempt:
     to_step: NonNegativeInt | None = None
     exit_code: int | None = None
     changes: tuple[str, ...] = ()
+    config_digest: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -97,9 +99,10 @@ class RunState:
         """Start time of the run's last attempt, UTC in ISO 8601; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
-    def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
+    def begin(self, from_step: int = 0, changes: Sequence[str] = (), config_digest: str = "") -> RunState:
         """Return the state of the run with a new, running attempt of this process (fields as in `Attempt`)."""
-        attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
+        host, told = socket.gethostname(), tuple(changes)
+        attempt = Attempt(now(), None, os.getpid(), host, from_step, changes=told, config_digest=config_digest)
         return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:

@@ -1,1 +1,1 @@
-"""What the whole package uses: errors, files, devices, processes, records. It knows no other package."""
+"""Ground of the package: errors, files, devices, processes, records. It knows no other package."""

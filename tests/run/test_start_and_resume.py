@@ -131,6 +131,13 @@ def test_a_change_on_purpose_that_was_killed_before_its_first_checkpoint_goes_on
     assert main(["resume", "outputs/run"]) == 0
 
 
+def test_a_change_on_purpose_excuses_no_other_edit_of_the_configuration(broken_off, monkeypatch, capsys):
+    break_off(monkeypatch, ["resume", "outputs/run", "optimizer.momentum=0.8"], 3)
+    flip(broken_off / "config.yaml", "weight_decay: 0.0001", "weight_decay: 0.01")
+    assert main(["resume", "outputs/run"]) == 6
+    assert "config.yaml is damaged or was edited" in capsys.readouterr().err
+
+
 def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(broken_off):
     (broken_off / "run.json.0123abcd.tmp").write_text('{"schema"')
     assert main(["resume", "outputs/run"]) == 0

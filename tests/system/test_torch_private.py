@@ -216,8 +216,8 @@ def test_private_attributes_of_torchs_objects_stand_nowhere_else():
         besides = {part for name in BESIDES.get(file, ()) for part in name.split(".")}
         if names := used - ours - besides:
             found[file] = names
-    assert {file for file in found if file != "torch_private.py"} <= set(OF_OPERATORS), found
-    assert {"_cdata", "_sequence_nr"} <= found["torch_private.py"]
+    assert {file for file in found if file != "system/torch_private.py"} <= set(OF_OPERATORS), found
+    assert {"_cdata", "_sequence_nr"} <= found["system/torch_private.py"]
 
 
 def test_the_shard_of_a_dtensor_is_its_memory_without_a_graph():
