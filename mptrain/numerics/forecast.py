@@ -85,7 +85,6 @@ class ScaleForecast:
         taken: The module, at one sampled step, whose gradient loses the largest share of its magnitude (sum of |x|).
         starved: Number of sampled steps at which a module loses a larger share of its magnitude than `MOST_TAKEN`.
         weights_lost: Share of nonzero weight gradients that underflow, over all parameters and sampled steps.
-        worst_weights_lost: The parameter with the largest such share.
         overflowing: Number of sampled steps that overflow.
         overflow_share: Expected share of all steps that overflow.
     """
@@ -98,7 +97,6 @@ class ScaleForecast:
     taken: WorstTensor
     starved: int
     weights_lost: float
-    worst_weights_lost: WorstTensor
     overflowing: int
     overflow_share: float
 
@@ -232,7 +230,6 @@ class GradientHistory:
 
     def _scales(self, limits: Counter[int]) -> tuple[ScaleForecast, ...]:
         modules = {name: ExponentTails(counts) for name, counts in self.activations.items()}
-        parameters = {name: ExponentTails(counts) for name, counts in self.weights.items()}
         together, all_weights = (
             ExponentTails(merged(self.activations.values())),
             ExponentTails(merged(self.weights.values())),
@@ -252,7 +249,6 @@ class GradientHistory:
                     taken=taken,
                     starved=sum(sample.taken[exponent].share > MOST_TAKEN for sample in sound),
                     weights_lost=all_weights.share_below(below),
-                    worst_weights_lost=_worst_lost(parameters, below),
                     overflowing=sum(sample.overflows(exponent) for sample in self.sampled_steps),
                     overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
                 )

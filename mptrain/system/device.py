@@ -8,7 +8,6 @@ torch's sources.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from contextlib import AbstractContextManager
@@ -114,11 +113,6 @@ def use(device: torch.device) -> None:
 def current(kind: str) -> torch.device:
     """Return the current device of this machine's kind of accelerator, such as ``cuda``, with its index."""
     return torch.device(kind, torch.accelerator.current_device_index())
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that makes a device torch's current device; no effect for a CPU."""
-    return contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
 
 
 def current_stream(device: torch.device) -> Any:
