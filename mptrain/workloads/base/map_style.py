@@ -17,12 +17,10 @@ from typing_extensions import override
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.base.sample_digests import tensor_digests
-from mptrain.workloads.base.survey import Survey
 
 _PARTS = ("train", "val", "test")
 
@@ -172,9 +170,7 @@ class MapDataset(Dataset):
     @override
     def facts(self) -> dict[str, Any]:
         """Return ``num_classes``, ``class_names``, ``in_channels`` and ``image_size``, those that the samples show."""
-        facts: dict[str, Any] = {}
-        if self.class_names:
-            facts = {"num_classes": len(self.class_names), "class_names": self.class_names}
+        facts = class_facts(self.class_names) if self.class_names else {}
         if len(shape := self.train.first.inputs.shape[1:]) == 3:
             facts["in_channels"] = shape[0]
             facts |= {"image_size": shape[1]} if shape[1] == shape[2] else {}

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.dataset import IndependentSamples, Survey
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, uniforms
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
@@ -91,10 +90,7 @@ class _PhotoSplit(IndependentSamples):
 
     def __post_init__(self) -> None:
         super().__init__(self.photos.faults)
-
-    @property
-    def in_memory(self) -> bool:
-        return self.photos.fit
+        self.in_memory = self.photos.fit
 
     @property
     def files(self) -> int:
@@ -117,22 +113,18 @@ class _PhotoSplit(IndependentSamples):
 
         ``flips`` says for each crop to flip it vertically, flip it horizontally, and transpose it; empty for none.
         """
-        pictures: list[Tensor] = []
-        used: list[int] = []
-        for place, (photo, top, left, side) in enumerate(cuts):
-            try:
-                cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
-            except UNDECODABLE as error:
-                self.faults.report({self.photos.paths[photo]: f"cannot be decoded: {error}"})
-                continue
+
+        def crop(place: int) -> tuple[Tensor, Tensor]:
+            photo, top, left, side = cuts[place]
+            cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
             upright, sideways, transposed = flips[place] if flips else (False, False, False)
             cut = cut.flip([axis for axis, turned in ((1, upright), (2, sideways)) if turned])
-            pictures.append(cut.transpose(1, 2) if transposed else cut)
-            used.append(place)
-        if not pictures:
-            raise none_usable("photo", self.photos.paths[cuts[0][0]])
-        stacked = torch.stack(pictures)
-        return Batch(stacked, stacked, more={"words": words[used]})
+            return cut.transpose(1, 2) if transposed else cut, words[place]
+
+        paths = [self.photos.paths[photo] for photo, *_ in cuts]
+        found = self.faults.usable("photo", paths, crop, UNDECODABLE, "cannot be decoded: {}".format)
+        pictures, used = map(torch.stack, zip(*found, strict=True))
+        return Batch(pictures, pictures, more={"words": used})
 
 
 @dataclass(eq=False)

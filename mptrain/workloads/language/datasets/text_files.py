@@ -56,9 +56,8 @@ def load_text(options: TextFileOptions) -> TextDataset:
         0 if "val" in documents else options.val_share,
         0 if "test" in documents else options.test_share,
     )
-    dataset = windows_of(name, {**cut, **{part: joined(texts) for part, texts in documents.items()}}, options, faults)
-    dataset.files = {part: [str(file.absolute()) for file in files] for part, files in found.items()}
-    return dataset
+    parts = {**cut, **{part: joined(texts) for part, texts in documents.items()}}
+    return windows_of(name, parts, options, faults, found)
 
 
 def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:

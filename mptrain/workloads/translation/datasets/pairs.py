@@ -55,8 +55,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     }
     if not read["train"]:
         raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
-    files = {part: [file.absolute() for file in files] for part, files in found.items()}
-    return pairs_as_dataset(name, read, options, faults, files)
+    return pairs_as_dataset(name, read, options, faults, found)
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:

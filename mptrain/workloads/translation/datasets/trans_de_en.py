@@ -54,7 +54,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
         )
     if options.source == "en":
         pairs = [Pair(pair.target, pair.source) for pair in pairs]
-    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
+    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path]})
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
