@@ -6,6 +6,7 @@ A search is within bounds, without cycles of links, and for regular files only.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -80,6 +81,12 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
     walked = walk(folder, suffixes, links=False)
     paths = (Path(parent, name) for parent, _, names in walked for name in names if _has_suffix(name, suffixes))
     return sorted(path for path in paths if path.is_file())
+
+
+def package_folders(package: str) -> list[Path]:
+    """Return the folders of an installed top-level package without importing it; none if it is not installed."""
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    return [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec is not None else []
 
 
 def _has_suffix(name: str, suffixes: Collection[str]) -> bool:

@@ -17,7 +17,7 @@ from typing_extensions import override
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts
+from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.base.sample_digests import tensor_digests
@@ -141,13 +141,12 @@ class MapSplit(IndependentSamples):
 _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
-class MapDataset(Dataset):
+class MapDataset(SplitDataset[MapSplit]):
     """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64."""
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
-        self.name, self.workers = name, workers
-        self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
+        super().__init__(name=name, splits=splits, workers=workers)
         self.warnings = () if self.val or self.test else ("there is no validation data: return train, val and test",)
         self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
         if not self.class_names:

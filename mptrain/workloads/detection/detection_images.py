@@ -54,6 +54,16 @@ class AnnotatedImage:
     boxes: tuple[tuple[float, float, float, float, int, int], ...]
     size: tuple[int, int] | None
 
+    @property
+    def corners(self) -> Tensor:
+        """Left, upper, right and lower edge of each box, float64 ``[M, 4]``."""
+        return torch.tensor([box[:4] for box in self.boxes], dtype=torch.float64).view(-1, 4)
+
+    @property
+    def wrong(self) -> str | None:
+        """Description of the first box without area inside the annotated size; None if there is no such box or size."""
+        return wrong_boxes(self.corners, *self.size) if self.size is not None else None
+
 
 def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
     """Return the annotated pictures whose files exist, according to the listings of their folders.
@@ -96,8 +106,7 @@ def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[Annota
     for picture in pictures:
         try:
             size = picture_size(picture.path)
-            corners = torch.tensor([box[:4] for box in picture.boxes], dtype=torch.float64).view(-1, 4)
-            _require_fit(corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
+            _require_fit(picture.corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
         except UNDECODABLE as error:
             problems[picture.path] = f"cannot be used: {error}"
         else:

@@ -20,10 +20,7 @@ def read_file(file: Path, faults: Faults) -> str:
     DataError is raised if it cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``; otherwise such
     lines are left out.
     """
-    try:
-        content = read_bytes(file).removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
+    content = read_content(file).replace(b"\r\n", b"\n")
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -31,6 +28,14 @@ def read_file(file: Path, faults: Faults) -> str:
         lines = [line for _, line in decoded(file, content.splitlines(keepends=True), problems)]
         faults.report(problems)
         return "".join(lines)
+
+
+def read_content(file: Path, hint: str = "check its permissions") -> bytes:
+    """Return the bytes of a file without a byte order mark; DataError with a hint is raised if it cannot be read."""
+    try:
+        return read_bytes(file).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}", hint) from error
 
 
 def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
@@ -67,17 +72,26 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
     return {"train": others}
 
 
-def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
-    """Find the data files of a file or folder, grouped by the split that their names give, as in `by_part`.
+def place_of(name: str, path: Path, hint: str) -> Path:
+    """Return a path of the user with its home folder; DataError is raised for the path of an empty string.
 
-    A single file is for training. DataError, with the ``hint`` how to set the path, is raised if there is no such file
-    or folder, or it has no training data.
+    Such a path, of an unset shell variable, would be the current folder.
     """
     place = path.expanduser()
     if place == Path():
         raise DataError(
             f"{name} not found: dataset.path is empty or the current folder", f"{hint}; for the current folder use $PWD"
         )
+    return place
+
+
+def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
+    """Find the data files of a file or folder, grouped by the split that their names give, as in `by_part`.
+
+    A single file is for training. DataError, with the ``hint`` how to set the path, is raised if there is no such file
+    or folder, or it has no training data.
+    """
+    place = place_of(name, path, hint)
     if not place.exists():
         raise DataError(f"{name} not found: looked for {place}", hint)
     if not place.is_dir():

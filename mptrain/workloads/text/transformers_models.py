@@ -26,8 +26,6 @@ from mptrain.workloads.text.subwords import PAD
 #: ``sdpa``: torch's scaled_dot_product_attention. ``eager``: products and a softmax in FP32, as operators of their own.
 Attention = Literal["sdpa", "eager"]
 
-_MODULE = "transformers.models.auto.modeling_auto"
-
 #: Keys of a configuration that could run code of others, or that are not the network's own.
 _REFUSED = ("trust_remote_code", "auto_map", "code_revision", "quantization_config", "attn_implementation")
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mptrain.system.errors import DataError
 from mptrain.system.files import read_bytes
 from mptrain.workloads.base.data_files import NO_DOWNLOAD
@@ -24,7 +22,6 @@ from mptrain.workloads.detection.detection_images import (
     PictureDataset,
     PictureOptions,
     present,
-    wrong_boxes,
 )
 
 
@@ -127,13 +124,11 @@ class Instances:
                 kind = CROWD if one.get("iscrowd") else OBJECT
                 boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
             else:
-                size = _size(image)
-                corners = torch.tensor([box[:4] for box in boxes], dtype=torch.float64).view(-1, 4)
-                wrong = wrong_boxes(corners, *size) if size is not None else None
-                if wrong is None:
-                    found.append(AnnotatedImage(path, tuple(boxes), size))
+                picture = AnnotatedImage(path, tuple(boxes), _size(image))
+                if picture.wrong is None:
+                    found.append(picture)
                 else:
-                    faults.report({path: wrong})
+                    faults.report({path: picture.wrong})
         return found, empty
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-import torch
-
 from mptrain.system.errors import ConfigError, DataError, did_you_mean
 from mptrain.system.files import read_bytes, read_text
 from mptrain.workloads.base.data_files import NO_DOWNLOAD, fetching
@@ -23,7 +21,6 @@ from mptrain.workloads.detection.detection_images import (
     PictureDataset,
     PictureOptions,
     present,
-    wrong_boxes,
 )
 
 #: The twenty classes of 2007 to 2012.
@@ -170,12 +167,11 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
     if (said := root.find("size")) is not None:
         width, height = int(_number(said, "width")), int(_number(said, "height"))
         size = (width, height) if width > 0 and height > 0 else None
-    if size is not None and boxes:
-        wrong = wrong_boxes(torch.tensor([box[:4] for box in boxes], dtype=torch.float64), *size)
-        if wrong is not None:
-            raise ValueError(wrong)
     ending = Path(root.findtext("filename") or "").suffix or ".jpg"
-    return AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)
+    picture = AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)
+    if picture.wrong is not None:
+        raise ValueError(picture.wrong)
+    return picture
 
 
 def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float, float, float, float, int, int]:

@@ -11,7 +11,7 @@ from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
-from mptrain.workloads.text.reading import by_part, read_file
+from mptrain.workloads.text.reading import by_part, place_of, read_file
 
 #: Suffixes of text files in a folder; WikiText (Merity et al., 2016) has the second.
 SUFFIXES = (".txt", ".tokens")
@@ -67,22 +67,14 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
     """
     files: list[Path] = []
     for path in paths:
-        place = path.expanduser()
-        if place == Path():  # the path of an empty string, such as an unset shell variable
-            raise DataError(
-                f"{name} not found: dataset.path is empty or the current folder",
-                f"{_HINT}; for the current folder use $PWD",
-            )
+        place = place_of(name, path, _HINT)
         if place.is_dir():
             inside = [file for file in files_below(place, SUFFIXES) if file.suffix in SUFFIXES]
         elif place.exists():
             inside = [place]
         else:
-            inside = [
-                file
-                for file in map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
-                if file.is_file()
-            ]
+            matches = map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
+            inside = [file for file in matches if file.is_file()]
         if not inside:
             what = f"no file in {place} ends in {' or '.join(SUFFIXES)}" if place.is_dir() else f"looked for {place}"
             raise DataError(f"{name} not found: {what}", _HINT)
