@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from mptrain.system.fields import NonNegativeFloat, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Sounds
-from mptrain.workloads.base.task import OneNetworkTask, perplexity, token_sums
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Sounds, perplexity, token_sums
 
 #: Number of sounds that the model generates, each shown next to the recording that it continues.
 SHOWN = 4

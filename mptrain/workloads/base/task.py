@@ -1,4 +1,7 @@
-"""Protocol of a task (the losses, metrics and exhibits of a workload), as the training engine uses it."""
+"""Protocol of a task (the losses, metrics and exhibits of a workload), as the training engine uses it.
+
+Exhibits are pictures, texts and sounds of a model, such as generated images.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,49 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from typing_extensions import override
 
 from mptrain.system.device import widest
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Grid of pictures that a task shows after a validation, with an explanation of their colours or columns.
+
+    ``pixels`` are floats ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped. ``columns`` is the
+    number of pictures per row; None makes the grid square.
+    """
+
+    pixels: Tensor
+    caption: str = ""
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Table of sentences that a task shows after a validation: input, expected output and output of the model."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Recordings that a task shows after a validation, float32 ``[N, T]`` from -1 to 1; values outside are clipped.
+
+    ``rate`` is in hertz; ``captions`` has N sentences, or none.
+    """
+
+    samples: Tensor
+    rate: int
+    captions: tuple[str, ...] = ()
+
+
+Exhibit: TypeAlias = Pictures | Texts | Sounds
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from mptrain.workloads.detection.boxes import (
     through_window,
 )
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
-from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
+from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
 
 _FIXED = 20151208  # seed of the order from which dataset.train_samples takes the first pictures
 _DRAWS = 1 + CROP_DRAWS  # horizontal flip, and a crop
@@ -260,9 +260,8 @@ class PictureSplit(IndependentSamples):
         if draws is not None and draws[0] < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             boxes = mirrored(boxes, across)
-        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         square = torch.zeros(channels, side, side, dtype=torch.uint8)
-        square[:, :down, :across] = values.view(down, across, channels).permute(2, 0, 1)
+        square[:, :down, :across] = pixels_of(picture)
         return square, boxes
 
 

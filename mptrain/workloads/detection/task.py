@@ -21,8 +21,7 @@ from mptrain.system.device import in_widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import Fraction, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import OneNetworkTask
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Pictures
 from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT
 
 #: Number of pictures to show, and the side in pixels to which smaller pictures are enlarged.

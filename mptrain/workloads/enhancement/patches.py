@@ -17,7 +17,7 @@ from mptrain.workloads.base.dataset import IndependentSamples, Survey
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, uniforms
 from mptrain.workloads.images.image_dataset import Channels
-from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
+from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
 
 #: Offset that separates the random stream of noise from that of positions; fixed seed of the noise in evaluation.
 _NOISE, _EVALUATION = 0x6E6F697365, 20040413
@@ -80,8 +80,7 @@ class Photos:
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
             raise OSError("its size has changed since the run started")
-        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-        return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
+        return pixels_of(picture)
 
 
 @dataclass(eq=False)
@@ -134,7 +133,6 @@ class PatchSplit(_PhotoSplit):
     ``augment`` flips and transposes patches at random, to one of the eight symmetries of a square.
     """
 
-    photos: Photos
     patches: int
     side: int
     augment: bool
@@ -165,7 +163,6 @@ class TileSplit(_PhotoSplit):
     ``tiles_per_photo`` evenly spread tiles are taken from each photo; None takes all.
     """
 
-    photos: Photos
     side: int
     tiles_per_photo: int | None
 

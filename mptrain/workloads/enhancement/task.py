@@ -18,8 +18,7 @@ from mptrain.system.errors import ConfigError
 from mptrain.system.extras import require_extra
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import OneNetworkTask
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Pictures
 from mptrain.workloads.enhancement.image_similarity import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim
 
 #: Number of pictures to show.

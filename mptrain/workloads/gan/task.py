@@ -21,8 +21,7 @@ from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, Objective, Pictures, Task
 from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
 #: Number of generated pictures to show.

@@ -119,7 +119,7 @@ class MemoryDataset(ImageDataset):
         (images, targets), test = self.read()
         # Check for faults before the split, so that messages name the index of a sample in the file.
         pool = self._split("train", images, targets)
-        trained, held, _ = hold_out(pool.targets, self.val_samples, self.train_samples)
+        trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
         self.train = self._split("train", pool.images[trained], pool.targets[trained])
         self.train.shifting = self.shifting if self.augment else None
         self.train.faults = pool.faults

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.task import OneNetworkTask, perplexity, token_sums
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity, token_sums
 
 #: Number of windows that the model continues, tokens of each that it is given, and tokens that it generates.
 SHOWN, GIVEN, WRITTEN = 4, 32, 32

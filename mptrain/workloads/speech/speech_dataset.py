@@ -24,7 +24,7 @@ from mptrain.workloads.base.train_val_split import first_samples, stratified_ord
 from mptrain.workloads.sound.alphabet import ENGLISH
 from mptrain.workloads.sound.audio_files import RecordingError
 from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat
-from mptrain.workloads.text.buckets import bucketed_order
+from mptrain.workloads.text.sequences import bucketed_order
 
 _FIXED = 20151208  # seed of the permutation that divides utterances; changing it changes every split
 _FEW = 10  # a held-out part with fewer transcripts cannot show how well other transcripts would be recognised

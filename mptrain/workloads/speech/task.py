@@ -20,8 +20,7 @@ from mptrain.system.device import in_widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.task import OneNetworkTask
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts
 
 #: Number of transcripts to show.
 SHOWN = 12

@@ -18,8 +18,7 @@ from mptrain.workloads.base.dataset import Split, SplitDataset, class_facts
 from mptrain.workloads.base.dataset_options import ShareOptions
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
-from mptrain.workloads.text.buckets import bucketed_order
-from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
 from mptrain.workloads.text.subwords import PAD
 from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
 

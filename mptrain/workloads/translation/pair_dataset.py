@@ -22,8 +22,7 @@ from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
 from mptrain.workloads.base.dataset_options import ShareOptions
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.text.buckets import bucketed_order
-from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
 from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 
 _FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split

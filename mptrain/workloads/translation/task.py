@@ -21,8 +21,7 @@ from mptrain.system.device import widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.task import OneNetworkTask, perplexity
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity
 from mptrain.workloads.text.subwords import BEGIN, PAD
 from mptrain.workloads.translation.beam_search import beam_search, greedy
 

@@ -36,7 +36,7 @@ def cnn(
 
 
 def require_pixels(image_size: int, widths: Sequence[int], pools: int) -> int:
-    """Return the side in pixels after some 2x2 pools, or raise ConfigError if none is left for stages of some widths."""
+    """Return the side in pixels after some 2x2 pools between stages, or raise ConfigError if nothing is left."""
     if image_size >> pools == 0:
         raise ConfigError(
             f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",

@@ -37,7 +37,7 @@ from mptrain.workloads.images.augmentation import (
 )
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
 from mptrain.workloads.images.image_listing import Listing, Unlisted, find_classes, find_splits, list_images
-from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part, read_picture
+from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, pixels_of, read_part, read_picture
 
 #: ``full`` decodes at full size; ``draft`` decodes JPEGs only as large as the crop needs.
 Decoding = Literal["full", "draft"]
@@ -315,5 +315,4 @@ def decode(
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
     if draws is not None and draws[0] < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return values.view(image_size, image_size, channels).permute(2, 0, 1).contiguous()
+    return pixels_of(picture)
