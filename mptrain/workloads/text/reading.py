@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import read_bytes
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.faulty_samples import Faults
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
@@ -72,31 +74,35 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
     return {"train": others}
 
 
-def place_of(name: str, path: Path, hint: str) -> Path:
-    """Return a path of the user with its home folder; DataError is raised for the path of an empty string.
+def find_parts(
+    name: str, paths: Path | Sequence[Path], suffixes: Sequence[str], hint: str, *, subfolders: bool = False
+) -> dict[str, list[Path]]:
+    """Find the data files of paths, patterns and folders by the split that their names give, as in `by_part`.
 
-    Such a path, of an unset shell variable, would be the current folder.
+    A single file is for training. In a folder, the files with ``suffixes`` count, and with ``subfolders`` those below
+    it too. DataError, with the ``hint`` how to set the path, is raised if a path matches no file, or there is no
+    training data.
     """
-    place = path.expanduser()
-    if place == Path():
-        raise DataError(
-            f"{name} not found: dataset.path is empty or the current folder", f"{hint}; for the current folder use $PWD"
-        )
-    return place
-
-
-def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
-    """Find the data files of a file or folder, grouped by the split that their names give, as in `by_part`.
-
-    A single file is for training. DataError, with the ``hint`` how to set the path, is raised if there is no such file
-    or folder, or it has no training data.
-    """
-    place = place_of(name, path, hint)
-    if not place.exists():
-        raise DataError(f"{name} not found: looked for {place}", hint)
-    if not place.is_dir():
-        return {"train": [place]}
-    files = sorted(file for file in place.iterdir() if file.suffix in suffixes and file.is_file())
-    if not files:
-        raise DataError(f"{name} not found: no file in {place} ends in {' or '.join(suffixes)}", hint)
+    given = [paths] if isinstance(paths, Path) else paths
+    files = [file for path in given for file in _files_at(name, path.expanduser(), suffixes, hint, subfolders)]
+    if files == [path.expanduser() for path in given[:1]]:
+        return {"train": files}
     return by_part(name, files, f"train{suffixes[0]}")
+
+
+def _files_at(name: str, place: Path, suffixes: Sequence[str], hint: str, subfolders: bool) -> list[Path]:
+    if place == Path():  # the path of an empty string, such as an unset shell variable
+        what = f"{name} not found: dataset.path is empty or the current folder"
+        raise DataError(what, f"{hint}; for the current folder use $PWD")
+    if place.is_dir():
+        inside = files_below(place, suffixes) if subfolders else sorted(place.iterdir())
+        files = [file for file in inside if file.suffix in suffixes and file.is_file()]
+    elif place.exists():
+        files = [place]
+    else:
+        matches = map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
+        files = [file for file in matches if file.is_file()]
+    if not files:
+        what = f"no file in {place} ends in {' or '.join(suffixes)}" if place.is_dir() else f"looked for {place}"
+        raise DataError(f"{name} not found: {what}", hint)
+    return files
