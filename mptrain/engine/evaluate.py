@@ -21,8 +21,8 @@ from mptrain.system.records import EvalRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts
-    from mptrain.workloads.base.exhibits import Exhibit
     from mptrain.workloads.base.loader import Loader
+    from mptrain.workloads.base.task import Exhibit
 
 
 @dataclass(frozen=True)

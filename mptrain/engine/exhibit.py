@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.run_paths import CAPTIONS
-from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
+from mptrain.workloads.base.task import Exhibit, Pictures, Sounds, Texts
 
 #: Largest sample value of a 16-bit recording.
 _FULL_SCALE = 32767

@@ -17,7 +17,7 @@ from mptrain.runlog.atomic_files import StorageError
 from mptrain.system.errors import NumericsError
 from mptrain.system.random_state import other_random_numbers
 from mptrain.system.records import EvalRecord, EventRecord
-from mptrain.workloads.base.exhibits import Pictures
+from mptrain.workloads.base.task import Pictures
 
 
 def test_what_an_evaluation_draws_is_the_same_each_time_and_moves_no_generator(tmp_path):

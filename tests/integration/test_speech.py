@@ -15,7 +15,7 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.system.errors import ConfigError
 from mptrain.system.records import EvalRecord, StepRecord
-from mptrain.workloads.base.exhibits import Texts
+from mptrain.workloads.base.task import Texts
 from mptrain.workloads.speech.models.deepspeech2 import MaskedBatchNorm
 
 pytestmark = pytest.mark.workload

@@ -697,7 +697,7 @@ FAULTS = (
     ),
     Fault(
         91,
-        "workloads/text/reversal.py",
+        "workloads/text/layers.py",
         "lengths[:, None] - 1 - places",
         "lengths[:, None] - places",
         "sequences are reversed around the wrong place",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.dataset import Dataset
-from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
-from mptrain.workloads.base.independent_samples import IndependentSamples
-from mptrain.workloads.base.survey import Survey
+from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey
+from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
 
@@ -60,49 +59,40 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordingOptions(WindowOptions):
-    """Options shared by the raw-audio data sets of recordings, besides those of `WindowOptions`.
+class RecordingOptions(WindowOptions, ShareOptions):
+    """Options shared by the raw-audio data sets of recordings, which are the samples of `ShareOptions`.
 
     Attributes:
         text: Condition the network on the letter being spoken, where transcripts exist.
-        val_share: Share of the recordings held out for validation; likewise ``test_share``.
-        train_samples: Number of recordings to train on; None trains on all.
         on_error: ``stop`` or ``skip`` for recordings and texts that are unreadable or have no counterpart.
     """
 
     text: bool = True
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
     on_error: OnError = "stop"
 
 
+@dataclass(eq=False)
 class SoundSplit(IndependentSamples):
     """Split of a raw-audio data set: windows of at least one recording (DataError otherwise).
 
     A recording of S samples has ``ceil(S / window)`` windows; the last one may be short. The network sees
     ``context + 1`` samples before the first one that it predicts; samples before the start of a recording are zero.
-    ``read`` is a function from the name of a recording to its samples, int16 ``[S]``; it raises `RecordingError`. If it
-    only copies, the split is ``in_memory``.
+    ``wave_of`` is a function from the name of a recording to its samples, int16 ``[S]``; it raises `RecordingError`. If
+    it only copies, the split is ``in_memory``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        clips: Sequence[Clip],
-        read: Callable[[str], Tensor],
-        options: WindowOptions,
-        faults: Faults,
-        *,
-        in_memory: bool,
-    ) -> None:
-        if not clips:
-            raise DataError(f"{name}: there is no usable recording", "check the data, or choose dataset=made_up_sounds")
-        super().__init__(faults)
-        self.clips = tuple(clips)
-        self.window, self.context = options.window, options.context
-        self.in_memory = in_memory
-        self._read = read
+    name: str
+    clips: Sequence[Clip]
+    wave_of: Callable[[str], Tensor]
+    options: WindowOptions
+    faults: Faults
+    in_memory: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.clips:
+            what = f"{self.name}: there is no usable recording"
+            raise DataError(what, "check the data, or choose dataset=made_up_sounds")
+        self.window, self.context = self.options.window, self.options.context
         counts = torch.tensor([-(-clip.samples // self.window) for clip in self.clips])
         self._clip_of = torch.repeat_interleave(torch.arange(len(self.clips)), counts)
         self._begins = (torch.arange(len(self._clip_of)) - (counts.cumsum(0) - counts)[self._clip_of]) * self.window
@@ -124,28 +114,24 @@ class SoundSplit(IndependentSamples):
         the number of letters, ``[N]``. Unreadable recordings are left out if ``on_error`` is ``skip``, unless none is
         left (DataError).
         """
-        rows, lengths, begins, clips, wholes = [], [], [], [], []
-        for index in indices:
-            clip, begin = self.clips[int(self._clip_of[index])], int(self._begins[index])
-            try:
-                wave = self._read(clip.name)
-            except RecordingError as error:
-                self.faults.report({clip.name: error.reason})
-                continue
+        asked = [(self.clips[int(self._clip_of[index])], int(self._begins[index])) for index in indices]
+
+        def read(place: int) -> tuple[Clip, int, Tensor]:
+            clip, begin = asked[place]
+            wave = self.wave_of(clip.name)
             if len(wave) <= begin:
-                self.faults.report({clip.name: f"has {len(wave)} samples, but its header says {clip.samples}"})
-                continue
-            rows.append(self._around(wave, begin))
-            lengths.append(min(self.window, len(wave) - begin))
-            begins.append(begin)
-            clips.append(clip)
-            wholes.append(len(wave))
-        if not rows:
-            raise none_usable("recording", self.clips[int(self._clip_of[indices[0]])].name)
+                raise RecordingError(clip.name, f"has {len(wave)} samples, but its header says {clip.samples}")
+            return clip, begin, wave
+
+        names = [clip.name for clip, _ in asked]
+        found = self.faults.usable("recording", names, read, (RecordingError,), attrgetter("reason"))
+        clips, begins, waves = zip(*found, strict=True)
+        rows = [self._around(wave, begin) for _, begin, wave in found]
+        lengths = [min(self.window, len(wave) - begin) for _, begin, wave in found]
         more = {
             "begins": torch.tensor(begins),
             "lengths": torch.tensor(lengths),
-            "clip_lengths": torch.tensor(wholes),
+            "clip_lengths": torch.tensor([len(wave) for wave in waves]),
             "speaker": torch.tensor([clip.speaker for clip in clips]),
             "text": padded([torch.tensor(clip.letters, dtype=torch.int64) for clip in clips]),
             "letters": torch.tensor([len(clip.letters) for clip in clips]),
@@ -161,8 +147,8 @@ class SoundSplit(IndependentSamples):
         return row
 
 
-@dataclass
-class SoundDataset(Dataset):
+@dataclass(kw_only=True, eq=False)
+class SoundDataset(SplitDataset[SoundSplit]):
     """Data set of raw audio: windows of recordings with speakers and transcripts.
 
     Attributes:
@@ -171,16 +157,10 @@ class SoundDataset(Dataset):
         alphabet: Label of each letter number, starting with the label of "no letter"; empty without text.
     """
 
-    name: str
     rate: int
     levels: int
     speakers: tuple[str, ...]
-    alphabet: tuple[str, ...]
-    workers: int
-    train: SoundSplit
-    val: SoundSplit | None
-    test: SoundSplit | None
-    files: dict[str, list[str]] = field(default_factory=dict)
+    alphabet: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts; ``speakers`` is 0 and ``speaker_names`` is empty if there is only one speaker."""
@@ -195,15 +175,16 @@ class SoundDataset(Dataset):
 
     @override
     def card(self) -> dict[str, Any]:
-        return {"labels": [*self.speakers, *self.alphabet], "files": self.files}
+        return {"labels": [*self.speakers, *self.alphabet], **super().card()}
 
     def describe(self) -> str:
         """Return, for example, ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``."""
         told = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
         told += ", text" if self.alphabet else ""
-        *first, last = (f"{len(part.clips):,}" for part in (self.train, self.val, self.test) if part is not None)
+        *first, last = (f"{len(split.clips):,}" for split in self.splits.values())
         counts = f"{', '.join(first)} and {last} recordings" if first else f"{last} recording{'s' * (last != '1')}"
-        return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
+        seconds = self.splits["train"].window / self.rate
+        return f"{seconds:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return levels, int64 ``[N, L]`` with L = context + window, and the next level of each on the device.
@@ -216,7 +197,7 @@ class SoundDataset(Dataset):
         batch = batch.to(device)
         levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
         inputs, targets = levels[:, :-1], levels[:, 1:]
-        places = torch.arange(targets.shape[1], device=device) - self.train.context
+        places = torch.arange(targets.shape[1], device=device) - self.splits["train"].context
         within = (places >= 0) & (places < batch.more["lengths"][:, None])
         more: dict[str, Tensor] = {}
         if len(self.speakers) > 1:
@@ -233,7 +214,7 @@ class SoundDataset(Dataset):
 def clips_as_dataset(
     name: str,
     clips: Sequence[Clip],
-    read: Callable[[str], Tensor],
+    wave_of: Callable[[str], Tensor],
     faults: Faults,
     options: RecordingOptions,
     *,
@@ -244,7 +225,7 @@ def clips_as_dataset(
 ) -> SoundDataset:
     """Make a raw-audio data set: divide recordings into training, validation and test splits, cut into windows.
 
-    Clips are named by the path of their file. ``read`` is as in `SoundSplit`, ``speakers`` and ``alphabet`` as in
+    Clips are named by the path of their file. ``wave_of`` is as in `SoundSplit`, ``speakers`` and ``alphabet`` as in
     `SoundDataset`; ``workers`` None means that all recordings are in memory. The training split continues ``faults``.
     ConfigError is raised if no recording is left to train on.
     """
@@ -253,7 +234,7 @@ def clips_as_dataset(
         part: SoundSplit(
             f"{name} {part}",
             chosen,
-            read,
+            wave_of,
             options,
             faults if part == "train" else Faults(options.on_error),
             in_memory=workers is None,
@@ -261,16 +242,14 @@ def clips_as_dataset(
         for part, chosen in parts.items()
     }
     return SoundDataset(
-        name,
-        rate,
-        options.levels,
-        speakers,
-        tuple(alphabet),
-        workers or 0,
-        splits["train"],
-        splits.get("val"),
-        splits.get("test"),
-        {part: [str(Path(clip.name).absolute()) for clip in chosen] for part, chosen in parts.items()},
+        name=name,
+        splits=splits,
+        workers=workers or 0,
+        files={part: [clip.name for clip in chosen] for part, chosen in parts.items()},
+        rate=rate,
+        levels=options.levels,
+        speakers=speakers,
+        alphabet=tuple(alphabet),
     )
 
 

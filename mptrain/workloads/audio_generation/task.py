@@ -9,22 +9,18 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
-from mptrain.system.device import widest
 from mptrain.system.fields import NonNegativeFloat, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Sounds
-from mptrain.workloads.base.perplexity import perplexity
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Sounds, perplexity, token_sums
 
 #: Number of sounds that the model generates, each shown next to the recording that it continues.
 SHOWN = 4
 
 
 @dataclass(frozen=True)
-class RawAudio(Task):
+class RawAudio(OneNetworkTask):
     """Raw-audio task: predict the µ-law level (quantised amplitude) of the next sample at every sample of a window.
 
     The model is called with levels ``[N, L]`` and, by keyword, the other tensors of the batch: speaker, letters. It
@@ -46,10 +42,6 @@ class RawAudio(Task):
     higher_is_better = False
     term = "levels"
 
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats over all positions with a target, float32 scalar."""
         losses, _ = _losses(model, batch)
@@ -57,11 +49,7 @@ class RawAudio(Task):
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return each window's ``loss`` in nats and number of right guesses, ``top1``, in the device's widest dtype."""
-        losses, best = _losses(model, batch)
-        return {
-            "loss": losses.sum(1, dtype=widest(losses.device)),
-            "top1": (best == batch.targets).sum(1, dtype=widest(losses.device)),
-        }
+        return token_sums(*_losses(model, batch), batch.targets)
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Return ``loss`` in nats and ``bits`` of a level, ``perplexity``, and ``top1``, the share of right guesses."""

@@ -2,11 +2,10 @@
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
-from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import sample_order
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, Objective, Pictures, Sounds, Task, Texts
 
 __all__ = [
     "Batch",

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
-def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Stack N > 0 vectors as zero-padded rows ``[N, longest]``, at least one column, in the dtype of the first."""
-    table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    return table
+def padded(rows: Sequence[Tensor], value: int = 0) -> Tensor:
+    """Stack N > 0 tensors ``[L, ...]`` as rows ``[N, longest, ...]``, at least one long, padded at the end."""
+    table = pad_sequence(list(rows), batch_first=True, padding_value=value)
+    return table if table.shape[1] else table.new_full((len(rows), 1, *table.shape[2:]), value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,29 @@
-"""Search of folders for the files of a data set: within bounds, without cycles of links, and for regular files only."""
+"""Files of a data set: search of folders, and errors for files that are missing or cannot be downloaded.
+
+A search is within bounds, without cycles of links, and for regular files only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import stat
 from collections.abc import Collection, Iterator
+from http.client import HTTPException
 from pathlib import Path
+from pickle import UnpicklingError
+from tarfile import TarError
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import open_to_read
 
 #: Number of other files and folders after which a search ends, if there are not a tenth as many data files.
 MOST_OTHERS = 50_000
+
+NO_DOWNLOAD = "dataset=digits needs no download"
+
+_NOT_DOWNLOADED = (OSError, RuntimeError, EOFError, HTTPException, TarError, UnpicklingError)
 
 _UNREADABLE = (FileNotFoundError, NotADirectoryError, PermissionError, ProcessLookupError)
 
@@ -72,6 +83,12 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
     return sorted(path for path in paths if path.is_file())
 
 
+def package_folders(package: str) -> list[Path]:
+    """Return the folders of an installed top-level package without importing it; none if it is not installed."""
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    return [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec is not None else []
+
+
 def _has_suffix(name: str, suffixes: Collection[str]) -> bool:
     return name[name.rfind(".") :].lower() in suffixes
 
@@ -99,3 +116,36 @@ def special_file(path: str | Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def missing(what: str, where: str, other_way: str = "") -> DataError:
+    """Return the error for data set files that are missing while downloads are off (``dataset.download=false``)."""
+    ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
+    ways += f", {other_way}" if other_way else ""
+    return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
+
+
+@contextlib.contextmanager
+def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None]:
+    """Run a download in this context: convert its failures to `DataError`, and remove empty folders that it created.
+
+    ``root`` was searched for the data; ``folder`` is the innermost folder that the download creates, None for ``root``.
+
+    Raises:
+        DataError: The download failed: no network, no space, wrong checksum or a damaged archive. Other exceptions pass
+            through unchanged.
+    """
+    place = folder or root
+    new = [one for one in (place, *place.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # not empty, or never created
+            for one in new:
+                one.rmdir()
+        if not isinstance(error, _NOT_DOWNLOADED):
+            raise
+        raise DataError(
+            f"{what} not found in {root}, and the download failed: {type(error).__name__}: {error}",
+            f"copy the files there, or set dataset.root=FOLDER to the folder that contains them; {NO_DOWNLOAD}",
+        ) from error

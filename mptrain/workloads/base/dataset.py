@@ -1,17 +1,50 @@
-"""Protocols of a data set and of its splits, as the training engine uses them. This module must not read files."""
+"""Protocols of a data set and of its splits, as the training engine uses them, and base classes that implement them.
+
+This module must not read files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from mptrain.system.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
-from mptrain.workloads.base.survey import Survey
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Counts and lengths of the samples of one split, by name, such as ``tokens`` and ``seconds``, to show to the user.
+
+    ``mptrain doctor`` prints them before training. ``labels`` are class indices of the samples, or of the objects in
+    them, int64 ``[N]``; None without classes.
+    """
+
+    labels: Tensor | None = None
+    totals: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Path, class index, and size (width and height in pixels) of a picture file that was read.
+
+    ``content`` is a hash of the size and the pixels as training uses them: equal for equal pictures in any file format.
+    """
+
+    name: str
+    label: int
+    size: tuple[int, int]
+    content: bytes
 
 
 class Split(Protocol):
@@ -63,6 +96,27 @@ class Split(Protocol):
         return []
 
 
+class IndependentSamples(Split):
+    """Base class of a split whose samples do not depend on each other, so that they may come in any order.
+
+    Subclasses add ``__len__``, ``fetch`` and ``in_memory``.
+    """
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+
+    @property
+    def files(self) -> int:
+        """Number of files that this split reads only when a batch needs them: one per sample; 0 if it is in memory."""
+        return 0 if self.in_memory else len(self)
+
+    def read(self, number: int) -> FileFacts | None:
+        """Check a sample's file before training: record a fault in ``faults``, or return facts, if there are any."""
+        with contextlib.suppress(DataError):  # a batch without a usable sample
+            self.fetch([number], 0, 0)
+        return None
+
+
 class Dataset(Protocol):
     """Data set: its splits, the facts that models depend on, and the preparation of its batches.
 
@@ -103,3 +157,38 @@ class Dataset(Protocol):
         the batch to the device.
         """
         return batch.to(device)
+
+
+AnySplit = TypeVar("AnySplit", bound=Split)
+
+
+@dataclass(kw_only=True, eq=False)
+class SplitDataset(Dataset, Generic[AnySplit]):
+    """Base class of data sets that are made of their splits: ``train``, and ``val`` and ``test`` where there are any.
+
+    ``files`` are those that each split was read from, which become absolute paths.
+    """
+
+    name: str
+    splits: Mapping[str, AnySplit]
+    workers: int = 0
+    files: Mapping[str, Iterable[Path | str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.splits = {part: self.splits[part] for part in ("train", "val", "test") if part in self.splits}
+        self.train, self.val, self.test = self.splits["train"], self.splits.get("val"), self.splits.get("test")
+        self.files = absolute(self.files)
+
+    @override
+    def card(self) -> dict[str, Any]:
+        return {"files": self.files}
+
+
+def absolute(files: Mapping[str, Iterable[Path | str]]) -> dict[str, list[str]]:
+    """Return the absolute paths of the files of each split, for a data set's card."""
+    return {part: [str(Path(file).absolute()) for file in some] for part, some in files.items()}
+
+
+def class_facts(class_names: Sequence[str]) -> dict[str, Any]:
+    """Return the facts of the classes of a data set: their number and their names."""
+    return {"num_classes": len(class_names), "class_names": class_names}

@@ -1,11 +1,14 @@
-"""Decorator for data set loaders whose options are a dataclass, the one place for their types, ranges and meanings."""
+"""Options of data sets as dataclasses, the one place for their types, ranges and meanings."""
 
 from __future__ import annotations
 
 import inspect
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
+
+from mptrain.system.fields import BelowOneOrZero, PositiveInt
 
 Fields = ParamSpec("Fields")
 Options = TypeVar("Options")
@@ -31,3 +34,17 @@ def takes_fields_of(
         return call
 
     return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareOptions:
+    """Options of data sets from which shares are held out.
+
+    Attributes:
+        val_share: Share of the samples held out for validation, if no file is for validation; likewise ``test_share``.
+        train_samples: Number of samples to train on; None trains on all.
+    """
+
+    val_share: BelowOneOrZero = 0.1
+    test_share: BelowOneOrZero = 0.1
+    train_samples: PositiveInt | None = None

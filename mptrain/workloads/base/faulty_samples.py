@@ -5,26 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from mptrain.system.errors import DataError, UnusableSample
 
 OnError = Literal["stop", "skip"]
 
+Sample = TypeVar("Sample")
+
 #: Part of the message of an OSError for a missing file. A line of a file is a sample too, but has no such error.
 _NOT_THERE = f"[Errno {errno.ENOENT}]"
-
-
-def none_usable(what: str, first: str) -> DataError:
-    """Return the error for a batch without a usable sample, such as a ``picture``; ``first`` names the first."""
-    return DataError(
-        f"no {what} of the batch is usable; the first is {first}",
-        "fix or remove the files, or use a larger train.batch_size",
-    )
 
 
 @dataclass
@@ -110,6 +104,35 @@ class Faults:
             otherwise = ", or set dataset.on_error=skip to skip and count such samples" if skippable else ""
             raise UnusableSample(f"{name}: {reason}{more}", f"{hint}{otherwise}")
         self.found.update(problems)
+
+    def usable(
+        self,
+        kind: str,
+        names: Sequence[str],
+        read: Callable[[int], Sample],
+        errors: tuple[type[Exception], ...],
+        reason: Callable[[Any], str],
+    ) -> list[Sample]:
+        """Return what a function reads for a batch, for each position in ``names``, without the unusable samples.
+
+        These raise one of ``errors``, of which ``reason`` makes the message. ``kind`` says what a sample is, such as a
+        ``picture``.
+
+        Raises:
+            DataError: A sample is unusable and ``on_error`` is ``stop``, or none of them is usable.
+        """
+        found = []
+        for place, name in enumerate(names):
+            try:
+                found.append(read(place))
+            except errors as error:
+                self.report({name: reason(error)})
+        if not found:
+            raise DataError(
+                f"no {kind} of the batch is usable; the first is {names[0]}",
+                "fix or remove the files, or use a larger train.batch_size",
+            )
+        return found
 
 
 def by_remark(remarks: Mapping[str, str]) -> dict[str, list[str]]:

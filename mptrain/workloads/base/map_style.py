@@ -17,12 +17,10 @@ from typing_extensions import override
 from mptrain.system.errors import DataError, Problem, instance
 from mptrain.system.random_state import other_random_numbers
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.dataset import IndependentSamples, SplitDataset, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.random_streams import mix
 from mptrain.workloads.base.sample_digests import tensor_digests
-from mptrain.workloads.base.survey import Survey
 
 _PARTS = ("train", "val", "test")
 
@@ -143,13 +141,12 @@ class MapSplit(IndependentSamples):
 _PAIR = "a sample is a pair (input, target) of tensors, arrays or numbers"
 
 
-class MapDataset(Dataset):
+class MapDataset(SplitDataset[MapSplit]):
     """Data set of map-style datasets of torch, with floating-point tensors as float32 and integer targets as int64."""
 
     def __init__(self, name: str, parts: Mapping[str, Any], workers: int) -> None:
         splits = {part: MapSplit(part, samples) for part, samples in parts.items()}
-        self.name, self.workers = name, workers
-        self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
+        super().__init__(name=name, splits=splits, workers=workers)
         self.warnings = () if self.val or self.test else ("there is no validation data: return train, val and test",)
         self.class_names = tuple(map(str, getattr(self.train.inner, "classes", ())))
         if not self.class_names:
@@ -172,9 +169,7 @@ class MapDataset(Dataset):
     @override
     def facts(self) -> dict[str, Any]:
         """Return ``num_classes``, ``class_names``, ``in_channels`` and ``image_size``, those that the samples show."""
-        facts: dict[str, Any] = {}
-        if self.class_names:
-            facts = {"num_classes": len(self.class_names), "class_names": self.class_names}
+        facts = class_facts(self.class_names) if self.class_names else {}
         if len(shape := self.train.first.inputs.shape[1:]) == 3:
             facts["in_channels"] = shape[0]
             facts |= {"image_size": shape[1]} if shape[1] == shape[2] else {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 # Luminance weights of ITU-R BT.601, which JPEG, PIL and torchvision use.
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -79,8 +78,7 @@ class Preparation:
     def _normalised(self, images: Tensor) -> Tensor:
         mean, std = self.mean, self.std
         if len(mean) == 3 and self.channels == 1:
-            red, green, blue = images.float().unbind(1)
-            images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
+            images = grey(images.float())
             mean, std = (luminance_of(mean),), (luminance_of(std),)
         scale, shift = self._constants(mean, std, images.device).unbind()
         # uint8 times float32 promotes to float32, so one kernel reads bytes and writes the products.
@@ -94,6 +92,12 @@ class Preparation:
             table = torch.tensor([scales, shifts], dtype=torch.float32).view(2, 1, -1, 1, 1)
             self._tables[device] = table.to(device, non_blocking=True)
         return self._tables[device]
+
+
+def grey(images: Tensor) -> Tensor:
+    """Return the luminance of RGB images, floating-point ``[N, 3, H, W]``, as ``[N, 1, H, W]``."""
+    red, green, blue = images.unbind(1)
+    return (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
 
 
 def luminance_of(values: tuple[float, ...]) -> float:

@@ -1,15 +1,57 @@
-"""Protocol of a task (the losses, metrics and exhibits of a workload), as the training engine uses it."""
+"""Protocol of a task (the losses, metrics and exhibits of a workload), as the training engine uses it.
+
+Exhibits are pictures, texts and sounds of a model, such as generated images.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
+from typing_extensions import override
 
+from mptrain.system.device import widest
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Grid of pictures that a task shows after a validation, with an explanation of their colours or columns.
+
+    ``pixels`` are floats ``[N, C, H, W]`` from 0 to 1, grey or RGB; values outside are clipped. ``columns`` is the
+    number of pictures per row; None makes the grid square.
+    """
+
+    pixels: Tensor
+    caption: str = ""
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Table of sentences that a task shows after a validation: input, expected output and output of the model."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Recordings that a task shows after a validation, float32 ``[N, T]`` from -1 to 1; values outside are clipped.
+
+    ``rate`` is in hertz; ``captions`` has N sentences, or none.
+    """
+
+    samples: Tensor
+    rate: int
+    captions: tuple[str, ...] = ()
+
+
+Exhibit: TypeAlias = Pictures | Texts | Sounds
 
 
 @dataclass(frozen=True)
@@ -85,3 +127,39 @@ class Task(Protocol):
         The engine calls this like `measure`, with the first batch of the validation split.
         """
         return {}
+
+
+class OneNetworkTask(Task):
+    """Base class of a task that trains one network with one loss, and whose metrics are means over the terms."""
+
+    @override
+    def objectives(self) -> tuple[Objective, ...]:
+        return (Objective(learner="main", modules=("",), loss=self.loss),)
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss of a micro-batch over its terms, a float32 scalar."""
+
+    @override
+    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
+        return {name: total / terms for name, total in sums.items()}
+
+
+def token_sums(losses: Tensor, best: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return each sample's ``loss`` and right guesses, ``top1``, ``[N]`` in the device's widest dtype, of its tokens.
+
+    The losses, the most probable tokens and the targets are ``[N, T]``.
+    """
+    dtype = widest(losses.device)
+    return {"loss": losses.sum(1, dtype=dtype), "top1": (best == targets).sum(1, dtype=dtype)}
+
+
+def perplexity(loss: float) -> float:
+    """Return the number of equally likely tokens that gives the same mean loss per token in nats, its exponential.
+
+    It is infinity above 709 nats, where a double overflows.
+    """
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -31,23 +31,20 @@ def stratified_order(targets: Tensor, seed: int = 0) -> Tensor:
     return shuffled[by_class[torch.argsort(rank, stable=True)]]
 
 
-def hold_out(
-    targets: Tensor, val_samples: int, train_samples: int | None, test_samples: int = 0, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return stratified indices of the samples to train on and of those held out for validation and testing.
+def hold_out(targets: Tensor, val_samples: int, train_samples: int | None) -> tuple[Tensor, Tensor]:
+    """Return stratified indices of the samples to train on and of those held out for validation.
 
     The held-out samples do not depend on ``train_samples`` (None for all that remain), and a smaller ``train_samples``
     selects a subset of a larger one. Too few samples raise `ConfigError`.
     """
-    train = len(targets) - val_samples - test_samples
+    train = len(targets) - val_samples
     if train < 1:
-        more = f" and {test_samples} for testing" if test_samples else ""
         raise ConfigError(
-            f"dataset.val_samples={val_samples}{more} would hold out all {len(targets)} training samples",
-            f"set dataset.val_samples to at most {max(0, len(targets) - 1 - test_samples)}",
+            f"dataset.val_samples={val_samples} would hold out all {len(targets)} training samples",
+            f"set dataset.val_samples to at most {max(0, len(targets) - 1)}",
         )
-    order = stratified_order(targets, seed)
-    return first_samples(order[:train], train_samples), order[train : train + val_samples], order[train + val_samples :]
+    order = stratified_order(targets)
+    return first_samples(order[:train], train_samples), order[train:]
 
 
 def hold_out_by_name(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from mptrain.system.random_state import other_random_numbers
+from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.classification.models.convnet import cnn
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.dataset import Dataset
 
 #: Epochs, limit of training samples per epoch, batch size, and initial learning rate, which decays linearly to zero.
 EPOCHS, SAMPLES, BATCH, RATE = 4, 10_000, 64, 0.003

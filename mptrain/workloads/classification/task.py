@@ -6,9 +6,7 @@ FP32, and images are mixed in FP32 before they are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +16,12 @@ from typing_extensions import override
 from mptrain.system.device import in_widest, widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
-from mptrain.workloads.base.task import Objective, Task
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import OneNetworkTask
 
 
 @dataclass(frozen=True)
-class Classify(Task):
+class Classify(OneNetworkTask):
     """Image classification task: cross-entropy loss and accuracy, for one class per sample.
 
     Attributes:
@@ -47,10 +43,6 @@ class Classify(Task):
     higher_is_better = True
     shares = ("top1", "top5")
     refuses = ("boxes",)
-
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of a micro-batch plus weighted auxiliary losses, after mixup and smoothing.
@@ -85,10 +77,6 @@ class Classify(Task):
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
-
-    @override
-    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        return {name: total / terms for name, total in sums.items()}
 
 
 def mixed(batch: Batch, num_classes: int, alpha: float) -> Batch:

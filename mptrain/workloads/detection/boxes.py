@@ -8,14 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.dataset import IndependentSamples, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.independent_samples import IndependentSamples
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.images.image_dataset import ImageDataset
 
 #: Kinds of boxes: an object to detect; an object whose detection is optional (Pascal VOC's *difficult*); a region with
@@ -51,14 +49,9 @@ def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     The targets are the boxes in pixels, float32 ``[N, M, 4]``, padded with zeros. ``more`` contains ``labels``, int64
     ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
     """
-    corners = pad_sequence([one.corners for one in boxes], batch_first=True)
-    labels = pad_sequence([one.labels for one in boxes], batch_first=True, padding_value=NOTHING)
-    kinds = pad_sequence([one.kinds for one in boxes], batch_first=True)
-    if corners.shape[1] == 0:
-        corners = corners.new_zeros(len(boxes), 1, 4)
-        labels = labels.new_full((len(boxes), 1), NOTHING)
-        kinds = kinds.new_zeros(len(boxes), 1)
-    return Batch(images, corners, more={"labels": labels, "kinds": kinds})
+    labels = padded([one.labels for one in boxes], NOTHING)
+    kinds = padded([one.kinds for one in boxes])
+    return Batch(images, padded([one.corners for one in boxes]), more={"labels": labels, "kinds": kinds})
 
 
 class DetectionSplit(IndependentSamples):
@@ -105,8 +98,7 @@ class DetectionDataset(ImageDataset):
     @override
     def facts(self) -> dict[str, Any]:
         """Return facts of images and any number of classes, and ``boxes``: in ``pixels`` of the network's input."""
-        classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
-        return {**classes, **super().facts(), "boxes": "pixels"}
+        return {**class_facts(self.class_names), **super().facts(), "boxes": "pixels"}
 
     @override
     def describe(self) -> str:

@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import DataError
+from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.dataset import IndependentSamples, Survey
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
@@ -32,7 +32,7 @@ from mptrain.workloads.detection.boxes import (
     through_window,
 )
 from mptrain.workloads.images.image_dataset import Channels, photo_statistics
-from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
+from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
 
 _FIXED = 20151208  # seed of the order from which dataset.train_samples takes the first pictures
 _DRAWS = 1 + CROP_DRAWS  # horizontal flip, and a crop
@@ -53,6 +53,16 @@ class AnnotatedImage:
     path: str
     boxes: tuple[tuple[float, float, float, float, int, int], ...]
     size: tuple[int, int] | None
+
+    @property
+    def corners(self) -> Tensor:
+        """Left, upper, right and lower edge of each box, float64 ``[M, 4]``."""
+        return torch.tensor([box[:4] for box in self.boxes], dtype=torch.float64).view(-1, 4)
+
+    @property
+    def wrong(self) -> str | None:
+        """Description of the first box without area inside the annotated size; None if there is no such box or size."""
+        return wrong_boxes(self.corners, *self.size) if self.size is not None else None
 
 
 def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
@@ -96,8 +106,7 @@ def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[Annota
     for picture in pictures:
         try:
             size = picture_size(picture.path)
-            corners = torch.tensor([box[:4] for box in picture.boxes], dtype=torch.float64).view(-1, 4)
-            _require_fit(corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
+            _require_fit(picture.corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
         except UNDECODABLE as error:
             problems[picture.path] = f"cannot be used: {error}"
         else:
@@ -174,14 +183,29 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """User options of a detection data set of picture files, which the YAML files explain."""
+    """Options shared by the detection data sets of picture files, which the YAML files explain.
 
-    image_size: int
-    channels: Channels
-    fit: FitTo
-    augment: bool
-    train_samples: int | None
-    workers: int
+    None means 300 pixels, 3 channels and all training pictures. ``on_error`` is for pictures that are missing, cannot
+    be decoded, or have boxes outside of the picture.
+    """
+
+    image_size: PositiveInt | None = None
+    channels: Channels | None = None
+    fit: FitTo = "stretch"
+    augment: bool = True
+    train_samples: PositiveInt | None = None
+    workers: NonNegativeInt = 4
+    on_error: OnError = "stop"
+
+    @property
+    def side(self) -> int:
+        """Side of the network's square input in pixels."""
+        return self.image_size or 300
+
+    @property
+    def depth(self) -> Channels:
+        """Number of channels of the network's input."""
+        return self.channels or 3
 
 
 @dataclass(eq=False)
@@ -205,26 +229,21 @@ class PictureSplit(IndependentSamples):
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return decoded pictures, cropped and flipped if ``augment`` is set, with boxes as a `detection_batch`."""
         draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
-        images: list[Tensor] = []
-        boxes: list[Boxes] = []
-        for index, numbers in zip(indices, draws, strict=True):
-            place = int(self.indices[index])
-            try:
-                image, own = self._picture(place, numbers)
-            except UNDECODABLE as error:
-                self.faults.report({self.listing.paths[place]: f"cannot be used: {error}"})
-            else:
-                images.append(image)
-                boxes.append(own)
-        if not images:
-            raise none_usable("picture", self.listing.paths[int(self.indices[indices[0]])])
+        listed = self.indices[torch.as_tensor(indices)].tolist()
+
+        def read(place: int) -> tuple[Tensor, Boxes]:
+            return self._picture(listed[place], draws[place])
+
+        paths = [self.listing.paths[number] for number in listed]
+        found = self.faults.usable("picture", paths, read, UNDECODABLE, "cannot be used: {}".format)
+        images, boxes = zip(*found, strict=True)
         return detection_batch(torch.stack(images), boxes)
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
         """Return a square picture uint8 ``[C, side, side]`` and its boxes; raise one of `UNDECODABLE` if unusable."""
         from PIL import Image
 
-        side, channels = self.options.image_size, self.options.channels
+        side, channels = self.options.side, self.options.depth
         picture = read_picture(self.listing.paths[place], channels, self.faults)
         boxes, said = self.listing.boxes(place), self.listing.size(place)
         _require_fit(boxes.corners, said, picture.size)
@@ -241,9 +260,8 @@ class PictureSplit(IndependentSamples):
         if draws is not None and draws[0] < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             boxes = mirrored(boxes, across)
-        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         square = torch.zeros(channels, side, side, dtype=torch.uint8)
-        square[:, :down, :across] = values.view(down, across, channels).permute(2, 0, 1)
+        square[:, :down, :across] = pixels_of(picture)
         return square, boxes
 
 
@@ -280,6 +298,4 @@ class PictureDataset(DetectionDataset):
             splits[part] = PictureSplit(listing, indices, own, faults)
             self.cut_boxes += listing.cut_boxes
         self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
-        self.preparation = Preparation(
-            *photo_statistics(options.channels), options.image_size, options.channels, fit=options.fit
-        )
+        self.preparation = Preparation(*photo_statistics(options.depth), options.side, options.depth, fit=options.fit)

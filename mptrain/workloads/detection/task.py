@@ -10,7 +10,7 @@ import functools
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,9 @@ from typing_extensions import override
 from mptrain.system.device import in_widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import Fraction, PositiveInt
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Pictures
 from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 #: Number of pictures to show, and the side in pixels to which smaller pictures are enlarged.
 _SHOWN, _SHOWN_SIDE = 9, 192
@@ -40,7 +37,7 @@ Matches = dict[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Detect(Task):
+class Detect(OneNetworkTask):
     """Object detection task: boxes with classes and scores, judged by mean average precision.
 
     The network has the interface of `mptrain.workloads.detection.models.detectors`. Objects whose detection is optional
@@ -69,10 +66,6 @@ class Detect(Task):
     def __post_init__(self) -> None:
         require_extra("pycocotools", "detection", "task=detect")
 
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the sum of the detector's losses, such as SSD's ``class_loss`` and ``box_loss``, mean over images."""
         return torch.stack(list(_losses(model, batch).values())).sum(0).mean()
@@ -82,10 +75,6 @@ class Detect(Task):
         """Return the detector's losses of each evaluated image by name, and their sum as ``loss``."""
         losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
         return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
-
-    @override
-    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        return {name: total / terms for name, total in sums.items()}
 
     @override
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:

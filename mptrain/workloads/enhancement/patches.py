@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.dataset import IndependentSamples, Survey
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, uniforms
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.images.image_dataset import Channels
-from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
+from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, pixels_of, read_picture
 
 #: Offset that separates the random stream of noise from that of positions; fixed seed of the noise in evaluation.
 _NOISE, _EVALUATION = 0x6E6F697365, 20040413
@@ -81,8 +80,7 @@ class Photos:
         picture = read_picture(self.paths[number], self.channels, self.faults)
         if (picture.height, picture.width) != self.sizes[number]:
             raise OSError("its size has changed since the run started")
-        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-        return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
+        return pixels_of(picture)
 
 
 @dataclass(eq=False)
@@ -91,10 +89,7 @@ class _PhotoSplit(IndependentSamples):
 
     def __post_init__(self) -> None:
         super().__init__(self.photos.faults)
-
-    @property
-    def in_memory(self) -> bool:
-        return self.photos.fit
+        self.in_memory = self.photos.fit
 
     @property
     def files(self) -> int:
@@ -117,22 +112,18 @@ class _PhotoSplit(IndependentSamples):
 
         ``flips`` says for each crop to flip it vertically, flip it horizontally, and transpose it; empty for none.
         """
-        pictures: list[Tensor] = []
-        used: list[int] = []
-        for place, (photo, top, left, side) in enumerate(cuts):
-            try:
-                cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
-            except UNDECODABLE as error:
-                self.faults.report({self.photos.paths[photo]: f"cannot be decoded: {error}"})
-                continue
+
+        def crop(place: int) -> tuple[Tensor, Tensor]:
+            photo, top, left, side = cuts[place]
+            cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
             upright, sideways, transposed = flips[place] if flips else (False, False, False)
             cut = cut.flip([axis for axis, turned in ((1, upright), (2, sideways)) if turned])
-            pictures.append(cut.transpose(1, 2) if transposed else cut)
-            used.append(place)
-        if not pictures:
-            raise none_usable("photo", self.photos.paths[cuts[0][0]])
-        stacked = torch.stack(pictures)
-        return Batch(stacked, stacked, more={"words": words[used]})
+            return cut.transpose(1, 2) if transposed else cut, words[place]
+
+        paths = [self.photos.paths[photo] for photo, *_ in cuts]
+        found = self.faults.usable("photo", paths, crop, UNDECODABLE, "cannot be decoded: {}".format)
+        pictures, used = map(torch.stack, zip(*found, strict=True))
+        return Batch(pictures, pictures, more={"words": used})
 
 
 @dataclass(eq=False)
@@ -142,7 +133,6 @@ class PatchSplit(_PhotoSplit):
     ``augment`` flips and transposes patches at random, to one of the eight symmetries of a square.
     """
 
-    photos: Photos
     patches: int
     side: int
     augment: bool
@@ -173,7 +163,6 @@ class TileSplit(_PhotoSplit):
     ``tiles_per_photo`` evenly spread tiles are taken from each photo; None takes all.
     """
 
-    photos: Photos
     side: int
     tiles_per_photo: int | None
 

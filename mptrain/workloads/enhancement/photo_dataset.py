@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset, absolute
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.random_streams import normals
 from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
@@ -66,7 +66,7 @@ class Degradation:
 
 
 @dataclass(kw_only=True, eq=False)
-class PhotoDataset(ABC):
+class PhotoDataset(Dataset):
     """Base class of data sets that pair degraded photos with clean ones; subclasses say which files to use.
 
     Attributes:
@@ -145,9 +145,7 @@ class PhotoDataset(ABC):
     def card(self) -> dict[str, Any]:
         """Return photos of each split, and degradation of the inputs, as JSON values."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
-        files = {
-            name: [str(Path(path).absolute()) for path in split.photos.paths] for name, split in splits.items() if split
-        }
+        files = absolute({part: split.photos.paths for part, split in splits.items() if split})
         return {"files": files, "degradation": self.degrade.card(), "divide_by": 255}
 
     def describe(self) -> str:

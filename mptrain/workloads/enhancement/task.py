@@ -6,32 +6,27 @@ from one that is 0.0002 darker, and squares of errors below 0.0002 underflow to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.extras import require_extra
 from mptrain.system.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Pictures
 from mptrain.workloads.enhancement.image_similarity import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 #: Number of pictures to show.
 SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Enhance(Task):
+class Enhance(OneNetworkTask):
     """Enhancement task: restore targets ``[N, C, H, W]`` from inputs ``[N, C, h, w]``, both float32 from 0 to 1.
 
     Metrics are computed on pictures as files would hold them: clamped, rounded to 8 bits, and without a border of
@@ -57,10 +52,6 @@ class Enhance(Task):
         """Raise EnvironmentRefused if scikit-image, which computes SSIM, is not installed."""
         require_extra("skimage", *EXTRA)
 
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean error over pixels and channels, float32; ConfigError if the output has a wrong shape."""
         return self._errors(self._restored(model, batch), batch.targets).mean()
@@ -80,10 +71,6 @@ class Enhance(Task):
             "psnr_gain": reached - psnr(self._measured(self._before(batch)), target),
             "ssim": ssim(restored, target),
         }
-
-    @override
-    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """Return rows of baseline, model output and target of the pictures that the degradation changed most."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,9 @@ from typing_extensions import override
 from mptrain.system.device import in_widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero
-from mptrain.workloads.base.exhibits import Exhibit, Pictures
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Exhibit, Objective, Pictures, Task
 from mptrain.workloads.images.classifier_features import ClassifierFeatures
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 #: Number of generated pictures to show.
 SHOWN = 64

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.preparation import LUMINANCE, Preparation
+from mptrain.workloads.base.preparation import Preparation, grey
 
 
 class ClassifierFeatures:
@@ -60,8 +60,7 @@ class ClassifierFeatures:
         images = images / 2 + 0.5
         stored = len(self._preparation.mean)
         if images.shape[1] == 3 and stored == 1:
-            red, green, blue = images.unbind(1)
-            images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
+            images = grey(images)
         elif images.shape[1] != stored:
             images = images.expand(-1, stored, -1, -1)
         preparation = replace(self._preparation, full_range=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -14,12 +14,10 @@ from typing_extensions import override
 from mptrain.system.errors import DataError, Problem
 from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Split
+from mptrain.workloads.base.dataset import Dataset, IndependentSamples, Survey, class_facts
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation, luminance_of
 from mptrain.workloads.base.sample_digests import tensor_digests
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import hold_out
 from mptrain.workloads.images.augmentation import Shifting
 
@@ -48,22 +46,16 @@ def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[S
     return (mean, std) if normalise == "standard" else ((0.5,) * len(mean), (0.5,) * len(mean))
 
 
-class ImageDataset:
-    """Base class of image data sets, an implementation of `Dataset`; without classes, ``class_names`` is empty."""
+class ImageDataset(Dataset):
+    """Base class of image data sets; without classes, ``class_names`` is empty."""
 
-    name: str
     class_names: tuple[str, ...]
     preparation: Preparation
-    workers: int
-    train: Split
-    val: Split | None
-    test: Split | None
 
     def facts(self) -> dict[str, Any]:
         """Return ``in_channels`` and ``image_size`` of the network's input, and the classes if there are several."""
-        classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
-        prepared = {"in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
-        return {**classes, **prepared} if len(self.class_names) > 1 else prepared
+        classes = class_facts(self.class_names) if len(self.class_names) > 1 else {}
+        return {**classes, "in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
 
     @property
     def lacks(self) -> dict[str, Problem]:
@@ -88,7 +80,7 @@ class ImageDataset:
 
 
 @dataclass(kw_only=True, eq=False)
-class MemoryDataset(ImageDataset, ABC):
+class MemoryDataset(ImageDataset):
     """Base class of image data sets that are read once and kept in memory; subclasses implement `read`.
 
     Attributes:
@@ -127,7 +119,7 @@ class MemoryDataset(ImageDataset, ABC):
         (images, targets), test = self.read()
         # Check for faults before the split, so that messages name the index of a sample in the file.
         pool = self._split("train", images, targets)
-        trained, held, _ = hold_out(pool.targets, self.val_samples, self.train_samples)
+        trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
         self.train = self._split("train", pool.images[trained], pool.targets[trained])
         self.train.shifting = self.shifting if self.augment else None
         self.train.faults = pool.faults

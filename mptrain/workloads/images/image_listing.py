@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.data_files import walk
-from mptrain.workloads.base.download import NO_DOWNLOAD
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, walk
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.images.picture_files import EXTENSIONS
 

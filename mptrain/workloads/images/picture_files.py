@@ -11,6 +11,9 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+import torch
+from torch import Tensor
+
 from mptrain.workloads.base.data_files import special_file
 
 if TYPE_CHECKING:
@@ -95,6 +98,12 @@ def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -
     if remarks:
         faults.remarks[path] = ", ".join(remarks)
     return picture
+
+
+def pixels_of(picture: Image) -> Tensor:
+    """Return the pixels of an image in mode ``RGB`` or ``L``, uint8 ``[C, H, W]``, contiguous."""
+    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return values.view(picture.height, picture.width, -1).permute(2, 0, 1).contiguous()
 
 
 def picture_size(path: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import ConfigError
-from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset, Split
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset_options import ShareOptions
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
-from mptrain.workloads.base.survey import Survey
-from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
+from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
 
 #: Shortest window, in tokens, that a hint proposes for a text that is too short.
 _SHORTEST = 8
@@ -29,30 +30,20 @@ _SEAMS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """Options shared by the data sets of text for language modelling.
+class TextOptions(VocabularyOptions, ShareOptions):
+    """Options shared by the data sets of text for language modelling; the shares are of its characters.
 
     Attributes:
-        tokens: Kind of tokens, as in `Vocabulary`.
         stream: Each batch continues the previous one, for networks that carry state; False makes samples independent.
-        min_count: Smallest count in the training text of a token with its own number; rarer ones are unknown.
-        max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
-        val_share: Share of the text held out for validation, if no file is for validation; likewise ``test_share``.
-        train_samples: Number of samples to train on; None trains on all.
         batch_size: Batch size of the run: number of positions in the text read in parallel.
     """
 
-    tokens: Tokens = "word"
     sequence_length: PositiveInt = 128
     stream: bool = True
-    min_count: PositiveInt = 2
-    max_vocabulary: PositiveInt | None = None
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
     batch_size: PositiveInt = 32
 
 
+@dataclass(eq=False)
 class TextSplit(Split):
     """Split of a text, int32 ``[L]``, into windows of T tokens, with the next tokens as targets.
 
@@ -67,38 +58,32 @@ class TextSplit(Split):
     ``shares``, the option that sets the length of the text; it is empty if the text has a file of its own.
     """
 
+    name: str
+    numbers: Tensor
+    sequence_length: int
+    lanes: int = field(default=0, kw_only=True)
+    limit: int | None = field(default=None, kw_only=True)
+    faults: Faults = field(default_factory=Faults, kw_only=True)
+    shares: str = field(default="", kw_only=True)
+
     in_memory = True
 
-    def __init__(
-        self,
-        name: str,
-        numbers: Tensor,
-        sequence_length: int,
-        *,
-        lanes: int = 0,
-        limit: int | None = None,
-        faults: Faults | None = None,
-        shares: str = "",
-    ) -> None:
-        windows = max(0, len(numbers) - 1) // sequence_length
+    def __post_init__(self) -> None:
+        name, length, limit, longest = self.name, self.sequence_length, self.limit, len(self.numbers) - 1
+        windows = max(0, longest) // length
         if windows == 0:
             hint = "choose a longer text"
-            if (longest := len(numbers) - 1) >= min(_SHORTEST, sequence_length // 2):
+            if longest >= min(_SHORTEST, length // 2):
                 hint = f"set dataset.sequence_length={longest} or less"
             raise ConfigError(
-                f"{name} has {len(numbers)} tokens; a window of dataset.sequence_length={sequence_length} needs "
-                f"{sequence_length + 1}",
-                f"{hint}, or change {shares} (0 for no such part)" if shares else hint,
+                f"{name} has {longest + 1} tokens; a window of dataset.sequence_length={length} needs {length + 1}",
+                f"{hint}, or change {self.shares} (0 for no such part)" if self.shares else hint,
             )
         if limit is not None and limit > windows:
             raise ConfigError(
-                f"dataset.train_samples={limit}, but {name} has {windows} windows of {sequence_length} tokens",
+                f"dataset.train_samples={limit}, but {name} has {windows} windows of {length} tokens",
                 f"choose at most {windows}, or null for all",
             )
-        self.faults = faults or Faults()
-        self.numbers = numbers
-        self.sequence_length = sequence_length
-        self.lanes = lanes
         self._windows = windows if limit is None else limit
 
     def __len__(self) -> int:
@@ -147,19 +132,13 @@ class TextSplit(Split):
         return len(self) // self.lanes
 
 
-@dataclass
-class TextDataset(Dataset):
+@dataclass(kw_only=True, eq=False)
+class TextDataset(SplitDataset[TextSplit]):
     """Data set of text for language modelling: a vocabulary, learned from the training text, and windows."""
 
-    name: str
     vocabulary: Vocabulary
     sequence_length: int
     lanes: int
-    train: TextSplit
-    val: TextSplit | None
-    test: TextSplit | None
-    files: dict[str, list[str]] = field(default_factory=dict)
-    workers = 0
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -172,7 +151,7 @@ class TextDataset(Dataset):
 
     @override
     def card(self) -> dict[str, Any]:
-        return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, "files": self.files}
+        return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, **super().card()}
 
     def describe(self) -> str:
         """Return window length and vocabulary size: ``128 words (vocabulary 2,476)``."""
@@ -180,13 +159,19 @@ class TextDataset(Dataset):
         return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
 
-def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, Faults]) -> TextDataset:
+def windows_of(
+    name: str,
+    parts: Mapping[str, str],
+    options: TextOptions,
+    faults: Mapping[str, Faults],
+    files: Mapping[str, Sequence[Path]],
+) -> TextDataset:
     """Make a data set from the texts of ``train`` and optionally ``val`` and ``test``.
 
-    DataError is raised without text to train on, ConfigError if a part is shorter than one window.
+    ``faults`` and ``files`` are those of the parts that have files of their own. DataError is raised without text to
+    train on, ConfigError if a part is shorter than one window.
     """
-    title = f"{name} train"
-    vocabulary = learn(title, parts["train"], options.tokens, options.min_count, options.max_vocabulary)
+    vocabulary = options.learn(f"{name} train", parts["train"])
     lanes = options.batch_size if options.stream else 0
     splits = {
         part: TextSplit(
@@ -195,19 +180,18 @@ def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults
             options.sequence_length,
             lanes=lanes,
             limit=options.train_samples if part == "train" else None,
-            faults=faults.get(part),
+            faults=faults.get(part, Faults()),
             shares="" if part == "train" or part in faults else f"dataset.{part}_share",
         )
         for part, text in parts.items()
     }
     return TextDataset(
-        name,
-        vocabulary,
-        options.sequence_length,
-        lanes,
-        splits["train"],
-        splits.get("val"),
-        splits.get("test"),
+        name=name,
+        splits=splits,
+        files=files,
+        vocabulary=vocabulary,
+        sequence_length=options.sequence_length,
+        lanes=lanes,
     )
 
 

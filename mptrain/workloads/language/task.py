@@ -9,22 +9,18 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
-from mptrain.system.device import widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.perplexity import perplexity
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity, token_sums
 
 #: Number of windows that the model continues, tokens of each that it is given, and tokens that it generates.
 SHOWN, GIVEN, WRITTEN = 4, 32, 32
 
 
 @dataclass(frozen=True)
-class Language(Task):
+class Language(OneNetworkTask):
     """Language-modelling task: predict the next token at every position of a window of text.
 
     The model is called with a batch's inputs and, by keyword, its other tensors, such as the ``lane`` and ``fresh`` of
@@ -47,10 +43,6 @@ class Language(Task):
     term = "tokens"
     refuses = ("sample_rate", "num_classes")  # speech and labelled texts have a vocabulary too
 
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats; smoothing is a ConfigError if the model computes its losses itself."""
         if not _takes_targets(model):
@@ -72,10 +64,7 @@ class Language(Task):
             logits, targets = _logits(model, batch)
             losses = F.cross_entropy(logits, targets, reduction="none").view_as(batch.targets)
             best = logits.argmax(1).view_as(batch.targets)
-        return {
-            "loss": losses.sum(1, dtype=widest(losses.device)),
-            "top1": (best == batch.targets).sum(1, dtype=widest(losses.device)),
-        }
+        return token_sums(losses, best, batch.targets)
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Return ``loss`` and ``perplexity`` of a token, and ``top1``, the share of right first guesses."""

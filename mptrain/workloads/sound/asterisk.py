@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -30,6 +31,18 @@ _HINT = (
 
 #: Remarks about a recording that are not spoken: ``[ascending tones]``, ``(1 second of silence)``, ``<beep>``.
 _REMARK = re.compile(r"\[[^\]]*\]|\([^)]*\)|<[^>]*>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsteriskFiles:
+    """Options of the data sets of Asterisk's prompts: the folder of the recordings, and the list of transcripts."""
+
+    sounds: Path = SOUNDS
+    transcripts: Path = TRANSCRIPTS
+
+    def prompts(self) -> list[tuple[str, Path, str]]:
+        """Find the prompts as `asterisk_prompts` does."""
+        return asterisk_prompts(self.sounds.expanduser(), self.transcripts.expanduser())
 
 
 def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> list[tuple[str, Path, str]]:

@@ -26,6 +26,9 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 #: Plausible sample rates in hertz; other values mean a broken header.
 RATES = range(1_000, 768_001)
 
+#: scipy's exceptions for WAV files that are broken or of another format, and its warning, made an exception.
+_BROKEN = (OSError, ValueError, EOFError, ArithmeticError, struct.error, UnboundLocalError, UserWarning)
+
 _FULL_SCALE = 32768.0  # 16-bit value that corresponds to 1.0
 
 
@@ -110,15 +113,7 @@ def _decoded(path: Path) -> tuple[int, Any]:
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)
                 warnings.filterwarnings("error", message="Reached EOF", category=wavfile.WavFileWarning)
                 rate, samples = wavfile.read(path)
-        except (
-            OSError,
-            ValueError,
-            EOFError,
-            ArithmeticError,
-            struct.error,
-            wavfile.WavFileWarning,
-            UnboundLocalError,
-        ) as error:
+        except _BROKEN as error:
             if "Unknown wave file format" not in str(error):
                 raise RecordingError(path, _reason(path, error)) from error
         else:

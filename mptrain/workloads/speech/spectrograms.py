@@ -14,6 +14,7 @@ from torch import Tensor
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import PositiveFloat, PositiveInt
 from mptrain.workloads.sound.alphabet import Alphabet
+from mptrain.workloads.text.layers import lengths_mask
 
 Kind = Literal["log_mel", "log_spectrogram"]
 
@@ -106,7 +107,7 @@ class SpectrogramFeatures:
             power = power @ _filters_on(self, power.device).t()
         loudness = (power / FLOOR).clamp(min=1.0).log()
         frames = 1 + lengths // self.hop
-        padding = (torch.arange(loudness.shape[1], device=frames.device) >= frames[:, None])[:, :, None]
+        padding = ~lengths_mask(frames, loudness.shape[1])[:, :, None]
         count = (frames * loudness.shape[2])[:, None, None]
         mean = loudness.masked_fill(padding, 0.0).sum((1, 2), keepdim=True) / count
         centred = (loudness - mean).masked_fill(padding, 0.0)

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -13,17 +14,17 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.fields import BelowOneOrZero, PositiveFloat, PositiveInt
+from mptrain.system.fields import PositiveFloat
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.dataset import Dataset, Split
-from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset_options import ShareOptions
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.survey import Survey
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.alphabet import ENGLISH
 from mptrain.workloads.sound.audio_files import RecordingError
 from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat
-from mptrain.workloads.text.buckets import bucketed_order
+from mptrain.workloads.text.sequences import bucketed_order
 
 _FIXED = 20151208  # seed of the permutation that divides utterances; changing it changes every split
 _FEW = 10  # a held-out part with fewer transcripts cannot show how well other transcripts would be recognised
@@ -55,22 +56,17 @@ class Utterance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechOptions(FrameOptions):
-    """Options shared by the data sets of recorded speech, besides those of `FrameOptions`.
+class SpeechOptions(FrameOptions, ShareOptions):
+    """Options shared by the data sets of recorded speech; `divided_by` says what `ShareOptions` divides.
 
     Attributes:
         alphabet: Letters of the transcripts, including the space.
         max_seconds: Length in seconds of the longest utterance to keep; None for no limit.
-        val_share: Share held out for validation (see `divided_by`), if no path is for it; likewise ``test_share``.
-        train_samples: Number of utterances to train on; None trains on all.
         on_error: ``stop`` or ``skip`` for unreadable recordings and unusable transcripts.
     """
 
     alphabet: str = ENGLISH
     max_seconds: PositiveFloat | None = 20.0
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
     on_error: OnError = "stop"
 
 
@@ -89,32 +85,27 @@ def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -
     return kept
 
 
+@dataclass(eq=False)
 class SpeechSplit(Split):
     """Split of utterances, at least one (DataError), in batches of similar length.
 
-    ``read`` is a function from the name of an utterance to its samples, int16 ``[T]``; it raises `RecordingError`. If
-    it only copies, the split is ``in_memory``.
+    ``wave_of`` is a function from the name of an utterance to its samples, int16 ``[T]``; it raises `RecordingError`.
+    If it only copies, the split is ``in_memory``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        utterances: Sequence[Utterance],
-        form: InputFormat,
-        read: Callable[[str], Tensor],
-        batch_size: int,
-        faults: Faults,
-        *,
-        in_memory: bool,
-    ) -> None:
-        if not utterances:
-            raise DataError(f"{name}: there is no usable utterance", "check the data, or choose dataset=tone_words")
-        self.utterances = tuple(utterances)
-        self.form = form
-        self.faults = faults
-        self.in_memory = in_memory
-        self._read = read
-        self._batch_size = batch_size
+    name: str
+    utterances: Sequence[Utterance]
+    form: InputFormat
+    wave_of: Callable[[str], Tensor]
+    batch_size: int
+    faults: Faults
+    in_memory: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.utterances:
+            raise DataError(
+                f"{self.name}: there is no usable utterance", "check the data, or choose dataset=tone_words"
+            )
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -128,7 +119,7 @@ class SpeechSplit(Split):
     @override
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         lengths = torch.tensor([utterance.samples for utterance in self.utterances])
-        return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
+        return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return samples, int16 ``[N, S]``, and numbers of letters, int64 ``[N, letters]``, zero-padded.
@@ -136,36 +127,26 @@ class SpeechSplit(Split):
         Their ``lengths`` and ``target_lengths`` are int64 ``[N]``. Unreadable utterances are left out if ``on_error``
         is ``skip``.
         """
-        waves: list[Tensor] = []
-        targets: list[Tensor] = []
-        for index in indices:
-            utterance = self.utterances[index]
-            try:
-                wave = self._read(utterance.name)
-            except RecordingError as error:
-                self.faults.report({utterance.title: error.reason})
-                continue
-            if reason := self.form.problem(utterance.text, len(wave)):
-                self.faults.report({utterance.title: reason})
-                continue
-            waves.append(wave)
-            targets.append(torch.tensor(self.form.alphabet.numbers(utterance.text), dtype=torch.int64))
-        if not waves:
-            raise none_usable("utterance", self.utterances[indices[0]].title)
+        asked = [self.utterances[index] for index in indices]
+
+        def read(place: int) -> tuple[Tensor, Tensor]:
+            text, wave = asked[place].text, self.wave_of(asked[place].name)
+            if reason := self.form.problem(text, len(wave)):
+                raise RecordingError(asked[place].name, reason)
+            return wave, torch.tensor(self.form.alphabet.numbers(text), dtype=torch.int64)
+
+        titles = [utterance.title for utterance in asked]
+        found = self.faults.usable("utterance", titles, read, (RecordingError,), attrgetter("reason"))
+        waves, targets = zip(*found, strict=True)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
         return Batch(padded(waves), padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
 
 
-@dataclass
-class SpeechDataset(Dataset):
+@dataclass(kw_only=True, eq=False)
+class SpeechDataset(SplitDataset[SpeechSplit]):
     """Data set for speech recognition: utterances with transcripts, whose features are computed on the device."""
 
-    name: str
     form: InputFormat
-    workers: int
-    train: SpeechSplit
-    val: SpeechSplit | None
-    test: SpeechSplit | None
     too_long: dict[str, int] = field(default_factory=dict)
     divided: Division = ""
 
@@ -195,8 +176,7 @@ class SpeechDataset(Dataset):
         told = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
         told += f", held out by {self.divided}" if self.divided else ""
         told += f", {left_out:,} too long" if left_out else ""
-        splits = [split for split in (self.train, self.val, self.test) if split is not None]
-        wordless = sum(not utterance.text for split in splits for utterance in split.utterances)
+        wordless = sum(not utterance.text for split in self.splits.values() for utterance in split.utterances)
         return told + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
@@ -209,15 +189,15 @@ class SpeechDataset(Dataset):
 def speech_as_dataset(
     name: str,
     found: Mapping[str, tuple[Sequence[Utterance], Faults]],
-    read: Callable[[str], Tensor],
+    wave_of: Callable[[str], Tensor],
     form: InputFormat,
     options: SpeechOptions,
     workers: int | None,
 ) -> SpeechDataset:
     """Make a speech data set: leave out long and unusable utterances, and hold out parts without files of their own.
 
-    ``found`` has the utterances and faults of ``train``, and of ``val`` and ``test`` if they have files; ``read`` is as
-    in `SpeechSplit`; ``workers`` None means that all utterances are in memory.
+    ``found`` has the utterances and faults of ``train``, and of ``val`` and ``test`` if they have files; ``wave_of`` is
+    as in `SpeechSplit`; ``workers`` None means that all utterances are in memory.
 
     Raises:
         DataError: All utterances of a part are too long, or one is unusable and ``on_error`` is ``stop``.
@@ -238,14 +218,14 @@ def speech_as_dataset(
             f"{name} {part}",
             utterances,
             form,
-            read,
+            wave_of,
             options.batch_size,
             found[part][1] if part in found else Faults(options.on_error),
             in_memory=workers is None,
         )
         for part, utterances in parts.items()
     }
-    return SpeechDataset(name, form, workers or 0, splits["train"], splits.get("val"), splits.get("test"), too_long, by)
+    return SpeechDataset(name=name, splits=splits, workers=workers or 0, form=form, too_long=too_long, divided=by)
 
 
 def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: float | None) -> list[Utterance]:

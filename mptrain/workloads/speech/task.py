@@ -20,8 +20,7 @@ from mptrain.system.device import in_widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts
 
 #: Number of transcripts to show.
 SHOWN = 12
@@ -31,7 +30,7 @@ _LEAST = -12.0
 
 
 @dataclass(frozen=True)
-class Transcribe(Task):
+class Transcribe(OneNetworkTask):
     """Speech recognition task: transcribe utterances into letters with the CTC loss, without an alignment.
 
     The network is given a batch's inputs and ``lengths``. It returns logits ``[N, T, V]``, where number 0 is the blank,
@@ -54,10 +53,6 @@ class Transcribe(Task):
 
     def __post_init__(self) -> None:
         require_extra("jiwer", "speech", "task=transcribe")
-
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the CTC loss in nats, mean over the utterances of a batch, float32 scalar."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset, Split
+from mptrain.workloads.base.dataset import Split, SplitDataset, class_facts
+from mptrain.workloads.base.dataset_options import ShareOptions
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
-from mptrain.workloads.text.buckets import bucketed_order
-from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
 from mptrain.workloads.text.subwords import PAD
-from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
+from mptrain.workloads.text.tokens import Vocabulary, VocabularyOptions
 
 
 class Labelled(NamedTuple):
@@ -31,38 +31,26 @@ class Labelled(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledOptions:
-    """Options shared by the data sets of labelled texts.
+class LabelledOptions(VocabularyOptions, ShareOptions):
+    """Options shared by the data sets of labelled texts; the shares are of each class.
 
-    Attributes:
-        tokens: Kind of tokens, as in `Vocabulary`.
-        sequence_length: Largest number of tokens of a text; the rest of longer ones is cut off.
-        min_count: Smallest count in the training texts of a token with its own number; rarer ones are unknown.
-        max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
-        val_share: Share of each class held out for validation, if no file is for validation; likewise ``test_share``.
-        train_samples: Number of texts to train on; None trains on all.
+    ``sequence_length`` is the largest number of tokens of a text; the rest of longer ones is cut off.
     """
 
-    tokens: Tokens = "word"
     sequence_length: PositiveInt = 64
-    min_count: PositiveInt = 2
-    max_vocabulary: PositiveInt | None = None
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
     batch_size: PositiveInt = 32
 
 
+@dataclass(eq=False)
 class LabelledSplit(Split):
     """Split of labelled texts of at least one token, in batches of similar length."""
 
-    in_memory = True
+    texts: RaggedTokens
+    targets: Tensor
+    batch_size: int
+    faults: Faults
 
-    def __init__(self, rows: Sequence[Sequence[int]], targets: Tensor, batch_size: int, faults: Faults) -> None:
-        self.texts = RaggedTokens(rows)
-        self.targets = targets
-        self.batch_size = batch_size
-        self.faults = faults
+    in_memory = True
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -77,25 +65,18 @@ class LabelledSplit(Split):
         return Batch(self.texts.padded(picked), self.targets[picked])
 
 
-@dataclass
-class LabelledDataset(Dataset):
+@dataclass(kw_only=True, eq=False)
+class LabelledDataset(SplitDataset[LabelledSplit]):
     """Data set of labelled texts; token numbers in a batch are one higher than in the vocabulary: 0 is padding."""
 
-    name: str
     class_names: tuple[str, ...]
     vocabulary: Vocabulary
     sequence_length: int
-    train: LabelledSplit
-    val: LabelledSplit | None
-    test: LabelledSplit | None
-    files: dict[str, list[str]] = field(default_factory=dict)
-    workers = 0
 
     @override
     def facts(self) -> dict[str, Any]:
         return {
-            "num_classes": len(self.class_names),
-            "class_names": self.class_names,
+            **class_facts(self.class_names),
             "vocabulary_size": len(self.vocabulary) + 1,
             "sequence_length": self.sequence_length,
         }
@@ -106,7 +87,7 @@ class LabelledDataset(Dataset):
             "labels": [*self.class_names, *self.vocabulary.entries],
             "class_names": list(self.class_names),
             "tokens": self.vocabulary.tokens,
-            "files": self.files,
+            **super().card(),
         }
 
     def describe(self) -> str:
@@ -134,20 +115,18 @@ def labelled_as_dataset(
     shares = {"test": options.test_share, "val": options.val_share}
     parts = _hold_out(name, parts, classes, {part: share for part, share in shares.items() if part not in parts})
     texts = "\n".join(one.text for one in parts["train"])
-    vocabulary = learn(f"{name} train", texts, options.tokens, options.min_count, options.max_vocabulary)
+    vocabulary = options.learn(f"{name} train", texts)
     splits = {
         part: _split(f"{name} {part}", of_part, classes, vocabulary, options, faults.get(part, Faults()))
         for part, of_part in parts.items()
     }
     return LabelledDataset(
-        name,
-        classes,
-        vocabulary,
-        options.sequence_length,
-        splits["train"],
-        splits.get("val"),
-        splits.get("test"),
-        {part: [str(file.absolute()) for file in of_part] for part, of_part in files.items()},
+        name=name,
+        splits=splits,
+        files=files,
+        class_names=classes,
+        vocabulary=vocabulary,
+        sequence_length=options.sequence_length,
     )
 
 
@@ -194,4 +173,4 @@ def _split(
     if name.endswith(" train"):
         kept = first_samples(torch.arange(len(rows)), options.train_samples).tolist()
         rows, targets = [rows[place] for place in kept], [targets[place] for place in kept]
-    return LabelledSplit(rows, torch.tensor(targets), options.batch_size, faults)
+    return LabelledSplit(RaggedTokens(rows), torch.tensor(targets), options.batch_size, faults)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import read_bytes
+from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.faulty_samples import Faults
 
 #: Words in file names that give the part of the data, as in ``wiki.valid.tokens``.
@@ -20,10 +22,7 @@ def read_file(file: Path, faults: Faults) -> str:
     DataError is raised if it cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``; otherwise such
     lines are left out.
     """
-    try:
-        content = read_bytes(file).removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
+    content = read_content(file).replace(b"\r\n", b"\n")
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -31,6 +30,14 @@ def read_file(file: Path, faults: Faults) -> str:
         lines = [line for _, line in decoded(file, content.splitlines(keepends=True), problems)]
         faults.report(problems)
         return "".join(lines)
+
+
+def read_content(file: Path, hint: str = "check its permissions") -> bytes:
+    """Return the bytes of a file without a byte order mark; DataError with a hint is raised if it cannot be read."""
+    try:
+        return read_bytes(file).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}", hint) from error
 
 
 def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
@@ -67,22 +74,35 @@ def by_part(name: str, files: Sequence[Path], training: str) -> dict[str, list[P
     return {"train": others}
 
 
-def find_parts(name: str, path: Path, suffixes: Sequence[str], hint: str) -> dict[str, list[Path]]:
-    """Find the data files of a file or folder, grouped by the split that their names give, as in `by_part`.
+def find_parts(
+    name: str, paths: Path | Sequence[Path], suffixes: Sequence[str], hint: str, *, subfolders: bool = False
+) -> dict[str, list[Path]]:
+    """Find the data files of paths, patterns and folders by the split that their names give, as in `by_part`.
 
-    A single file is for training. DataError, with the ``hint`` how to set the path, is raised if there is no such file
-    or folder, or it has no training data.
+    A single file is for training. In a folder, the files with ``suffixes`` count, and with ``subfolders`` those below
+    it too. DataError, with the ``hint`` how to set the path, is raised if a path matches no file, or there is no
+    training data.
     """
-    place = path.expanduser()
-    if place == Path():
-        raise DataError(
-            f"{name} not found: dataset.path is empty or the current folder", f"{hint}; for the current folder use $PWD"
-        )
-    if not place.exists():
-        raise DataError(f"{name} not found: looked for {place}", hint)
-    if not place.is_dir():
-        return {"train": [place]}
-    files = sorted(file for file in place.iterdir() if file.suffix in suffixes and file.is_file())
-    if not files:
-        raise DataError(f"{name} not found: no file in {place} ends in {' or '.join(suffixes)}", hint)
+    given = [paths] if isinstance(paths, Path) else paths
+    files = [file for path in given for file in _files_at(name, path.expanduser(), suffixes, hint, subfolders)]
+    if files == [path.expanduser() for path in given[:1]]:
+        return {"train": files}
     return by_part(name, files, f"train{suffixes[0]}")
+
+
+def _files_at(name: str, place: Path, suffixes: Sequence[str], hint: str, subfolders: bool) -> list[Path]:
+    if place == Path():  # the path of an empty string, such as an unset shell variable
+        what = f"{name} not found: dataset.path is empty or the current folder"
+        raise DataError(what, f"{hint}; for the current folder use $PWD")
+    if place.is_dir():
+        inside = files_below(place, suffixes) if subfolders else sorted(place.iterdir())
+        files = [file for file in inside if file.suffix in suffixes and file.is_file()]
+    elif place.exists():
+        files = [place]
+    else:
+        matches = map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
+        files = [file for file in matches if file.is_file()]
+    if not files:
+        what = f"no file in {place} ends in {' or '.join(suffixes)}" if place.is_dir() else f"looked for {place}"
+        raise DataError(f"{name} not found: {what}", hint)
+    return files

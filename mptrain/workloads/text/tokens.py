@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mptrain.system.errors import DataError
+from mptrain.system.fields import PositiveInt
 
 Tokens = Literal["word", "char", "space"]
 
@@ -50,6 +51,25 @@ class Vocabulary:
     def text(self, numbers: list[int]) -> str:
         """Return the text of token numbers: characters joined directly, other tokens with spaces."""
         return ("" if self.tokens == "char" else " ").join(self.entries[number] for number in numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyOptions:
+    """Options of data sets that learn a vocabulary from their training text.
+
+    Attributes:
+        tokens: Kind of tokens, as in `Vocabulary`.
+        min_count: Smallest count in the training text of a token with its own number; rarer ones are unknown.
+        max_vocabulary: Largest size of the vocabulary, which keeps the most frequent tokens; None for no limit.
+    """
+
+    tokens: Tokens = "word"
+    min_count: PositiveInt = 2
+    max_vocabulary: PositiveInt | None = None
+
+    def learn(self, name: str, text: str) -> Vocabulary:
+        """Return the vocabulary of a training text, as `learn` does."""
+        return learn(name, text, self.tokens, self.min_count, self.max_vocabulary)
 
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from mptrain.system.errors import ConfigError, MptrainError, Problem, did_you_mean
 from mptrain.system.extras import load_extra
 from mptrain.system.pretrained import ATTRIBUTE, PretrainedWeights, hub_folder, require_hub, unavailable
+from mptrain.workloads.text.layers import problems_of_heads
 from mptrain.workloads.text.subwords import PAD
 
 #: ``sdpa``: torch's scaled_dot_product_attention. ``eager``: products and a softmax in FP32, as operators of their own.
 Attention = Literal["sdpa", "eager"]
-
-_MODULE = "transformers.models.auto.modeling_auto"
 
 #: Keys of a configuration that could run code of others, or that are not the network's own.
 _REFUSED = ("trust_remote_code", "auto_map", "code_revision", "quantization_config", "attn_implementation")
@@ -73,11 +72,8 @@ def small_sizes(width: int | None, layers: int | None, heads: int | None, *, pre
             "leave it out; model.config.KEY=VALUE sets one of its keys, such as its number of layers",
         )
     width, layers, heads = width or 64, layers or 2, heads or 4
-    if width % heads:
-        raise ConfigError(
-            f"model.width={width} is not a multiple of model.heads={heads}",
-            f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
-        )
+    if problems := problems_of_heads(width, heads):
+        raise ConfigError(problems)
     experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width}
     attention = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width // heads}
     return {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width, **attention, **experts}

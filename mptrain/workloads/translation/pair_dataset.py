@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,27 @@ from torch import Tensor
 from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.system.fields import PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.dataset import Dataset, Split
+from mptrain.workloads.base.dataset import Split, SplitDataset, Survey
+from mptrain.workloads.base.dataset_options import ShareOptions
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.survey import Survey
-from mptrain.workloads.text.buckets import bucketed_order
-from mptrain.workloads.text.ragged_tokens import RaggedTokens
+from mptrain.workloads.text.sequences import RaggedTokens, bucketed_order
 from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 
 _FIXED = 20180430  # seed of the permutation that divides pairs; changing it changes every split
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairOptions:
-    """Options shared by the data sets of sentence pairs.
+class PairOptions(ShareOptions):
+    """Options shared by the data sets of sentence pairs; the shares are of the source sentences.
 
     Attributes:
         pieces: Kind of tokens: ``bpe`` or ``unigram`` (subwords), ``char`` or ``word``.
         vocabulary: Vocabulary size of the source language, or of the ``shared`` vocabulary.
         target_vocabulary: Vocabulary size of the target language; None for the same size.
         max_tokens: Largest number of tokens of a sentence, including the end token; longer pairs are left out.
-        val_share: Share of the source sentences held out for validation, if no file is for it; likewise ``test_share``.
-        train_samples: Number of pairs to train on; None trains on all.
     """
 
     pieces: Pieces = "bpe"
@@ -47,9 +44,6 @@ class PairOptions:
     target_vocabulary: PositiveInt | None = None
     shared: bool = False
     max_tokens: PositiveInt = 100
-    val_share: BelowOneOrZero = 0.1
-    test_share: BelowOneOrZero = 0.1
-    train_samples: PositiveInt | None = None
     batch_size: PositiveInt = 32
 
 
@@ -99,24 +93,17 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
+@dataclass(eq=False)
 class PairSplit(Split):
     """Split of sentence pairs, in batches of similar length; their end tokens count in the loss."""
 
-    in_memory = True
+    sources: RaggedTokens
+    targets: RaggedTokens
+    batch_size: int
+    faults: Faults
+    left_out: int
 
-    def __init__(
-        self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
-        batch_size: int,
-        *,
-        faults: Faults | None = None,
-        left_out: int = 0,
-    ) -> None:
-        self.sources, self.targets = RaggedTokens(sources), RaggedTokens(targets)
-        self.batch_size = batch_size
-        self.faults = faults or Faults()
-        self.left_out = left_out
+    in_memory = True
 
     def __len__(self) -> int:
         return len(self.sources.lengths)
@@ -146,19 +133,13 @@ class PairSplit(Split):
         return Batch(self.sources.padded(picked), self.targets.padded(picked), counts, more)
 
 
-@dataclass
-class PairDataset(Dataset):
+@dataclass(kw_only=True, eq=False)
+class PairDataset(SplitDataset[PairSplit]):
     """Data set of sentence pairs for translation; ``source`` and ``target`` are one object for a shared vocabulary."""
 
-    name: str
     source: Subwords
     target: Subwords
-    train: PairSplit
-    val: PairSplit | None
-    test: PairSplit | None
-    files: dict[str, list[str]] = field(default_factory=dict)
-    repeated: int = 0
-    workers = 0
+    repeated: int
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -175,13 +156,12 @@ class PairDataset(Dataset):
         sides = (
             {"source": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
         )
-        splits = {"train": self.train, "val": self.val, "test": self.test}
         return {
             "labels": [piece for side in sides.values() for piece in side.pieces()],
             "sentencepiece": {name: side.portable() for name, side in sides.items()},
-            "too_long": {part: split.left_out for part, split in splits.items() if split is not None},
+            "too_long": {part: split.left_out for part, split in self.splits.items()},
             "repeated": self.repeated,
-            "files": self.files,
+            **super().card(),
         }
 
     def describe(self) -> str:
@@ -189,9 +169,8 @@ class PairDataset(Dataset):
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
-        splits = [split for split in (self.train, self.val, self.test) if split is not None]
-        too_long = sum(split.left_out for split in splits)
-        unusable = sum(split.skipped for split in splits) - too_long
+        too_long = sum(split.left_out for split in self.splits.values())
+        unusable = sum(split.skipped for split in self.splits.values()) - too_long
         counted = {"left out": unusable, "repeated": self.repeated, "too long": too_long}
         return f"pairs in {sizes}" + "".join(f", {count:,} {what}" for what, count in counted.items() if count)
 
@@ -222,19 +201,12 @@ def pairs_as_dataset(
         wanted = options.target_vocabulary or options.vocabulary
         target = learn(f"the targets of {name}", targets, options.pieces, wanted)
     splits = {
-        part: _split(f"{name} {part}", pairs, (source, target), options, faults.get(part), training=part == "train")
+        part: _split(
+            f"{name} {part}", pairs, (source, target), options, faults.get(part, Faults()), training=part == "train"
+        )
         for part, pairs in parts.items()
     }
-    return PairDataset(
-        name,
-        source,
-        target,
-        splits["train"],
-        splits.get("val"),
-        splits.get("test"),
-        {part: [str(file) for file in of_part] for part, of_part in files.items()},
-        repeated,
-    )
+    return PairDataset(name=name, splits=splits, files=files, source=source, target=target, repeated=repeated)
 
 
 def _split(
@@ -242,7 +214,7 @@ def _split(
     pairs: Sequence[Pair],
     vocabularies: tuple[Subwords, Subwords],
     options: PairOptions,
-    faults: Faults | None,
+    faults: Faults,
     *,
     training: bool,
 ) -> PairSplit:
@@ -263,11 +235,5 @@ def _split(
             f"dataset.train_samples={limit}, but {name} has {len(kept)} pairs",
             f"choose at most {len(kept)}, or null for all",
         )
-    kept = kept[:limit]
-    return PairSplit(
-        [source for source, _ in kept],
-        [target for _, target in kept],
-        options.batch_size,
-        faults=faults,
-        left_out=left_out,
-    )
+    source, target = (RaggedTokens(side) for side in zip(*kept[:limit], strict=True))
+    return PairSplit(source, target, options.batch_size, faults, left_out)

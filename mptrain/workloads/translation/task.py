@@ -16,15 +16,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mptrain.system.device import widest
 from mptrain.system.extras import load_extra, require_extra
 from mptrain.system.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.exhibits import Exhibit, Texts
-from mptrain.workloads.base.perplexity import perplexity
-from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.base.task import Exhibit, OneNetworkTask, Texts, perplexity
 from mptrain.workloads.text.subwords import BEGIN, PAD
 from mptrain.workloads.translation.beam_search import beam_search, greedy
 
@@ -35,7 +32,7 @@ _NGRAMS = tuple(f"ngrams_{order}" for order in range(1, _ORDER + 1))
 
 
 @dataclass(frozen=True)
-class Translate(Task):
+class Translate(OneNetworkTask):
     """Translation task: translate sentences from one language into another; cross-entropy, perplexity and BLEU.
 
     The model is called as ``model(source, source_lengths, given)`` and returns logits ``[N, T, V]`` of the token after
@@ -72,10 +69,6 @@ class Translate(Task):
         """Raise EnvironmentRefused if sacrebleu is not installed, unless ``beam`` is 0."""
         if self.beam:
             require_extra("sacrebleu", "translation", "task=translate (unless task.beam=0)")
-
-    @override
-    def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(learner="main", modules=("",), loss=self.loss),)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats over all target tokens without padding, float32 scalar."""

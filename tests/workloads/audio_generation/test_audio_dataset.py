@@ -55,7 +55,9 @@ def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), fault
         faults or Faults(),
         in_memory=True,
     )
-    return SoundDataset("toys", 8000, 256, speakers, alphabet, 0, split, None, None)
+    return SoundDataset(
+        name="toys", splits={"train": split}, rate=8000, levels=256, speakers=speakers, alphabet=alphabet
+    )
 
 
 def prepared(dataset, indices):

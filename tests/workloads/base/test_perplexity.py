@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mptrain.workloads.base.perplexity import perplexity
+from mptrain.workloads.base.task import perplexity
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (math.log(29), 29.0), (709.0, math.exp(709.0))])

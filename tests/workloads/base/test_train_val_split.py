@@ -24,8 +24,8 @@ def test_every_prefix_of_the_order_is_balanced(labels):
 
 def test_held_out_samples_are_disjoint_and_do_not_depend_on_how_many_are_trained_on():
     targets = torch.arange(100) % 4
-    train, held, _ = hold_out(targets, 20, None)
-    few, held_again, _ = hold_out(targets, 20, 10)
+    train, held = hold_out(targets, 20, None)
+    few, held_again = hold_out(targets, 20, 10)
     assert sorted([*train.tolist(), *held.tolist()]) == list(range(100))
     assert torch.equal(held, held_again)
     assert torch.equal(few, train[:10])

@@ -96,7 +96,7 @@ def test_a_damaged_file_is_named(tmp_path, content):
 
 
 def test_without_scikit_learn_the_hint_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
         load_digits()
     assert caught.value.hint == "pip install scikit-learn"

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from mptrain.precision.upcast import Upcast
 from mptrain.system.errors import ConfigError
+from mptrain.workloads.text.layers import lengths_mask
 from mptrain.workloads.translation.models.lstm import LSTMTranslator, lstm_translator
-from mptrain.workloads.translation.models.masked_attention import attend, causal_mask, lengths_mask
+from mptrain.workloads.translation.models.masked_attention import attend, causal_mask
 from mptrain.workloads.translation.models.transformer import TransformerTranslator, positions, transformer_translator
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "model"

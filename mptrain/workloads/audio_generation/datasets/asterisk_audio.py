@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
-from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
+from mptrain.workloads.sound.asterisk import RATE, AsteriskFiles, read_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsteriskAudioOptions(RecordingOptions):
-    """Options of the data set ``asterisk_audio``, besides those of `RecordingOptions`."""
-
-    sounds: Path = SOUNDS
-    transcripts: Path = TRANSCRIPTS
+class AsteriskAudioOptions(RecordingOptions, AsteriskFiles):
+    """Options of the data set ``asterisk_audio``."""
 
 
 @takes_fields_of(AsteriskAudioOptions)
@@ -28,7 +24,7 @@ def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
     recording is left to train on.
     """
     faults, alphabet = Faults(options.on_error), Alphabet(ENGLISH)
-    read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)
+    read = read_prompts(options.prompts(), faults)
     waves = {str(path): wave for _, path, _, wave in read}
     clips = [
         Clip(str(path), len(wave), letters=alphabet.known_numbers(words) if options.text else ())

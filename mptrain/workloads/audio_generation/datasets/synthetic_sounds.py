@@ -66,8 +66,7 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
             parts[part] = SoundSplit(
                 f"made_up_sounds {part}", clips, waves.__getitem__, options, Faults(), in_memory=True
             )
-    splits = parts["train"], parts.get("val"), parts.get("test")
-    return SoundDataset("made_up_sounds", RATE, options.levels, tuple(KINDS), (), 0, *splits)
+    return SoundDataset(name="made_up_sounds", splits=parts, rate=RATE, levels=options.levels, speakers=tuple(KINDS))
 
 
 def sound(kind: int, part: int, index: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from annotated_types import MinLen
@@ -24,17 +25,24 @@ def cnn(
     The smallest image leaves one pixel after the pools: 4 pixels for three stages. Smaller ones raise `ConfigError`,
     unless ``image_size`` is None.
     """
-    if image_size is not None and image_size >> (len(widths) - 1) == 0:
-        raise ConfigError(
-            f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",
-            "use fewer widths, or a larger dataset.image_size",
-        )
+    if image_size is not None:
+        require_pixels(image_size, widths, pools=len(widths) - 1)
     layers: list[nn.Module] = [*_convolution(in_channels, widths[0])]
     for stage, width in enumerate(widths):
         if stage > 0:
             layers.append(nn.MaxPool2d(2))
         layers += _convolution(widths[max(stage - 1, 0)], width)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+
+
+def require_pixels(image_size: int, widths: Sequence[int], pools: int) -> int:
+    """Return the side in pixels after some 2x2 pools between stages, or raise ConfigError if nothing is left."""
+    if image_size >> pools == 0:
+        raise ConfigError(
+            f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",
+            "use fewer widths, or a larger dataset.image_size",
+        )
+    return image_size >> pools
 
 
 def _convolution(in_channels: int, out_channels: int) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.classification.models.convnet import require_pixels
 
 Widths = Annotated[tuple[PositiveInt, ...], MinLen(1)]
 
@@ -61,12 +62,7 @@ def small_vgg(
     for layer in layers:
         if isinstance(layer, nn.Conv2d):  # as in torchvision; with the default, activations shrink in every layer
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    side = image_size >> len(widths)
-    if side == 0:
-        raise ConfigError(
-            f"model.widths has {len(widths)} stages: images of {image_size} pixels are too small for their pools",
-            "use fewer widths, or a larger dataset.image_size",
-        )
+    side = require_pixels(image_size, widths, pools=len(widths))
     return nn.Sequential(*layers, *_dense(in_channels * side * side, hidden, num_classes, dropout))
 
 

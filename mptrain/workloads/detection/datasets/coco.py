@@ -6,62 +6,51 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mptrain.system.errors import DataError
-from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.system.files import read_bytes
-from mptrain.workloads.base.download import NO_DOWNLOAD
-from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo
+from mptrain.workloads.base.data_files import NO_DOWNLOAD
+from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.detection.boxes import CROWD, OBJECT
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,
     Listing,
     PictureDataset,
     PictureOptions,
     present,
-    wrong_boxes,
 )
-from mptrain.workloads.images.image_dataset import Channels
 
 
-def load_coco(
-    *,
-    root: Path = Path("data/coco"),
-    name: str = "coco",
-    train: str = "train2017",
-    val: str | None = "val2017",
-    test: str | None = None,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    fit: FitTo = "stretch",
-    augment: bool = True,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 4,
-    on_error: OnError = "stop",
-) -> PictureDataset:
+@dataclass(frozen=True, kw_only=True)
+class CocoOptions(PictureOptions):
+    """Options of the data set ``coco``, besides those of `PictureOptions`; a part that is None is left out."""
+
+    root: Path = Path("data/coco")
+    name: str = "coco"
+    train: str = "train2017"
+    val: str | None = "val2017"
+    test: str | None = None
+
+
+@takes_fields_of(CocoOptions)
+def load_coco(options: CocoOptions) -> PictureDataset:
     """Load the COCO detection data set, or other data in its format, as picture files that are decoded on demand.
 
     The annotations are in ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``. The
     classes are the categories of the training part, in the order of their ids. Boxes without width or height contain no
-    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two. None means
-    300 pixels, 3 channels and all training pictures; a part that is None is left out. ``on_error`` is for pictures that
-    are missing, cannot be decoded, or have boxes outside of the picture.
+    object: they are left out and counted, but their pictures are kept. COCO's train2017 has two.
 
     Raises:
         DataError: A file is missing or damaged; an image, annotation or category lacks a required member; a category or
             image id or a category name occurs twice; or the parts have different categories.
         ConfigError: There are fewer samples than requested.
     """
-    root = root.expanduser()
-    read = {
-        part: read_instances(root, written)
-        for part, written in {"train": train, "val": val, "test": test}.items()
-        if written
-    }
+    lists = {"train": options.train, "val": options.val, "test": options.test}
+    read = {part: read_instances(options.root.expanduser(), name) for part, name in lists.items() if name}
     categories = read["train"].categories
     parts = {}
     empty_boxes = 0
@@ -72,13 +61,12 @@ def load_coco(
                 f"{found.categories[min(unknown)]}",
                 "write the same list of categories into both files",
             )
-        faults = Faults(on_error)
+        faults = Faults(options.on_error)
         with _of_this_form(found.path):
             pictures, empty = found.pictures(list(categories), faults)
             parts[part] = (Listing(present(pictures, found.folder, faults)), faults)
         empty_boxes += empty
-    options = PictureOptions(image_size or 300, channels or 3, fit, augment, train_samples, workers)
-    return PictureDataset(name, tuple(categories.values()), parts, options, empty_boxes)
+    return PictureDataset(options.name, tuple(categories.values()), parts, options, empty_boxes)
 
 
 class Instances:
@@ -136,13 +124,11 @@ class Instances:
                 kind = CROWD if one.get("iscrowd") else OBJECT
                 boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
             else:
-                size = _size(image)
-                corners = torch.tensor([box[:4] for box in boxes], dtype=torch.float64).view(-1, 4)
-                wrong = wrong_boxes(corners, *size) if size is not None else None
-                if wrong is None:
-                    found.append(AnnotatedImage(path, tuple(boxes), size))
+                picture = AnnotatedImage(path, tuple(boxes), _size(image))
+                if picture.wrong is None:
+                    found.append(picture)
                 else:
-                    faults.report({path: wrong})
+                    faults.report({path: picture.wrong})
         return found, empty
 
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-import torch
-
 from mptrain.system.errors import ConfigError, DataError, did_you_mean
-from mptrain.system.fields import NonNegativeInt, PositiveInt
 from mptrain.system.files import read_bytes, read_text
-from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
-from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo
+from mptrain.workloads.base.data_files import NO_DOWNLOAD, fetching
+from mptrain.workloads.base.dataset_options import takes_fields_of
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,
     Listing,
     PictureDataset,
     PictureOptions,
     present,
-    wrong_boxes,
 )
-from mptrain.workloads.images.image_dataset import Channels
 
 #: The twenty classes of 2007 to 2012.
 CLASSES = (
@@ -35,50 +32,46 @@ CLASSES = (
 _YEARS = {f"VOC{year}" for year in range(2007, 2013)}
 
 
-def load_voc(
-    *,
-    root: Path = Path("data"),
-    name: str = "voc",
-    download: bool = True,
-    train: Sequence[str] = ("VOC2007/train", "VOC2012/trainval"),
-    val: Sequence[str] = ("VOC2007/val",),
-    test: Sequence[str] = ("VOC2007/test",),
-    classes: Sequence[str] | None = None,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    fit: FitTo = "stretch",
-    augment: bool = True,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 4,
-    on_error: OnError = "stop",
-) -> PictureDataset:
+@dataclass(frozen=True, kw_only=True)
+class VocOptions(PictureOptions):
+    """Options of the data set ``voc``, besides those of `PictureOptions`; None means the twenty classes of VOC."""
+
+    root: Path = Path("data")
+    name: str = "voc"
+    download: bool = True
+    train: Sequence[str] = ("VOC2007/train", "VOC2012/trainval")
+    val: Sequence[str] = ("VOC2007/val",)
+    test: Sequence[str] = ("VOC2007/test",)
+    classes: Sequence[str] | None = None
+
+
+@takes_fields_of(VocOptions)
+def load_voc(options: VocOptions) -> PictureDataset:
     """Load Pascal VOC, or other data in its folder structure, as picture files that are decoded on demand.
 
     The parts are lists of pictures, written ``FOLDER/LIST``. A list is the file ``FOLDER/ImageSets/Main/LIST.txt``. Its
     pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another extension from the annotation), and their annotations
     ``FOLDER/Annotations/NAME.xml``. A list without a folder is in the root. Coordinates are pixels counted from 1,
     including the last pixel, as VOC defines them. The folders are in ``root`` or in ``root/VOCdevkit``; ``download``
-    gets missing ones named VOC2007 to VOC2012 through torchvision. None means the twenty classes of VOC, 300 pixels,
-    3 channels and all training pictures. ``on_error`` is for unusable pictures and annotations.
+    gets missing ones named VOC2007 to VOC2012 through torchvision. ``on_error`` is for unusable annotations too.
 
     Raises:
         DataError: A folder, list, annotation or picture is missing, or a list or annotation is damaged.
         ConfigError: There are fewer samples than requested, or two classes have the same name.
     """
-    names = tuple(classes) if classes is not None else CLASSES
+    names = CLASSES if options.classes is None else tuple(options.classes)
     if not names or len(set(names)) < len(names):
         raise ConfigError(
             f"dataset.classes={list(names)} must be one or more unique names", "set dataset.classes=[cat, dog]"
         )
-    root = root.expanduser()
+    root = options.root.expanduser()
     parts = {}
-    for part, lists in {"train": train, "val": val, "test": test}.items():
+    for part, lists in {"train": options.train, "val": options.val, "test": options.test}.items():
         if lists:
-            faults = Faults(on_error)
-            pictures = [one for written in lists for one in read_list(root, written, names, faults, download)]
+            faults = Faults(options.on_error)
+            pictures = [one for written in lists for one in read_list(root, written, names, faults, options.download)]
             parts[part] = (Listing(pictures), faults)
-    options = PictureOptions(image_size or 300, channels or 3, fit, augment, train_samples, workers)
-    return PictureDataset(name, names, parts, options)
+    return PictureDataset(options.name, names, parts, options)
 
 
 def read_list(
@@ -174,12 +167,11 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
     if (said := root.find("size")) is not None:
         width, height = int(_number(said, "width")), int(_number(said, "height"))
         size = (width, height) if width > 0 and height > 0 else None
-    if size is not None and boxes:
-        wrong = wrong_boxes(torch.tensor([box[:4] for box in boxes], dtype=torch.float64), *size)
-        if wrong is not None:
-            raise ValueError(wrong)
     ending = Path(root.findtext("filename") or "").suffix or ".jpg"
-    return AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)
+    picture = AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)
+    if picture.wrong is not None:
+        raise ValueError(picture.wrong)
+    return picture
 
 
 def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float, float, float, float, int, int]:

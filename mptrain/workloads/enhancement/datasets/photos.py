@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import NonNegativeInt, PositiveFloat, PositiveInt
-from mptrain.workloads.base.data_files import walk
+from mptrain.workloads.base.data_files import package_folders, walk
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
 from mptrain.workloads.images.picture_files import EXTENSIONS
@@ -124,10 +123,8 @@ def _photo(name: str) -> str:
     """Return the path of a photo in an installed package, without importing the package."""
     package, _, file = name.partition("/")
     distribution, folder = _PACKAGES[package]
-    spec = importlib.util.find_spec(package)
-    places = [Path(place) / folder for place in (spec.submodule_search_locations or [])] if spec else []
-    found = next((place for place in places if place.is_dir()), None)
-    if found is None or not (found / file).is_file():
+    places = [place / folder for place in package_folders(package) if (place / folder).is_dir()]
+    if not places or not (places[0] / file).is_file():
         other = ", or set dataset.skimage=false" if package == "skimage" else ""
         raise DataError(f"{file} of {distribution} not found", f"pip install {distribution}{other}")
-    return str(found / file)
+    return str(places[0] / file)

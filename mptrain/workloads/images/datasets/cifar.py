@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from mptrain.workloads.base.download import fetching, missing
+from mptrain.workloads.base.data_files import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 

@@ -7,7 +7,6 @@ It is read directly, because importing scikit-learn takes longer than a short ru
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import NonNegativeInt
+from mptrain.workloads.base.data_files import package_folders
 from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
@@ -55,13 +55,12 @@ load_digits = Digits
 
 def digits_path() -> Path:
     """Return the path of scikit-learn's file of digits, without importing the package; `DataError` if there is none."""
-    spec = importlib.util.find_spec("sklearn")
-    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    folders = package_folders("sklearn")
     for folder in folders:
-        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        path = folder / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return path
-    where = ", ".join(folders) or "the installed packages"
+    where = ", ".join(map(str, folders)) or "the installed packages"
     raise DataError(f"digits.csv.gz of scikit-learn not found in {where}", "pip install scikit-learn")
 
 

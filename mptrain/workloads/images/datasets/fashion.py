@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from mptrain.system.errors import DataError
 from mptrain.system.files import read_bytes
-from mptrain.workloads.base.download import fetching, missing
+from mptrain.workloads.base.data_files import fetching, missing
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 

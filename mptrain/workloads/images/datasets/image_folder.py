@@ -20,12 +20,11 @@ from typing_extensions import override
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
-from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.dataset import FileFacts, IndependentSamples, Survey
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.base.sample_digests import file_digests
-from mptrain.workloads.base.survey import FileFacts, Survey
 from mptrain.workloads.base.train_val_split import first_samples, hold_out_by_name, stratified_order
 from mptrain.workloads.images.augmentation import (
     CENTRE,
@@ -38,7 +37,7 @@ from mptrain.workloads.images.augmentation import (
 )
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
 from mptrain.workloads.images.image_listing import Listing, Unlisted, find_classes, find_splits, list_images
-from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part, read_picture
+from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, pixels_of, read_part, read_picture
 
 #: ``full`` decodes at full size; ``draft`` decodes JPEGs only as large as the crop needs.
 Decoding = Literal["full", "draft"]
@@ -279,29 +278,17 @@ class FolderSplit(IndependentSamples):
         """Return decoded images uint8 ``[N, channels, image_size, image_size]`` with class indices int64 ``[N]``."""
         count = _DRAWS + self.varied.draws if self.varied else 0
         draws = uniforms(seed, epoch, indices, count).tolist()
-        images: list[Tensor] = []
-        targets: list[int] = []
-        for index, numbers in zip(indices, draws, strict=True):
-            path = self.listing.paths[index]
-            try:
-                crop = numbers[:_DRAWS] or None
-                image = decode(
-                    path,
-                    self.preparation.image_size,
-                    self.channels,
-                    crop,
-                    self.faults,
-                    self.decoding,
-                    self.preparation.centre,
-                )
-            except UNDECODABLE as error:
-                self.faults.report({path: f"cannot be decoded: {error}"})
-            else:
-                images.append(self.varied.apply(image, numbers[_DRAWS:]) if self.varied else image)
-                targets.append(int(self.listing.targets[index]))
-        if not images:
-            raise none_usable("image", self.listing.paths[indices[0]])
-        return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64))
+        paths = [self.listing.paths[index] for index in indices]
+
+        def read(place: int) -> tuple[Tensor, Tensor]:
+            side, centre, crop = self.preparation.image_size, self.preparation.centre, draws[place][:_DRAWS] or None
+            image = decode(paths[place], side, self.channels, crop, self.faults, self.decoding, centre)
+            image = self.varied.apply(image, draws[place][_DRAWS:]) if self.varied else image
+            return image, self.listing.targets[indices[place]]
+
+        found = self.faults.usable("image", paths, read, UNDECODABLE, "cannot be decoded: {}".format)
+        images, targets = map(torch.stack, zip(*found, strict=True))
+        return Batch(images, targets)
 
 
 def decode(
@@ -328,5 +315,4 @@ def decode(
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
     if draws is not None and draws[0] < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return values.view(image_size, image_size, channels).permute(2, 0, 1).contiguous()
+    return pixels_of(picture)

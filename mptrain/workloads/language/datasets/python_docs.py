@@ -24,7 +24,7 @@ def load_python_docs(options: TextOptions) -> TextDataset:
     DataError is raised if this Python has no topics, ConfigError if the text is too short for the options.
     """
     parts = divide(read_topics(), options.val_share, options.test_share)
-    return windows_of("python_docs", parts, options, faults={})
+    return windows_of("python_docs", parts, options, faults={}, files={})
 
 
 def read_topics() -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import glob
 from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.system.errors import DataError
-from mptrain.workloads.base.data_files import files_below
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
-from mptrain.workloads.text.reading import by_part, read_file
+from mptrain.workloads.text.reading import find_parts, read_file
 
 #: Suffixes of text files in a folder; WikiText (Merity et al., 2016) has the second.
 SUFFIXES = (".txt", ".tokens")
@@ -43,7 +41,7 @@ def load_text(options: TextFileOptions) -> TextDataset:
     raised if a file is missing or cannot be read, or there is no text; ConfigError if it is too short for the options.
     """
     name = options.name
-    found = find_files(name, (options.path,) if isinstance(options.path, Path) else options.path)
+    found = find_parts(name, options.path, SUFFIXES, _HINT, subfolders=True)
     faults = {part: Faults(options.on_error) for part in found}
     documents: dict[str, list[str]] = {}
     for part, files in found.items():
@@ -56,36 +54,5 @@ def load_text(options: TextFileOptions) -> TextDataset:
         0 if "val" in documents else options.val_share,
         0 if "test" in documents else options.test_share,
     )
-    dataset = windows_of(name, {**cut, **{part: joined(texts) for part, texts in documents.items()}}, options, faults)
-    dataset.files = {part: [str(file.absolute()) for file in files] for part, files in found.items()}
-    return dataset
-
-
-def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
-    """Find the files of paths, patterns and folders by the split that their names give; a single file is in ``train``.
-
-    DataError is raised if a path matches no file, or there are files for validation or test only.
-    """
-    files: list[Path] = []
-    for path in paths:
-        place = path.expanduser()
-        if place == Path():  # the path of an empty string, such as an unset shell variable
-            raise DataError(
-                f"{name} not found: dataset.path is empty or the current folder",
-                f"{_HINT}; for the current folder use $PWD",
-            )
-        if place.is_dir():
-            inside = [file for file in files_below(place, SUFFIXES) if file.suffix in SUFFIXES]
-        elif place.exists():
-            inside = [place]
-        else:
-            inside = [
-                file
-                for file in map(Path, sorted(glob.glob(str(place), recursive=True)))  # noqa: PTH207
-                if file.is_file()
-            ]
-        if not inside:
-            what = f"no file in {place} ends in {' or '.join(SUFFIXES)}" if place.is_dir() else f"looked for {place}"
-            raise DataError(f"{name} not found: {what}", _HINT)
-        files += inside
-    return {"train": files} if files == [path.expanduser() for path in paths[:1]] else by_part(name, files, "train.txt")
+    parts = {**cut, **{part: joined(texts) for part, texts in documents.items()}}
+    return windows_of(name, parts, options, faults, found)

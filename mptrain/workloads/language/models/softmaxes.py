@@ -8,17 +8,47 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 #: Number of scores held at a time in evaluation: 256 MiB in FP32.
 SCORES_AT_A_TIME = 2**26
 
 
-class AdaptiveSoftmax(nn.Module):
+class LargeSoftmax(nn.Module, ABC):
+    """Base class of output layers for large vocabularies of V tokens, whose training computes less than V scores."""
+
+    vocabulary_size: int
+
+    def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Return the scores of all tokens, ``[N, T, V]``, for features ``[N, T, F]``.
+
+        With targets, int64 ``[N, T]``, return their losses in nats, float32, and the best guesses, int64. In training
+        the losses are those of `training_losses` and the guesses None.
+        """
+        if targets is None:
+            return self.scores(given)
+        rows, right = given.flatten(0, 1), targets.flatten()
+        if self.training:
+            return self.training_losses(rows, right).view_as(targets), None
+        losses, best = exact(rows, right, self.scores, self.vocabulary_size)
+        return losses.view_as(targets), best.view_as(targets)
+
+    @abstractmethod
+    def scores(self, given: Tensor) -> Tensor:
+        """Return scores (logits or log-probabilities), ``[..., V]``, for features ``[..., F]``."""
+
+    @abstractmethod
+    def training_losses(self, rows: Tensor, right: Tensor) -> Tensor:
+        """Return the losses in nats, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
+
+
+class AdaptiveSoftmax(LargeSoftmax):
     """Softmax over frequent tokens and clusters of rare ones, and a softmax within each cluster (Grave et al. 2017).
 
     The clusters start at ``cutoffs``, rising, above 0 and below V. Rows of cluster i, counted from 1, have F / shrink^i
@@ -30,7 +60,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def __init__(self, features: int, vocabulary_size: int, cutoffs: tuple[int, ...], shrink: float) -> None:
         super().__init__()
-        self.bounds = (*cutoffs, vocabulary_size)
+        self.bounds, self.vocabulary_size = (*cutoffs, vocabulary_size), vocabulary_size
         self.head = nn.Linear(features, cutoffs[0] + len(cutoffs), bias=False)
         self.tails = nn.ModuleList()
         for number, (begin, end) in enumerate(itertools.pairwise(self.bounds), start=1):
@@ -38,21 +68,8 @@ class AdaptiveSoftmax(nn.Module):
             narrow, wide = nn.Linear(features, width, bias=False), nn.Linear(width, end - begin, bias=False)
             self.tails.append(nn.Sequential(narrow, wide))
 
-    def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return log-probabilities, float32 ``[N, T, V]``, for features ``[N, T, F]``.
-
-        With targets, int64 ``[N, T]``, return their losses in nats, float32, and the best guesses, int64, None
-        in training.
-        """
-        if targets is None:
-            return self._logarithms(given)
-        rows, right = given.flatten(0, 1), targets.flatten()
-        if self.training:
-            return self._losses(rows, right).view_as(targets), None
-        losses, best = exact(rows, right, self._logarithms, self.bounds[-1])
-        return losses.view_as(targets), best.view_as(targets)
-
-    def _logarithms(self, given: Tensor) -> Tensor:
+    def scores(self, given: Tensor) -> Tensor:
+        """Return log-probabilities, float32."""
         head = F.log_softmax(self.head(given).float(), -1)
         frequent = self.bounds[0]
         parts = [head[..., :frequent]]
@@ -61,8 +78,8 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(entry + F.log_softmax(tail(given).float(), -1))
         return torch.cat(parts, -1)
 
-    def _losses(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return losses, float32 ``[R]``; each row is evaluated on the head and only on its own cluster."""
+    def training_losses(self, rows: Tensor, right: Tensor) -> Tensor:
+        """Return the losses; each row is evaluated on the head and only on its own cluster."""
         frequent = self.bounds[0]
         cluster = torch.stack([right >= begin for begin in self.bounds[:-1]]).sum(0)
         entry = torch.where(cluster == 0, right, frequent - 1 + cluster)
@@ -77,7 +94,7 @@ class AdaptiveSoftmax(nn.Module):
         return losses.index_add(0, order, torch.cat(pieces))
 
 
-class SampledSoftmax(nn.Module):
+class SampledSoftmax(LargeSoftmax):
     """Linear layer over a vocabulary with a sampled softmax loss (Jean et al. 2015; Jozefowicz et al. 2016, 3.1).
 
     The loss compares the target with ``samples`` tokens, fewer than V, drawn by `draw` from `log_uniform` once per
@@ -89,28 +106,17 @@ class SampledSoftmax(nn.Module):
 
     def __init__(self, features: int, vocabulary_size: int, samples: int) -> None:
         super().__init__()
-        self.samples = samples
+        self.samples, self.vocabulary_size = samples, vocabulary_size
         bound = 1 / math.sqrt(features)  # torch's default for a linear layer
         self.weight = nn.Parameter(torch.empty(vocabulary_size, features).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(vocabulary_size).uniform_(-bound, bound))
 
-    def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Return scores (logits), ``[N, T, V]``, for features ``[N, T, F]``.
+    @override
+    def scores(self, given: Tensor) -> Tensor:
+        return F.linear(given, self.weight, self.bias)
 
-        With targets, int64 ``[N, T]``, return their losses in nats, float32, and the best guesses, int64. In training
-        the losses are sampled and the guesses None.
-        """
-        if targets is None:
-            scores: Tensor = F.linear(given, self.weight, self.bias)
-            return scores
-        rows, right = given.flatten(0, 1), targets.flatten()
-        if self.training:
-            return self._sampled(rows, right).view_as(targets), None
-        losses, best = exact(rows, right, lambda part: F.linear(part, self.weight, self.bias), len(self.bias))
-        return losses.view_as(targets), best.view_as(targets)
-
-    def _sampled(self, rows: Tensor, right: Tensor) -> Tensor:
-        """Return losses, float32 ``[R]``, of targets ``[R]`` at rows ``[R, F]``."""
+    def training_losses(self, rows: Tensor, right: Tensor) -> Tensor:
+        """Return the losses against the drawn tokens."""
         probabilities = log_uniform(len(self.bias), rows.device)
         drawn, time = draw(probabilities, self.samples)
         tokens = torch.cat([right, drawn])  # one lookup: one gradient of the size of the matrix instead of two

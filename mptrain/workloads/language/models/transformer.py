@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+from mptrain.workloads.text.layers import problems_of_heads
 
 #: Standard deviation of initial weights (Radford et al. 2018).
 DEVIATION = 0.02
@@ -81,11 +82,8 @@ class TransformerLanguageModel(nn.Module):
             raise ConfigError(
                 "dataset.stream=true: a Transformer carries no state from batch to batch", "set dataset.stream=false"
             )
-        if width % heads:
-            raise ConfigError(
-                f"model.width={width} is not a multiple of model.heads={heads}",
-                f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
-            )
+        if problems := problems_of_heads(width, heads):
+            raise ConfigError(problems)
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.positions = nn.Embedding(sequence_length, width)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mptrain.system.fields import BelowOneOrZero, PositiveFloat
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
+from mptrain.workloads.sound.asterisk import RATE, AsteriskFiles, read_prompts
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsteriskOptions(SpeechOptions):
-    """Options of the data set ``asterisk``, besides those of `SpeechOptions`."""
+class AsteriskOptions(SpeechOptions, AsteriskFiles):
+    """Options of the data set ``asterisk``."""
 
-    sounds: Path = SOUNDS
-    transcripts: Path = TRANSCRIPTS
     max_seconds: PositiveFloat | None = 15.0
     test_share: BelowOneOrZero = 0.15
 
@@ -31,10 +28,7 @@ def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
     features are invalid, or no utterance is left to train on.
     """
     form, faults = options.input_format(options.alphabet, RATE), Faults(options.on_error)
-    prompts = [
-        (name, path, form.alphabet.spelled(words))
-        for name, path, words in asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser())
-    ]
+    prompts = [(name, path, form.alphabet.spelled(words)) for name, path, words in options.prompts()]
     foreign_digits = set("0123456789") - set(form.alphabet.letters)
     read = read_prompts([prompt for prompt in prompts if not foreign_digits & set(prompt[2])], faults)
     waves = {name: wave for name, _, _, wave in read}

@@ -72,7 +72,7 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
             parts[part] = SpeechSplit(
                 f"tone_words {part}", kept, form, waves.__getitem__, options.batch_size, faults, in_memory=True
             )
-    return SpeechDataset("tone_words", form, 0, parts["train"], parts.get("val"), parts.get("test"))
+    return SpeechDataset(name="tone_words", splits=parts, form=form)
 
 
 def text_of(part: int, index: int) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.system.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.text.reversal import reverse_padded
+from mptrain.workloads.text.layers import lengths_mask, reverse_padded
 
 #: Reduction of the number of frames: the stride of the first convolution along time.
 STRIDE = 2
@@ -87,7 +87,7 @@ class DeepSpeech2(nn.Module):
             sound = convolution(F.pad(sound, (length // 2, length // 2, height // 2, height // 2)))
             if number == 0:
                 lengths = (lengths + STRIDE - 1) // STRIDE
-                mask = torch.arange(sound.shape[-1], device=lengths.device) < lengths[:, None]
+                mask = lengths_mask(lengths, sound.shape[-1])
             # BatchNorm sets padding to zero, so the next convolution sees none.
             sound = F.hardtanh(norm(sound, mask), 0.0, _CEILING)
         sequence = sound.flatten(1, 2).transpose(1, 2)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.system.errors import DataError
-from mptrain.system.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.labelled_dataset import Labelled, LabelledDataset, LabelledOptions, labelled_as_dataset
-from mptrain.workloads.text.reading import decoded, find_parts
+from mptrain.workloads.text.reading import decoded, find_parts, read_content
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 
@@ -61,12 +60,8 @@ def read_labelled(file: Path, columns: tuple[str, str], faults: Faults) -> list[
 
     DataError is raised if the file cannot be read, or a line is unusable and ``faults.on_error`` is ``stop``.
     """
-    try:
-        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
     problems: dict[str, str] = {}
-    texts = decoded(file, lines, problems)
+    texts = decoded(file, read_content(file).splitlines(keepends=True), problems)
     rows = _objects(texts, columns) if file.suffix == ".jsonl" else _cells(file, texts, columns)
     found = []
     for number, cells in rows:

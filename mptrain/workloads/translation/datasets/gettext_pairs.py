@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import codecs
-import importlib.util
 import re
 import struct
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from mptrain.system.errors import DataError
 from mptrain.system.fields import PositiveInt
 from mptrain.system.files import read_bytes
-from mptrain.workloads.base.data_files import files_below
+from mptrain.workloads.base.data_files import files_below, package_folders
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
@@ -57,7 +56,13 @@ def load_gettext(options: GettextOptions) -> PairDataset:
         ConfigError: There are too few messages for the options.
     """
     name, path, language = options.name, options.path, options.language
-    folders = [path.expanduser()] if path is not None else package_folders(name, options.package or "")
+    package = options.package or ""
+    folders = package_folders(package) if path is None else [path.expanduser()]
+    if not folders:
+        raise DataError(
+            f"{name}: the package {package!r} is not installed",
+            f"pip install {package or 'django'}, or set dataset.path to a folder of catalogs",
+        )
     files = [file for folder in folders for file in find_catalogs(folder, language)]
     if not files:
         raise DataError(
@@ -71,18 +76,6 @@ def load_gettext(options: GettextOptions) -> PairDataset:
     return pairs_as_dataset(name, {"train": pairs}, options, {"train": faults}, {"train": files})
 
 
-def package_folders(name: str, package: str) -> list[Path]:
-    """Return the folders of an installed top-level package without importing it, or raise DataError."""
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    if not folders:
-        raise DataError(
-            f"{name}: the package {package!r} is not installed",
-            f"pip install {package or 'django'}, or set dataset.path to a folder of catalogs",
-        )
-    return [Path(folder) for folder in folders]
-
-
 def find_catalogs(folder: Path, language: str) -> list[Path]:
     """Find the gettext catalogs of a language in a folder, at any depth; of both formats, only the compiled one."""
     found = [file for file in _catalogs(folder) if file.parent.parent.name == language]
@@ -90,18 +83,15 @@ def find_catalogs(folder: Path, language: str) -> list[Path]:
 
 
 def _catalogs(folder: Path) -> list[Path]:
-    return [
-        file for file in files_below(folder, _READERS) if file.parent.name == "LC_MESSAGES" and file.suffix in _READERS
-    ]
+    files = files_below(folder, _READERS)
+    return [file for file in files if file.parent.name == "LC_MESSAGES" and file.suffix in _READERS]
 
 
 def _languages(folders: list[Path]) -> str:
     there = sorted({file.parent.parent.name for folder in folders for file in _catalogs(folder)})
-    return (
-        f"dataset.language may be {', '.join(there[:12])}{' ...' if len(there) > 12 else ''}"
-        if there
-        else ("pip install django, which has catalogs in its wheel")
-    )
+    if not there:
+        return "pip install django, which has catalogs in its wheel"
+    return f"dataset.language may be {', '.join(there[:12])}{' ...' if len(there) > 12 else ''}"
 
 
 def _pairs_in(file: Path, faults: Faults) -> list[Pair]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from mptrain.system.errors import ConfigError, DataError
 from mptrain.system.fields import PositiveInt
-from mptrain.system.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.text.reading import decoded, find_parts
+from mptrain.workloads.text.reading import decoded, find_parts, read_content
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 SUFFIXES = (".tsv", ".txt")
@@ -55,8 +54,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     }
     if not read["train"]:
         raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
-    files = {part: [file.absolute() for file in files] for part, files in found.items()}
-    return pairs_as_dataset(name, read, options, faults, files)
+    return pairs_as_dataset(name, read, options, faults, found)
 
 
 def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
@@ -65,10 +63,7 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
     DataError is raised if the file cannot be read or has no tab at all, or a line is unusable and ``faults.on_error``
     is ``stop``.
     """
-    try:
-        lines = read_bytes(file).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
+    lines = read_content(file).split(b"\n")
     pairs: list[Pair] = []
     problems: dict[str, str] = {}
     filled = [line for line in lines if line.strip(b" \r")]

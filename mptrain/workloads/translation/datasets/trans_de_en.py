@@ -13,10 +13,9 @@ from typing import Literal
 
 from mptrain.system.errors import DataError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
-from mptrain.system.files import read_bytes
 from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.text.reading import decoded
+from mptrain.workloads.text.reading import decoded, read_content
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _ANNOTATION = re.compile(r"\[[^\]]*\]|\{[^}]*\}|<[^>]*>")
@@ -54,7 +53,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
         )
     if options.source == "en":
         pairs = [Pair(pair.target, pair.source) for pair in pairs]
-    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
+    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path]})
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
@@ -62,15 +61,9 @@ def read_sentences(path: Path, faults: Faults) -> list[Pair]:
 
     DataError is raised if it cannot be read, or a line is not UTF-8 and ``faults.on_error`` is ``stop``.
     """
-    try:
-        lines = read_bytes(path).split(b"\n")
-    except OSError as error:
-        raise DataError(
-            f"the dictionary {path} cannot be read: {error.strerror or error}",
-            "apt install trans-de-en, or set dataset.path; dataset=number_words needs no files",
-        ) from error
+    lines = read_content(path, "apt install trans-de-en, or set dataset.path; dataset=number_words needs no files")
     problems: dict[str, str] = {}
-    pairs = [pair for _, line in decoded(path, lines, problems) for pair in sentences_in(line)]
+    pairs = [pair for _, line in decoded(path, lines.split(b"\n"), problems) for pair in sentences_in(line)]
     faults.report(problems)
     return pairs
 

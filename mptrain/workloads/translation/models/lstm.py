@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mptrain.system.errors import ConfigError
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.text.reversal import reverse_padded
-from mptrain.workloads.translation.models.masked_attention import attend, lengths_mask
+from mptrain.workloads.text.layers import lengths_mask, reverse_padded
+from mptrain.workloads.translation.models.masked_attention import attend
 
 
 class LSTMTranslator(nn.Module):

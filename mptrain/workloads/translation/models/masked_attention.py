@@ -10,11 +10,6 @@ import torch
 from torch import Tensor
 
 
-def lengths_mask(lengths: Tensor, width: int) -> Tensor:
-    """Return a mask of padded sequences, bool ``[N, width]``: true before the end of each."""
-    return torch.arange(width, device=lengths.device) < lengths[:, None]
-
-
 def causal_mask(places: int, device: torch.device) -> Tensor:
     """Return a mask in which each position sees itself and earlier ones: bool ``[places, places]``, query by key."""
     return torch.ones(places, places, dtype=torch.bool, device=device).tril()

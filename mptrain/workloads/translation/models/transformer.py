@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from mptrain.system.errors import ConfigError, Problem
 from mptrain.system.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.translation.models.masked_attention import attend, causal_mask, lengths_mask
+from mptrain.workloads.text.layers import lengths_mask, problems_of_heads
+from mptrain.workloads.translation.models.masked_attention import attend, causal_mask
 
 State = dict[str, Tensor]
 
@@ -133,21 +134,10 @@ class TransformerTranslator(nn.Module):
         dropout: BelowOneOrZero = 0.1,
         tied: bool = True,
     ) -> None:
-        problems = []
-        if width % heads:
-            problems.append(
-                Problem(
-                    f"model.width={width} is not a multiple of model.heads={heads}",
-                    f"set model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
-                )
-            )
+        problems = problems_of_heads(width, heads)
         if tied and not shared_vocabulary:
-            problems.append(
-                Problem(
-                    "model.tied=true: one matrix cannot be shared by two vocabularies",
-                    "set dataset.shared=true, or model.tied=false",
-                )
-            )
+            what = "model.tied=true: one matrix cannot be shared by two vocabularies"
+            problems.append(Problem(what, "set dataset.shared=true, or model.tied=false"))
         if problems:
             raise ConfigError(problems)
         super().__init__()

@@ -1,11 +1,14 @@
-"""Length bucketing: orders of samples in which each batch holds sequences of similar length, to avoid padding."""
+"""Token sequences of different lengths: in one tensor, and in orders that avoid padding (length bucketing)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mptrain.workloads.base.random_streams import mix, permutation
+from mptrain.workloads.text.subwords import PAD
 
 #: Number of batches whose samples are sorted together: more give less padding, fewer give a more random order.
 POOL = 50
@@ -31,3 +34,20 @@ def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, s
     rest = [batch for batch in batches if len(batch) < batch_size]
     order = permutation(len(whole), mix(seed, _BATCHES), epoch).tolist()
     return torch.cat([*(whole[position] for position in order), *rest])
+
+
+class RaggedTokens:
+    """Token sequences of different lengths, at least one token each, stored in one tensor without padding."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        self._numbers = torch.tensor([number for row in rows for number in row], dtype=torch.int32)
+        self._starts = self.lengths.cumsum(0) - self.lengths
+
+    def padded(self, indices: Tensor) -> Tensor:
+        """Return selected sequences as a table, padded with `PAD` at the end, int64 ``[len(indices), longest]``."""
+        lengths = self.lengths[indices]
+        places = torch.arange(int(lengths.max()))
+        there = places < lengths[:, None]
+        numbers = self._numbers[torch.where(there, self._starts[indices][:, None] + places, 0)].long()
+        return numbers.masked_fill(~there, PAD)
