@@ -12,7 +12,7 @@ from mptrain.comparison.evidence import Sample, pair
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
-from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
+from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
 from mptrain.comparison.verdict import decide
@@ -91,7 +91,7 @@ def compare(
     ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
     results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
     if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
-        unfair = Verdict("undecided", f"the comparison is unfair: {fatal[0].what}")
+        unfair = ArmVerdict("undecided", f"the comparison is unfair: {fatal[0].what}")
         results = [results[0], *(replace(result, verdict=unfair) for result in results[1:])]
     return Comparison(
         metric=measured.name,
@@ -142,7 +142,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
-        verdict=Verdict("reference", "the other arms are compared with it"),
+        verdict=ArmVerdict("reference", "the other arms are compared with it"),
         failed=len(sample.failed),
         missing=len(sample.missing),
         throughput=_positive(_mean([run.terms_per_second for run in done])),

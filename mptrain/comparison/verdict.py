@@ -7,14 +7,14 @@ import math
 from scipy import stats
 
 from mptrain.comparison.evidence import PairedEvidence
-from mptrain.comparison.results import Equivalence, Interval, Verdict
+from mptrain.comparison.results import ArmVerdict, Equivalence, Interval
 from mptrain.numerics.words import counted, of_seeds, percent
 
 #: Level of every test.
 ALPHA = 0.05
 
 
-def decide(evidence: PairedEvidence) -> Verdict:
+def decide(evidence: PairedEvidence) -> ArmVerdict:
     """Decide whether an arm is better than, equivalent to or worse than the reference of a comparison, or undecided.
 
     Numerical failures come first: an exact sign test (McNemar 1947) of the pairs in which exactly one run failed
@@ -28,34 +28,34 @@ def decide(evidence: PairedEvidence) -> Verdict:
     worse are then relative to the bound, and to the number.
     """
     found = _decide(evidence)
-    return Verdict(found.word, found.why + _incomplete(evidence))
+    return ArmVerdict(found.word, found.why + _incomplete(evidence))
 
 
-def _decide(evidence: PairedEvidence) -> Verdict:
+def _decide(evidence: PairedEvidence) -> ArmVerdict:
     shared = set(evidence.shared)
     failed, others_failed = set(evidence.failed) & shared, set(evidence.reference_failed) & shared
     alone, others = failed - others_failed, others_failed - failed
     p = sign_test(len(alone), len(others)) if len(alone) > len(others) else 1.0
     if p < ALPHA:
         why = f"{len(alone)} of {len(shared)} runs failed numerically while the reference with the same seed did not"
-        return Verdict("worse", f"{why} (exact sign test, {_p(p)})")
+        return ArmVerdict("worse", f"{why} (exact sign test, {_p(p)})")
     failures = _failures(evidence, alone, others, failed & others_failed, p)
     difference, equivalence = evidence.difference, evidence.equivalence
     if difference is None or difference.n < 2:
-        return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
+        return ArmVerdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
     excludes_bound = difference.low > evidence.bound or difference.high < evidence.bound
     inside = equivalence is not None and equivalence.holds
     worse = excludes_bound and not inside and (difference.mean > evidence.bound) != evidence.higher_is_better
     if worse:
-        return Verdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
+        return ArmVerdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
     if failures:
-        return Verdict("undecided", f"{failures}; with failed runs in either arm, no arm is better or equivalent")
+        return ArmVerdict("undecided", f"{failures}; with failed runs in either arm, no arm is better or equivalent")
     if equivalence is not None and inside:
-        return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_bound))
+        return ArmVerdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_bound))
     if excludes_bound:
         unseen = f"; {unseen_in_words(equivalence)}" if equivalence is not None else ""
-        return Verdict("better", _different(evidence, difference) + unseen)
-    return Verdict("undecided", _undecided(evidence, difference, equivalence))
+        return ArmVerdict("better", _different(evidence, difference) + unseen)
+    return ArmVerdict("undecided", _undecided(evidence, difference, equivalence))
 
 
 def sign_test(arm_only: int, reference_only: int) -> float:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mptrain.comparison.compare_arms import direction_of
 from mptrain.comparison.evidence import PairedEvidence, Sample, pair
-from mptrain.comparison.results import RunMeasures, Verdict
+from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
 from mptrain.comparison.verdict import decide
@@ -46,7 +46,7 @@ MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class ExpectationResult:
     """Outcome of one expectation of a recipe, with the numbers behind it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Finding:
     statistics: dict[str, float] = field(default_factory=dict)
 
 
-def judge(expectation: Expectation, runs: Runs) -> Finding:
+def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     """Judge whether one expectation of a recipe is met by the measures of its runs.
 
     Args:
@@ -74,7 +74,7 @@ def judge(expectation: Expectation, runs: Runs) -> Finding:
     for name, sample in samples.items():
         if sample.missing:
             why = f"{measure} of {name} is not recorded for {_seeds(sample.missing)}"
-            return Finding(expectation.text, "undecided", why)
+            return ExpectationResult(expectation.text, "undecided", why)
     reference = _scaled(samples[other], times) if isinstance(other, str) else times * other
     step = 0.0 if measure in MEASURES else step_of(measure, [run for name in samples for run in runs[name]])
     question = _Question(
@@ -89,7 +89,7 @@ def judge(expectation: Expectation, runs: Runs) -> Finding:
     if outcome == "not met" and (off := statistics.get("off", 0.0)) > 0:
         why += f"; off by {in_digits(off)}"
     means = ", ".join(f"{name} {_mean(sample)}" for name, sample in samples.items())
-    return Finding(expectation.text, outcome, f"{means}: {why}", statistics)
+    return ExpectationResult(expectation.text, outcome, f"{means}: {why}", statistics)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _order(expectation: Expectation, question: _Question) -> _Answer:
         mirrored = replace(question, arm=question.reference, reference=question.arm)
         turned = decide(mirrored.ask(bound=-bound))
         if turned.word == "worse":
-            verdict = Verdict("better", f"{expectation.other} against {expectation.arm}: {turned.why}")
+            verdict = ArmVerdict("better", f"{expectation.other} against {expectation.arm}: {turned.why}")
     if verdict.word == "undecided":
         return "undecided", verdict.why, evidence
     expected = "better" if (expectation.relation == "above") == question.higher_is_better else "worse"
