@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.messages import line_width, supports_colour, without_control_characters
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
-from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, suggest
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -47,8 +47,7 @@ def list_groups(arguments: Namespace) -> int:
         _list_recipes()
     else:
         known = [*catalogue.groups, "recipes"]
-        guess = did_you_mean(name, known)
-        hint = f"did you mean {guess}?" if guess else f"groups are {', '.join(known)}"
+        hint = suggest(name, known, f"groups are {', '.join(known)}")
         if found := catalogue.options(name):
             group = found[0].group
             hint = f"{name} is an option of {group}: write mptrain list {group} or mptrain help {name}"

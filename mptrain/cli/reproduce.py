@@ -50,7 +50,7 @@ def reproduce(arguments: Namespace) -> int:
             _require_keys(points, config_dirs)
         _print_plan(recipe, points, root, config_dirs, smoke=smoke)
         return EXIT_OK
-    from mptrain.cli.sweep_running import PROGRAM
+    from mptrain.cli.sweep import PROGRAM
     from mptrain.recipe.reproduction import prepare
 
     with each_warning_once():
@@ -127,8 +127,8 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     if before:
         warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
+        from mptrain.cli.sweep import PROGRAM
         from mptrain.cli.sweep_display import watching
-        from mptrain.cli.sweep_running import PROGRAM
         from mptrain.sweep.processes import warm_up
         from mptrain.sweep.runner import run_sweep
 
@@ -180,7 +180,7 @@ def _is_ours(recipe: Recipe) -> bool:
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
-    from mptrain.cli.comparison_table import print_comparison
+    from mptrain.cli.compare import print_comparison
     from mptrain.recipe.reproduction import decide, write_verdict
     from mptrain.report import write_report
     from mptrain.sweep.comparisons import judge

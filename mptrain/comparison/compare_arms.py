@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.comparison.arms import choose_reference, pair_by_seed
-from mptrain.comparison.evidence import Sample, pair
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
 from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import decide
-from mptrain.system.errors import EXIT_NUMERICS, UsageError, did_you_mean
+from mptrain.comparison.verdict import Sample, decide, pair
+from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
 MARGIN = 0.01
@@ -116,8 +115,7 @@ def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
     name = wanted or (own[0] if own else "loss")
     names = list(dict.fromkeys(known for run in done for known in run.metrics))
     if name not in names:
-        guess = did_you_mean(name, names)
-        hint = f"did you mean {guess}?" if guess else f"recorded metrics: {', '.join(names) or 'none'}"
+        hint = suggest(name, names, f"recorded metrics: {', '.join(names) or 'none'}")
         raise UsageError(f"no run has a metric {name!r}", hint)
     first = next(run for run in done if name in run.metrics)
     direction = direction_of(name, first)

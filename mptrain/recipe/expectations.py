@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from mptrain.comparison.compare_arms import direction_of
-from mptrain.comparison.evidence import PairedEvidence, Sample, pair
 from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
-from mptrain.comparison.verdict import decide
+from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair
 from mptrain.recipe.recipe import Expectation
-from mptrain.system.errors import EXIT_NUMERICS, Problem, did_you_mean
+from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
 
 Outcome = Literal["met", "not met", "undecided"]
 
@@ -233,8 +232,7 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs) -> list[Pr
     known = [*sorted(metrics), *MEASURES]
     problems = []
     for measure in dict.fromkeys(one.measure for one in expectations if metrics and one.measure not in known):
-        guess = did_you_mean(measure, known)
-        hint = f"did you mean {guess}?" if guess else f"known measures: {', '.join(known)}"
+        hint = suggest(measure, known, f"known measures: {', '.join(known)}")
         problems.append(Problem(f"expect: no run has a measure '{measure}'", hint))
     return problems
 

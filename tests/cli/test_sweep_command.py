@@ -14,7 +14,7 @@ SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 @pytest.fixture
 def sweeping(terminal, monkeypatch):
     """A terminal whose sweeps run jobs that end at once."""
-    monkeypatch.setattr("mptrain.cli.sweep_running.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.cli.sweep.PROGRAM", jobs.program())
     return terminal
 
 
@@ -174,7 +174,7 @@ def test_a_terminal_sees_signs_of_life_while_points_are_checked(sweeping, monkey
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(messages, "_TICK", 0.01)
     monkeypatch.setattr(
-        "mptrain.cli.sweep_running.check",
+        "mptrain.cli.sweep.check",
         lambda *args, **kwargs: time.sleep(0.5) or args[1].compose(["precision=nothing"]),
     )
     assert sweeping("-m", "seed=0,1") == 2

@@ -14,7 +14,7 @@ import fake_slurm
 import jobs_that_end as jobs
 import pytest
 
-from mptrain.cli.sweep_running import launcher_of
+from mptrain.cli.sweep import launcher_of
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.runlog.sweeps import read_sweep
