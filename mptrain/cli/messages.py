@@ -11,8 +11,6 @@ import re
 import shutil
 import sys
 import textwrap
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
@@ -27,9 +25,6 @@ from mptrain.system.errors import (
     StorageError,
 )
 from mptrain.system.masking import masked
-
-#: Seconds between two updates of the elapsed time on a terminal.
-_TICK = 0.5
 
 #: Maximum length of a message in characters; text from the user may be of any length.
 LONGEST = 1000
@@ -274,38 +269,6 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
 
 
 @contextlib.contextmanager
-def checking(points: int) -> Iterator[None]:
-    """Show on a terminal that the points (runs) of a sweep are being checked, with the elapsed time.
-
-    The line is shown while the context is open; imports and data take seconds.
-
-    Args:
-        points: Number of points; 0 shows nothing.
-    """
-    if not points or not sys.stdout.isatty():
-        yield
-        return
-    line = f"checking {points:,} point{'s' if points > 1 else ''} ..."
-    over, began = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while not over.wait(_TICK):
-            _print(f"\r{line} {time.monotonic() - began:.0f} s")
-
-    ticking = threading.Thread(target=tick, daemon=True)
-    _print(line)
-    if os.environ.get("TERM") != "dumb":
-        ticking.start()
-    try:
-        yield
-    finally:  # wait for the thread, so that it prints nothing into later output
-        over.set()
-        if ticking.ident is not None:
-            ticking.join()
-        _print("\n")
-
-
-@contextlib.contextmanager
 def waiting() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current activity on a temporary line of a terminal, and else does nothing."""
     shows = supports_colour(sys.stderr)
@@ -318,11 +281,6 @@ def waiting() -> Iterator[Callable[[str], None]]:
         yield lambda what: tell(f"{what} ...")
     finally:
         tell("")
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal has closed; later output reports the error
-        print(text, end="", flush=True)
 
 
 def without_control_characters(text: str) -> str:

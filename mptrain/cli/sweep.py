@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mptrain.cli.messages import checking, each_warning_once, report, say, warn
+from mptrain.cli.messages import each_warning_once, report, say, waiting, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.trust import command_with, packages_of, untrusted_code
+from mptrain.numerics.words import counted
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check, expand
@@ -210,7 +211,8 @@ def check_points(
     Raises:
         MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts.
     """
-    with checking(len(points)):
+    with waiting() as tell:
+        tell(f"checking {counted(len(points), 'point')}")
         found = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
     say(f"{len(found)}/{len(found)} {said}")
     return found

@@ -14,7 +14,7 @@ from mptrain.comparison.learning_curve import align, align_reference, convergenc
 from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import Sample, decide, pair
+from mptrain.comparison.verdict import Sample, decide, pair, sample
 from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
@@ -46,9 +46,7 @@ class _Metric:
         return self.of(run) is not None and not self.failed(run)
 
     def sample(self, arm: Arm) -> Sample:
-        values = {run.seed: self.of(run) or 0.0 for run in arm.runs if self.finite(run)}
-        failed = tuple(run.seed for run in arm.runs if self.failed(run))
-        return Sample(values, failed, tuple(run.seed for run in arm.runs if run.seed not in {*values, *failed}))
+        return sample(arm.runs, self.of, self.failed)
 
 
 def compare(
@@ -134,15 +132,15 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     finite = [run for run in arm.runs if metric.finite(run)]
     step = step_of(metric.name, [run for some in (arm, reference) for run in some.runs if metric.finite(run)])
     done = [run for run in arm.runs if run.status == "done"]
-    sample = metric.sample(arm)
+    own = metric.sample(arm)
     alone = ArmResult(
         arm=arm,
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
         verdict=ArmVerdict("reference", "the other arms are compared with it"),
-        failed=len(sample.failed),
-        missing=len(sample.missing),
+        failed=len(own.failed),
+        missing=len(own.missing),
         throughput=_positive(_mean([run.terms_per_second for run in done])),
         speed=None,
         time=None,
@@ -159,7 +157,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     evidence = pair(
         metric.name,
         metric.higher_is_better,
-        sample,
+        own,
         metric.sample(reference),
         rounding=rounding_spread(step, step),
         margin=margin,

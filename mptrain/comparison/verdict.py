@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy import stats
 
-from mptrain.comparison.results import ArmVerdict, Equivalence, Interval
+from mptrain.comparison.results import ArmVerdict, Equivalence, Interval, RunMeasures
 from mptrain.comparison.statistics import equivalence, mean_interval
 from mptrain.numerics.words import counted, of_seeds, percent
 
@@ -34,6 +34,18 @@ class Sample:
     def ended(self) -> set[int]:
         """Seeds whose run has a value or failed numerically."""
         return {*self.values, *self.failed}
+
+
+def sample(
+    runs: Sequence[RunMeasures],
+    value: Callable[[RunMeasures], float | None],
+    failed: Callable[[RunMeasures], bool],
+) -> Sample:
+    """Collect the finite values of a measure in the runs of an arm; a run that failed has none."""
+    broken = tuple(sorted(run.seed for run in runs if failed(run)))
+    found = {run.seed: value(run) for run in runs if run.seed not in broken}
+    values = {seed: float(one) for seed, one in found.items() if one is not None and math.isfinite(one)}
+    return Sample(values, broken, tuple(seed for seed in found if seed not in values))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mptrain.comparison.compare_arms import direction_of
 from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
-from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair
+from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
 from mptrain.recipe.recipe import Expectation
 from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
 
@@ -70,9 +70,9 @@ def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     """
     measure, other, times = expectation.measure, expectation.other, expectation.times
     samples = {name: _sample(measure, runs[name]) for name in (expectation.arm, other) if isinstance(name, str)}
-    for name, sample in samples.items():
-        if sample.missing:
-            why = f"{measure} of {name} is not recorded for {_seeds(sample.missing)}"
+    for name, one in samples.items():
+        if one.missing:
+            why = f"{measure} of {name} is not recorded for {_seeds(one.missing)}"
             return ExpectationResult(expectation.text, "undecided", why)
     reference = _scaled(samples[other], times) if isinstance(other, str) else times * other
     step = 0.0 if measure in MEASURES else step_of(measure, [run for name in samples for run in runs[name]])
@@ -87,7 +87,7 @@ def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     statistics = _statistics(expectation, evidence)
     if outcome == "not met" and (off := statistics.get("off", 0.0)) > 0:
         why += f"; off by {in_digits(off)}"
-    means = ", ".join(f"{name} {_mean(sample)}" for name, sample in samples.items())
+    means = ", ".join(f"{name} {_mean(one)}" for name, one in samples.items())
     return ExpectationResult(expectation.text, outcome, f"{means}: {why}", statistics)
 
 
@@ -182,23 +182,19 @@ def _statistics(expectation: Expectation, evidence: PairedEvidence) -> dict[str,
 
 def _sample(measure: str, runs: Sequence[RunMeasures]) -> Sample:
     """Collect a measure of an arm's runs. Runs that failed numerically have no metric."""
-    of = MEASURES.get(measure)
-    values = {run.seed: run.metrics.get(measure) if of is None else of(run) for run in runs}
-    finite = {seed: float(value) for seed, value in values.items() if value is not None and math.isfinite(value)}
-    broken = {run.seed for run in runs if of is None and (failed(run) or _is_nonfinite(run.metrics.get(measure)))}
-    return Sample(
-        {seed: value for seed, value in finite.items() if seed not in broken},
-        tuple(sorted(broken)),
-        tuple(seed for seed in values if seed not in {*finite, *broken}),
+    if of := MEASURES.get(measure):
+        return sample(runs, of, lambda run: False)
+    return sample(
+        runs, lambda run: run.metrics.get(measure), lambda run: failed(run) or _is_nonfinite(run.metrics.get(measure))
     )
 
 
-def _scaled(sample: Sample, times: float) -> Sample:
-    return replace(sample, values={seed: times * value for seed, value in sample.values.items()})
+def _scaled(one: Sample, times: float) -> Sample:
+    return replace(one, values={seed: times * value for seed, value in one.values.items()})
 
 
-def _mean(sample: Sample) -> str:
-    return in_digits(math.fsum(sample.values.values()) / len(sample.values)) if sample.values else "has no value"
+def _mean(one: Sample) -> str:
+    return in_digits(math.fsum(one.values.values()) / len(one.values)) if one.values else "has no value"
 
 
 def _is_higher_better(measure: str, runs: Runs) -> bool:

@@ -252,12 +252,6 @@ def power_of_two_y_axis(axes: Axes) -> None:
     axes.set_ylabel("loss scale")
 
 
-def numeric_x_axis(axes: Axes, label: str) -> None:
-    """Label the horizontal axis of a figure, and its ticks with plain numbers."""
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
-
-
 def step_axis(axes: Axes, last: float) -> None:
     """Set up the horizontal axis of a figure for training steps, from 0 to the last one."""
     axes.set_xlabel("step")
