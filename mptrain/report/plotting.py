@@ -240,6 +240,11 @@ def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], lis
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 
 
+def scale_steps(axes: Axes, points: tuple[list[float], list[float]], **style: Any) -> None:
+    """Draw loss scales over steps in a figure, on an axis of powers of two; ``style`` has line properties."""
+    axes.plot(*exponents(points), drawstyle="steps-post", **style)
+
+
 def power_of_two_y_axis(axes: Axes) -> None:
     """Set the ticks of a vertical axis that shows log2 of loss scales: labels ``2^8``, ``2^10`` ..."""
     low, high = axes.get_ylim()

@@ -136,6 +136,25 @@ def commands(run: Run) -> list[Block]:
     return blocks
 
 
+#: The scaler of a constant loss scale.
+_STATIC: Final = "mptrain.scaler.StaticScaler"
+
+
+def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
+    """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
+
+    Only the overrides that the run's configuration (``settings``, by dotted key) needs are included. ``learner`` is
+    empty if the run has only one.
+    """
+    own = f"learners.{learner}.scaler" if learner else "scaler"
+    if settings.get("precision.compute") != "float16":
+        first = "precision=fp16_static "
+    else:
+        rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
+        first = "" if rule == _STATIC else "scaler=static "
+    return f"{first}{own}.scale="
+
+
 def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:
     """Return the parts, such as model and optimizer, on which all finished runs agree, as blocks of a report."""
     first, *others = [run.run.state.parts for run in runs if run.run.state.status == "done"] or [{}]

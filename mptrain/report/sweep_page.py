@@ -260,7 +260,7 @@ def overlay_plot(
             style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
             for curve in some:
                 if name == "scales":
-                    axes.plot(*plotting.exponents(curve.extremes()), drawstyle="steps-post", **style)
+                    plotting.scale_steps(axes, curve.extremes(), **style)
                 else:
                     axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
             if 1 < len(groups) <= plotting.MOST_NAMED:
