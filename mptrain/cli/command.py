@@ -120,8 +120,6 @@ TRAINING = (
     Option("--resolve", "resolve interpolations in what --cfg shows"),
     Option("--package", "part of the configuration that --cfg shows", "KEY", "-p"),
     Option("--info", "show how Hydra composes the configuration", _INFO, "-i", alone="all"),
-    Option("--hydra-help", "show Hydra's own help"),
-    Option("--shell-completion", "print a completion script, as Hydra does: -sc install=SHELL", short="-sc"),
 )
 
 #: The key of an override that may have any key.

@@ -34,7 +34,7 @@ from mptrain.cli.command import (
     whole_number,
 )
 from mptrain.cli.messages import warn
-from mptrain.parallel.torchrun import torchrun_rank
+from mptrain.parallel.torchrun import refuse_torchrun
 from mptrain.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,14 +78,10 @@ def _train(arguments: Namespace) -> int:
     Any KEY=VALUE is allowed. A sweep starts only after all of its points were checked. A point that fails does not stop
     the others.
     """
-    if arguments.shell_completion:
-        from mptrain.cli.completion import print_script
-
-        return print_script(_shell(arguments.overrides))
     for option in ("jobs", "launcher"):
         if getattr(arguments, option) is not None and not arguments.multirun:
             raise UsageError(f"--{option} applies only to sweeps", "add -m, or remove it")
-    if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info, arguments.hydra_help)):
+    if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info)):
         from mptrain.cli.hydra_app import show
 
         return show(arguments)
@@ -104,13 +100,6 @@ def _train(arguments: Namespace) -> int:
         return train(config)
 
 
-def _shell(overrides: Sequence[str]) -> str:
-    """Return the shell of ``-sc install=SHELL``."""
-    if len(overrides) != 1 or not overrides[0].startswith("install="):
-        raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
-    return overrides[0].removeprefix("install=")
-
-
 def _composed(arguments: Namespace) -> Config:
     from mptrain.config.compose import compose
 
@@ -119,19 +108,6 @@ def _composed(arguments: Namespace) -> Config:
     config = compose(arguments.overrides, config_dirs=arguments.config_dir, config_name=arguments.config_name)
     warn(config.warnings)
     return config
-
-
-def refuse_torchrun(what: str) -> None:
-    """Reject a command that every rank of torchrun would run separately.
-
-    Raises:
-        UsageError: torchrun has started this process.
-    """
-    if torchrun_rank() is not None:
-        raise UsageError(
-            f"torchrun starts the ranks of a single run, but {what} is not a single run",
-            "run it without torchrun; in a sweep, distributed.procs=2 gives each run two ranks",
-        )
 
 
 @_command(
