@@ -35,7 +35,7 @@ from mptrain.cli.command import (
 )
 from mptrain.cli.messages import warn
 from mptrain.parallel.torchrun import refuse_torchrun
-from mptrain.system.errors import UsageError
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -87,8 +87,12 @@ def _train(arguments: Namespace) -> int:
         return show(arguments)
     if arguments.multirun:
         refuse_torchrun("a sweep")
-        from mptrain.cli.sweep import sweep
+        from mptrain.cli.sweep import has_sweeper, sweep
 
+        if has_sweeper(arguments.overrides):
+            from mptrain.cli.sweeper_search import search
+
+            return search(arguments)
         return sweep(arguments)
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
     from mptrain.system.machine import dropping_nothing
@@ -168,7 +172,12 @@ def _resume(arguments: Namespace) -> int:
     sweep = find_sweep(run, others, arguments.jobs, arguments.launcher)
     if sweep is not None:
         refuse_torchrun("a sweep")
-        return resume_sweep(sweep, arguments.jobs, allowed_packages(trusted), arguments.launcher)
+        code = resume_sweep(sweep, arguments.jobs, allowed_packages(trusted), arguments.launcher)
+        if sweep.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+            from mptrain.cli.compare import conclude
+
+            conclude(sweep)
+        return code
     from mptrain.cli.places import place_of
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
 

@@ -1,4 +1,4 @@
-"""Displays of a training run: the choice between them, and one that prints lines if the output is not a terminal.
+"""State of a training run as its displays show it, and the display that prints lines if the output is not a terminal.
 
 The display for a terminal is in `mptrain.cli.panel`.
 """
@@ -6,19 +6,13 @@ The display for a terminal is in `mptrain.cli.panel`.
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from mptrain.cli.messages import KeyValues, supports_colour
+from mptrain.cli.messages import KeyValues
 from mptrain.numerics import words
 from mptrain.system.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
-
-if TYPE_CHECKING:
-    from mptrain.engine.options import LogOptions
-    from mptrain.runlog.sink import Sink
-
 
 #: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
 HISTORY = 64
@@ -183,19 +177,3 @@ class PlainLines:
             "doing": progress.doing,
         }
         return fields
-
-
-def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
-    """Create the sink that displays a training run: a live panel on a terminal, else ``key=value`` lines.
-
-    Args:
-        log: Options that set how often lines are printed.
-        stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
-        title: Name of the model and precision for the panel's frame.
-        term: Plural noun for the terms of the loss, in which throughput is counted.
-    """
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        from mptrain.cli.panel import LivePanel
-
-        return LivePanel(stream, title, colours=supports_colour(stream))
-    return PlainLines(stream, log.lines, term)

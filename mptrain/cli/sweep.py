@@ -19,7 +19,7 @@ from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check, expand
 from mptrain.sweep.runner import missing_points, plan_sweep, refresh_status, require_free, run_sweep, sweep_folder
 from mptrain.sweep.slurm_executor import require_scheduler
-from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
+from mptrain.system.errors import EXIT_OK, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,10 +44,6 @@ def sweep(arguments: Namespace) -> int:
         MptrainError: A point is invalid, cannot be run on this machine, or has incompatible parts; nothing is run then.
             Or the sweep's folder cannot be created or written.
     """
-    if has_sweeper(arguments.overrides):
-        from mptrain.cli.sweeper_search import search
-
-        return search(arguments)
     with each_warning_once():
         composer = Composer(arguments.config_dir, arguments.config_name)
         points = expand(arguments.overrides, composer.catalogue)
@@ -123,11 +119,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         if has_sweeper(found.words):
             say("only the points recorded in sweep.json are run; the sweeper is not called again")
         code = finish(found, composer, asked)
-    if found.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
-        from mptrain.cli.compare import conclude
-
-        conclude(found)
-    elif found.kind == "recipe" and code == EXIT_OK:
+    if found.kind == "recipe" and code == EXIT_OK:
         say(f"\nto check its expectations: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
     return code
 
