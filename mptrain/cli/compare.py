@@ -159,7 +159,7 @@ def _refuse_options(places: Sequence[str]) -> None:
 
 
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
-    from mptrain.report import write_report
+    from mptrain.report.report_files import write_report
 
     written = write_report(folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():

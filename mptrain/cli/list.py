@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import line_width, supports_colour, without_control_characters
+from mptrain.cli.messages import line_width, supports_colour, without_control_characters, wrap_words
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
 from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, suggest
@@ -169,14 +168,8 @@ def bold(text: str) -> str:
 
 def _wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
     """Wrap text between words to lines of a width (0 for no wrapping) that begin with an indent."""
-    return textwrap.wrap(
-        text,
-        width or sys.maxsize,
-        initial_indent=indent,
-        subsequent_indent=indent if hanging is None else hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    hanging = indent if hanging is None else hanging
+    return wrap_words(text, width or sys.maxsize, initial_indent=indent, subsequent_indent=hanging)
 
 
 def _width() -> int:

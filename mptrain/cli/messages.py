@@ -6,6 +6,7 @@ The output must not contain control characters or secrets. A traceback is printe
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -31,6 +32,9 @@ LONGEST = 1000
 
 #: Maximum and minimum width of a line of text in characters.
 WIDTH, NARROWEST = 110, 60
+
+#: Wraps text to lines, at blanks only.
+wrap_words = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 _COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
@@ -228,13 +232,7 @@ def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "
         width: Line width in characters; None for that of standard output.
         indent: Prefix of every line except the first.
     """
-    return textwrap.wrap(
-        f"{head}{printable(text)}",
-        width or line_width(sys.stdout),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap_words(f"{head}{printable(text)}", width or line_width(sys.stdout), subsequent_indent=indent)
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:
@@ -261,7 +259,7 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
     lines = [f"{bold}{without_control_characters(title)}{plain}"]
     for name, text in rows:
         width = len(text) if _COMMAND.match(text) else max(line_width(stream) - left - 2, NARROWEST // 3)
-        first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        first, *more = wrap_words(text, width)
         lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
         lines += [" " * (left + 2) + line for line in more]
     with writing():
@@ -311,5 +309,5 @@ def _wrapped(text: str, left: int, width: int) -> str:
     Words and commands are not broken, so that commands can be copied.
     """
     whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
-    lines = textwrap.wrap(whole, max(width - left, 1), break_long_words=False, break_on_hyphens=False)
+    lines = wrap_words(whole, max(width - left, 1))
     return f"\n{' ' * left}".join(lines).replace("\0", " ")

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import say
 from mptrain.cli.places import place
-from mptrain.report import recommend, write_forecast, write_replay, write_report
+from mptrain.report.forecast_page import recommend
 from mptrain.report.page import Code, Text
+from mptrain.report.report_files import write_forecast, write_replay, write_report
 from mptrain.runlog.directory import last_run
 from mptrain.system.errors import EXIT_DATA, EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mptrain.report import ReportFiles
     from mptrain.report.replay_page import Replay
+    from mptrain.report.report_files import ReportFiles
 
 
 def report_folders(arguments: Namespace) -> int:

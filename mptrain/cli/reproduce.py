@@ -137,7 +137,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     runs = measured(sweep)
     require_measures(recipe, runs)
     if ready.smoke:
-        from mptrain.report import write_report
+        from mptrain.report.report_files import write_report
 
         written = write_report(sweep.folder)
         say(f"smoke: {_how_they_ended(sweep)}; expectations are not checked on shortened runs")
@@ -179,7 +179,7 @@ def _is_ours(recipe: Recipe) -> bool:
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
     from mptrain.cli.compare import print_comparison
     from mptrain.recipe.reproduction import decide, write_verdict
-    from mptrain.report import write_report
+    from mptrain.report.report_files import write_report
     from mptrain.sweep.comparisons import judge
 
     comparisons = judge(sweep)

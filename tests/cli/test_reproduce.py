@@ -86,7 +86,9 @@ def jobs(monkeypatch):
     monkeypatch.setattr(
         "mptrain.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
     )
-    monkeypatch.setattr("mptrain.report.write_report", lambda folder: SimpleNamespace(html=folder / "report.html"))
+    monkeypatch.setattr(
+        "mptrain.report.report_files.write_report", lambda folder: SimpleNamespace(html=folder / "report.html")
+    )
     return found
 
 
