@@ -223,16 +223,15 @@ def line_width(stream: IO[str]) -> int:
     return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
 
 
-def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
+def wrapped(text: str, head: str, indent: str) -> list[str]:
     """Wrap text to lines of the terminal's width without breaking words, so that paths stay whole.
 
     Args:
         text: Text, possibly from the user or a file; control characters are removed and secrets masked.
         head: Prefix of the first line.
-        width: Line width in characters; None for that of standard output.
         indent: Prefix of every line except the first.
     """
-    return wrap_words(f"{head}{printable(text)}", width or line_width(sys.stdout), subsequent_indent=indent)
+    return wrap_words(f"{head}{printable(text)}", line_width(sys.stdout), subsequent_indent=indent)
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:

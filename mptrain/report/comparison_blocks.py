@@ -284,7 +284,7 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
             low, high = axes.get_ylim()
             axes.set_ylim(low - 0.07 * (high - low), high)
             for at in failed:
-                plotting.failures_at(axes, [at], [0.035])
+                plotting.failures_at(axes, [at], 0.035)
             figure.label("failed or diverged", **plotting.FAILED)
         axes.set_ylabel(elided(metric, 22))
         _arms_across(axes, list(values))

@@ -382,7 +382,7 @@ def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D
         handles.append(handle)
         failed = sorted({run.exponent for run in runs if run.failed})
         if failed:  # drawn only if there are any: an empty line would make the layout collapse
-            plotting.failures_at(above, failed, [0.06] * len(failed))
+            plotting.failures_at(above, failed, 0.06)
     plotting.numeric_y_axis(above)
     above.yaxis.set_major_locator(MaxNLocator(4))
     above.set_ylabel(elided(measured.metric, 18))

@@ -225,13 +225,12 @@ def dots_and_means(
     return drawn
 
 
-def failures_at(axes: Axes, across: Sequence[float], up: Sequence[float], transform: Any = None) -> None:
+def failures_at(axes: Axes, across: Sequence[float], height: float) -> None:
     """Draw crosses that mark failed runs in a figure.
 
-    Horizontal positions are in data coordinates, and vertical ones are fractions of the height of the axes, unless
-    another matplotlib transform is given.
+    Horizontal positions are in data coordinates, and ``height`` is a fraction of the height of the axes.
     """
-    dots(axes, across, up, transform=transform or axes.get_xaxis_transform(), **FAILED)
+    dots(axes, across, [height] * len(across), transform=axes.get_xaxis_transform(), **FAILED)
 
 
 def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:

@@ -53,11 +53,6 @@ class OpenedRun:
                 return Cell("killed, or the machine went down", "bad") if self.dead else Cell("running")
 
     @property
-    def higher_is_better(self) -> bool | None:
-        """True if a higher value of the task's metric is better, False if a lower one is; None if unknown."""
-        return self.run.summary.get("higher_is_better")
-
-    @property
     def metric(self) -> str:
         """Name of the task's metric, such as ``top1``; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")

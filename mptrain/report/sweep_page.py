@@ -291,7 +291,7 @@ def _failures(axes: Axes, places: Sequence[float]) -> None:
     axes.vlines(
         places, 0, 1, transform=axes.get_xaxis_transform(), color=plotting.VERMILLION, linewidth=0.8, alpha=0.35
     )
-    plotting.failures_at(axes, places, [0.03] * len(places))
+    plotting.failures_at(axes, places, 0.03)
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:
