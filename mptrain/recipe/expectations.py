@@ -17,6 +17,7 @@ from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
 from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
+from mptrain.numerics.words import of_seeds
 from mptrain.recipe.recipe import Expectation
 from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
 
@@ -72,7 +73,7 @@ def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     samples = {name: _sample(measure, runs[name]) for name in (expectation.arm, other) if isinstance(name, str)}
     for name, one in samples.items():
         if one.missing:
-            why = f"{measure} of {name} is not recorded for {_seeds(one.missing)}"
+            why = f"{measure} of {name} is not recorded for {of_seeds(one.missing)}"
             return ExpectationResult(expectation.text, "undecided", why)
     reference = _scaled(samples[other], times) if isinstance(other, str) else times * other
     step = 0.0 if measure in MEASURES else step_of(measure, [run for name in samples for run in runs[name]])
@@ -211,10 +212,6 @@ def failed(run: RunMeasures) -> bool:
 
 def _is_nonfinite(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def unknown_measures(expectations: Sequence[Expectation], runs: Runs) -> list[Problem]:
