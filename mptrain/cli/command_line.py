@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
+#: Hints for options of Hydra that mptrain does not have.
+_INSTEAD = {
+    **dict.fromkeys(("--config-path", "-cp"), "--config-dir adds a folder of groups and options"),
+    **dict.fromkeys(("--shell-completion", "-sc"), "mptrain completion SHELL prints a completion script"),
+    "--hydra-help": "mptrain --help lists the options",
+}
+
+
 def parse(command: Command, words: Sequence[str]) -> Namespace:
     """Parse the arguments of a command.
 
@@ -196,8 +204,8 @@ def _option_hint(word: str, guess: str, command: Command) -> str:
     options = [one.name for one in (*command.options, *GENERAL)]
     if flag in ("--version", "-v", "-V"):
         return "use it alone: mptrain --version" if flag != "-v" else "did you mean --version?"
-    if flag in ("--config-path", "-cp"):
-        return "--config-dir adds a folder of groups and options"
+    if flag in _INSTEAD:
+        return _INSTEAD[flag]
     if word.removeprefix("--") in COMMANDS:
         return f"did you mean mptrain {word.removeprefix('--')}?"
     if guess:
