@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from mptrain.cli.sweep_running import PROGRAM
+from mptrain.cli.sweep import PROGRAM
 from mptrain.runlog import RunDirectory, RunPaths, RunState, write_summary
 from mptrain.sweep.executor import Program
 from mptrain.system.errors import DataError, NumericsError, Preempted

@@ -6,11 +6,9 @@ It imports nothing heavy; argparse is imported only if there are options to pars
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.system.errors import UsageError, either
 
@@ -25,7 +23,8 @@ class Option:
     Attributes:
         name: Long name.
         about: One-line description.
-        value: Form of the value, as in usage lines: ``N``, ``DIR``, ``job|hydra|all``; empty for a switch.
+        value: What its value may be, between bars: placeholders in capitals (``N``, ``DIR``), or words to be written as
+            they are. Several words without a placeholder are all that is allowed. Empty for a switch.
         short: Short name, as in Hydra; empty for none.
         read: Function that converts the value and raises ValueError with a requirement (``must be ...``).
         default: Value if the option is not given.
@@ -66,6 +65,28 @@ class Option:
         return UsageError(f"{self.name} {why}", f"write {self.usage}: {self.about}")
 
 
+def whole_number(most: int) -> Callable[[str], int]:
+    """Return the function that reads a whole number from 1 to a largest one, as the value of an option."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
+            raise ValueError(f"must be a whole number from 1 to {most:,}")
+        return int(text)
+
+    return read
+
+
+def positive_number(text: str) -> float:
+    """Read a positive number, as the value of an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError("must be a positive number")
+    return number
+
+
 CONFIG_DIR = Option("--config-dir", "add a folder with your own groups and options", "DIR", "-cd", many=True)
 CONFIG_NAME = Option("--config-name", "another top-level config file (default: train)", "NAME", "-cn", default="train")
 
@@ -78,6 +99,101 @@ GENERAL = (
     Option("--help", "show help on a command, a group or a key"),
 )
 
+JOBS = Option(
+    "--jobs", "number of runs at a time, sharing CPU cores and GPUs (default: 1)", "N", read=whole_number(9_999)
+)
+LAUNCHER = Option(
+    "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
+)
+BEST = Option("--best", "take the best checkpoint instead of the last one")
+RAW = Option("--raw", "take the raw weights if the run also has averaged weights (train.ema_decay)")
+_INFO = "all|config|defaults|defaults-tree|plugins|searchpath"
+
+#: Options of a training command. They may also come before the name of a command that takes them.
+TRAINING = (
+    Option("--multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)", short="-m"),
+    Option("--run", "train one run: the opposite of --multirun", short="-r", undoes="multirun"),
+    JOBS,
+    LAUNCHER,
+    *FOLDERS,
+    Option("--cfg", "show the composed configuration", "job|hydra|all", "-c"),
+    Option("--resolve", "resolve interpolations in what --cfg shows"),
+    Option("--package", "part of the configuration that --cfg shows", "KEY", "-p"),
+    Option("--info", "show how Hydra composes the configuration", _INFO, "-i", alone="all"),
+)
+
+#: The key of an override that may have any key.
+ANY_KEY = "KEY"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a command, or several of the same kind.
+
+    Attributes:
+        value: What it may be, between bars: placeholders in capitals, or words to be written as they are: ``RUN|last``.
+        nargs: Number of such arguments, as in argparse: ``?`` for at most one, ``*`` for any number, ``+`` for at least
+            one; empty for one.
+        key: Key of an override, `ANY_KEY` for any; empty for an argument that is no override.
+        noun: What a message calls it.
+        hint: End of the hint if it is missing.
+    """
+
+    value: str
+    nargs: Literal["", "?", "*", "+"] = ""
+    key: str = ""
+    noun: str = ""
+    hint: str = ""
+
+    @property
+    def repeats(self) -> bool:
+        """True if there may be several."""
+        return self.nargs in ("*", "+")
+
+    @property
+    def optional(self) -> bool:
+        """True if it may be left out."""
+        return self.nargs in ("?", "*")
+
+    @property
+    def usage(self) -> str:
+        """The argument as in usage lines: ``[KEY=VALUE ...]``."""
+        text = f"{self.key}{'=' * bool(self.key)}{self.value}{' ...' * self.repeats}"
+        return f"[{text}]" if self.optional else text
+
+
+CONFIGURATION, OVERRIDES = Argument("VALUE", "+", ANY_KEY), Argument("VALUE", "*", ANY_KEY)
+RUN = Argument("RUN|last", noun="a run directory", hint="last stands for the run that was started last")
+RUN_OR_SWEEP = replace(RUN, value="RUN|SWEEP|last")
+RECIPE = Argument("RECIPE", noun="the name of a recipe", hint="mptrain list recipes shows them")
+RECIPE_OR_OPTION = Argument(
+    "RECIPE|GROUP/OPTION", noun="the name of a recipe or an option", hint="such as mptrain copy model/resnet18"
+)
+SHELL = Argument("bash|zsh|fish", noun="the name of a shell", hint="such as mptrain completion bash")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One way to call a command.
+
+    Attributes:
+        about: One-line description.
+        arguments: Its arguments in order, besides options.
+        switch: Option that it begins with; empty for none.
+        options: Options that its usage line has.
+    """
+
+    about: str
+    arguments: tuple[Argument, ...]
+    switch: str = ""
+    options: tuple[Option, ...] = ()
+
+    def line(self, name: str, options: Iterable[Option] = ()) -> str:
+        """Return the usage line of the command with this name, with further options."""
+        words = (one.usage for one in self.arguments)
+        own = (f"[{one.usage}]" for one in (*self.options, *options))
+        return " ".join(filter(None, ("mptrain", name, self.switch, *words, *own)))
+
 
 @dataclass(frozen=True)
 class Command:
@@ -85,19 +201,15 @@ class Command:
 
     Attributes:
         run: Function that runs the parsed arguments and returns the exit code.
-        lines: Usage lines, from the name of the command on, each with a one-line description. Words in capitals are
-            placeholders, ``...`` stands for more of the same, and brackets enclose what may be left out.
+        name: Its word on the command line.
+        usages: The ways to call it, the usual one first.
         options: Its options.
     """
 
     run: Callable[[Namespace], int]
-    lines: tuple[tuple[str, str], ...]
+    name: str
+    usages: tuple[Usage, ...]
     options: tuple[Option, ...]
-
-    @property
-    def name(self) -> str:
-        """Its word on the command line."""
-        return self.lines[0][0].split()[0].strip("[]")
 
     @property
     def about(self) -> str:
@@ -107,47 +219,52 @@ class Command:
     @property
     def form(self) -> str:
         """First usage line without options."""
-        return f"mptrain {self.lines[0][0]}"
+        return self.usages[0].line("[train]" if self.name == "train" else self.name)
 
     @property
     def usage(self) -> tuple[str, ...]:
         """Usage lines; the first one has the options that only some commands have."""
-        own = [f" [{one.usage}]" for one in self.options if one not in FOLDERS and self.name != "train"]
-        first, *more = (f"mptrain {line}" for line, _ in self.lines)
-        return ("".join([first, *own]), *more)
+        first, *more = self.usages
+        if self.name == "train":  # the word can be left out
+            return (self.form, *(one.line("") for one in more))
+        own = [one for one in self.options if one not in FOLDERS]
+        return (first.line(self.name, own), *(one.line(self.name) for one in more))
 
-    @cached_property
-    def forms(self) -> list[list[str]]:
-        """Forms of the arguments of each usage line: ``["RUN|last", "[KEY=VALUE ...]"]``."""
-        lines = [line.partition(" ")[2].partition(" [--")[0] for line, _ in self.lines]
-        return [re.findall(r"\[[^]]*\]|\S+(?: \.\.\.)?", line) for line in lines]
+    @property
+    def first(self) -> Argument:
+        """First argument in the usual call."""
+        return self.usages[0].arguments[0]
+
+    @property
+    def takes_run(self) -> bool:
+        """True if the first argument is a run, at least in the usual call."""
+        return self.first.value.startswith("RUN")
 
     @property
     def takes_overrides(self) -> bool:
         """True if some arguments are overrides, at least ``extensions.allow=PACKAGES``."""
-        return any("=" in form for line in self.forms for form in line)
+        return any(one.key for usage in self.usages for one in usage.arguments)
 
     @property
     def takes_keys(self) -> bool:
         """True if some arguments are ``KEY=VALUE`` with any key."""
-        return any("KEY=" in form for line in self.forms for form in line)
+        return any(one.key == ANY_KEY for usage in self.usages for one in usage.arguments)
 
     @property
     def composes(self) -> bool:
         """True if the arguments can be ``KEY=VALUE`` only, of which one new configuration is composed."""
-        return any(line[0].startswith(("KEY=VALUE", "[KEY=VALUE")) for line in self.forms)
+        return any(usage.arguments[0].key and usage.arguments[0].repeats for usage in self.usages)
 
     @property
-    def needed(self) -> str:
-        """Form of the argument that cannot be left out; empty for none."""
-        first = self.forms[0][0]
-        return "" if self.composes or first.startswith(("[", "KEY=")) else first
+    def needed(self) -> Argument | None:
+        """Argument that cannot be left out; None if every argument can be, or if overrides may take its place."""
+        return None if self.composes or self.first.optional or self.first.key else self.first
 
     @property
     def most(self) -> float:
         """Largest number of arguments besides ``KEY=VALUE``."""
-        named = [[form for form in line if "=" not in form] for line in self.forms]
-        return max(math.inf if any("..." in form for form in line) else len(line) for line in named)
+        named = [[one for one in usage.arguments if not one.key] for usage in self.usages]
+        return max(math.inf if any(one.repeats for one in some) else len(some) for some in named)
 
 
 def read_options(options: Sequence[Option], words: Sequence[str]) -> tuple[Namespace, list[str]]:

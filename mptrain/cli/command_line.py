@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command import GENERAL, Command, read_options
-from mptrain.cli.commands import COMMANDS, TRAINING
+from mptrain.cli.command import GENERAL, TRAINING, Command, read_options
+from mptrain.cli.commands import COMMANDS
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.synonyms import guess_word, translate_command
@@ -19,13 +19,13 @@ from mptrain.system.errors import ConfigError, Problem, UsageError, did_you_mean
 if TYPE_CHECKING:
     from argparse import Namespace
 
-#: What the first argument of a command is called, and the end of the hint if it is missing.
-_NEEDS = {
-    "RECIPE": ("the name of a recipe", "mptrain list recipes shows them"),
-    "RECIPE|GROUP/OPTION": ("the name of a recipe or an option", "such as mptrain copy model/resnet18"),
-    "bash|zsh|fish": ("the name of a shell", "such as mptrain completion bash"),
+
+#: Hints for options of Hydra that mptrain does not have.
+_INSTEAD = {
+    **dict.fromkeys(("--config-path", "-cp"), "--config-dir adds a folder of groups and options"),
+    **dict.fromkeys(("--shell-completion", "-sc"), "mptrain completion SHELL prints a completion script"),
+    "--hydra-help": "mptrain --help lists the options",
 }
-_NEEDS_RUN = ("a run directory", "last stands for the run that was started last")
 
 
 def parse(command: Command, words: Sequence[str]) -> Namespace:
@@ -70,8 +70,7 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
             problems += _problems_of(arguments, [*arguments.overrides, *meant])
         raise ConfigError(problems)
     if command.needed and not arguments.words:
-        what, more = _NEEDS.get(command.needed, _NEEDS_RUN)
-        raise UsageError(f"{command.name} needs {what}", f"write {command.form}; {more}")
+        raise UsageError(f"{command.name} needs {command.needed.noun}", f"write {command.form}; {command.needed.hint}")
     return arguments
 
 
@@ -163,13 +162,13 @@ def _is_place(word: str) -> bool:
 def _is_override(word: str, command: Command, before: Sequence[str]) -> bool:
     """Return whether an argument is ``KEY=VALUE`` or, unless it follows a run, ``~KEY``."""
     if word.startswith("~"):
-        return not (before and command.forms[0][0].startswith("RUN"))
+        return not (before and command.takes_run)
     return "=" in word and (len(before) >= command.most or not _is_place(word))
 
 
 def _is_no_run(word: str, command: Command) -> bool:
     """Return whether a command takes runs, and an argument looks like ``KEY=VALUE``."""
-    return command.forms[0][0].startswith("RUN") and "=" in word and not _is_place(word)
+    return command.takes_run and "=" in word and not _is_place(word)
 
 
 def _unexpected(word: str, command: Command) -> Problem:
@@ -205,8 +204,8 @@ def _option_hint(word: str, guess: str, command: Command) -> str:
     options = [one.name for one in (*command.options, *GENERAL)]
     if flag in ("--version", "-v", "-V"):
         return "use it alone: mptrain --version" if flag != "-v" else "did you mean --version?"
-    if flag in ("--config-path", "-cp"):
-        return "--config-dir adds a folder of groups and options"
+    if flag in _INSTEAD:
+        return _INSTEAD[flag]
     if word.removeprefix("--") in COMMANDS:
         return f"did you mean mptrain {word.removeprefix('--')}?"
     if guess:

@@ -6,14 +6,36 @@ text. Each command imports what it needs only when it runs, so that help and usa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command import CONFIG_DIR, FOLDERS, Command, Option
+from mptrain.cli.command import (
+    ANY_KEY,
+    BEST,
+    CONFIG_DIR,
+    CONFIGURATION,
+    FOLDERS,
+    JOBS,
+    LAUNCHER,
+    OVERRIDES,
+    RAW,
+    RECIPE,
+    RECIPE_OR_OPTION,
+    RUN,
+    RUN_OR_SWEEP,
+    SHELL,
+    TRAINING,
+    Argument,
+    Command,
+    Option,
+    Usage,
+    positive_number,
+    whole_number,
+)
 from mptrain.cli.messages import warn
-from mptrain.parallel.torchrun import torchrun_rank
-from mptrain.system.errors import UsageError
+from mptrain.parallel.torchrun import refuse_torchrun
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,65 +48,28 @@ COMMANDS: dict[str, Command] = {}
 
 
 def _command(
-    *lines: str, options: Sequence[Option] = ()
+    about: str, *arguments: Argument, also: Usage | None = None, options: Sequence[Option] = ()
 ) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
-    """Enter a function into the table, with its usage lines, ``ARGUMENTS: DESCRIPTION`` each, and options."""
+    """Enter a function, named after its command, into the table: how it is usually called, another way, its options."""
 
     def enter(run: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
-        parted = (line.partition(": ") for line in lines)
-        command = Command(run, tuple((line, about) for line, _, about in parted), tuple(options))
-        COMMANDS[command.name] = command
+        usages = (Usage(about, arguments), also)
+        name = run.__name__.removeprefix("_")
+        COMMANDS[name] = Command(run, name, tuple(filter(None, usages)), tuple(options))
         return run
 
     return enter
 
 
-def _whole(most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
-            raise ValueError(f"must be a whole number from 1 to {most:,}")
-        return int(text)
-
-    return read
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError("must be a positive number")
-    return number
-
-
-_JOBS = Option("--jobs", "number of runs at a time, sharing CPU cores and GPUs (default: 1)", "N", read=_whole(9_999))
-_LAUNCHER = Option(
-    "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
-)
-_BEST = Option("--best", "take the best checkpoint instead of the last one")
-_RAW = Option("--raw", "take the raw weights if the run also has averaged weights (train.ema_decay)")
-_INFO = "all|config|defaults|defaults-tree|plugins|searchpath"
-
-#: Options of a training command. They may also come before the name of a command that takes them.
-TRAINING = (
-    Option("--multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)", short="-m"),
-    Option("--run", "train one run: the opposite of --multirun", short="-r", undoes="multirun"),
-    _JOBS,
-    _LAUNCHER,
-    *FOLDERS,
-    Option("--cfg", "show the composed configuration", "job|hydra|all", "-c"),
-    Option("--resolve", "resolve interpolations in what --cfg shows"),
-    Option("--package", "part of the configuration that --cfg shows", "KEY", "-p"),
-    Option("--info", "show how Hydra composes the configuration", _INFO, "-i", alone="all"),
-    Option("--hydra-help", "show Hydra's own help"),
-    Option("--shell-completion", "print a completion script, as Hydra does: -sc install=SHELL", short="-sc"),
-)
-
-
 @_command(
-    "[train] KEY=VALUE ...: train (the default command)",
-    "-m KEY=A,B ... [--jobs N] [--launcher FILE]: sweep: train every combination, each in its own process",
+    "train (the default command)",
+    CONFIGURATION,
+    also=Usage(
+        "sweep: train every combination, each in its own process",
+        (Argument("A,B", "+", ANY_KEY),),
+        switch="-m",
+        options=(JOBS, LAUNCHER),
+    ),
     options=TRAINING,
 )
 def _train(arguments: Namespace) -> int:
@@ -93,21 +78,21 @@ def _train(arguments: Namespace) -> int:
     Any KEY=VALUE is allowed. A sweep starts only after all of its points were checked. A point that fails does not stop
     the others.
     """
-    if arguments.shell_completion:
-        from mptrain.cli.completion import print_script
-
-        return print_script(_shell(arguments.overrides))
     for option in ("jobs", "launcher"):
         if getattr(arguments, option) is not None and not arguments.multirun:
             raise UsageError(f"--{option} applies only to sweeps", "add -m, or remove it")
-    if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info, arguments.hydra_help)):
+    if any((arguments.cfg, arguments.package, arguments.resolve, arguments.info)):
         from mptrain.cli.hydra_app import show
 
         return show(arguments)
     if arguments.multirun:
         refuse_torchrun("a sweep")
-        from mptrain.cli.sweep import sweep
+        from mptrain.cli.sweep import has_sweeper, sweep
 
+        if has_sweeper(arguments.overrides):
+            from mptrain.cli.sweeper_search import search
+
+            return search(arguments)
         return sweep(arguments)
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
     from mptrain.system.machine import dropping_nothing
@@ -117,13 +102,6 @@ def _train(arguments: Namespace) -> int:
             config = _composed(arguments)
             from mptrain.cli.train import train
         return train(config)
-
-
-def _shell(overrides: Sequence[str]) -> str:
-    """Return the shell of ``-sc install=SHELL``."""
-    if len(overrides) != 1 or not overrides[0].startswith("install="):
-        raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
-    return overrides[0].removeprefix("install=")
 
 
 def _composed(arguments: Namespace) -> Config:
@@ -136,22 +114,11 @@ def _composed(arguments: Namespace) -> Config:
     return config
 
 
-def refuse_torchrun(what: str) -> None:
-    """Reject a command that every rank of torchrun would run separately.
-
-    Raises:
-        UsageError: torchrun has started this process.
-    """
-    if torchrun_rank() is not None:
-        raise UsageError(
-            f"torchrun starts the ranks of a single run, but {what} is not a single run",
-            "run it without torchrun; in a sweep, distributed.procs=2 gives each run two ranks",
-        )
-
-
 @_command(
-    "compare KEY=A,B seed=0,1,2 ...: train arms and compare them, with confidence intervals and verdicts",
-    "compare RUN RUN ...: compare existing runs",
+    "train arms and compare them, with confidence intervals and verdicts",
+    Argument("A,B", key=ANY_KEY),
+    Argument("0,1,2", "+", "seed"),
+    also=Usage("compare existing runs", (Argument("RUN"), Argument("RUN", "+"))),
     options=(
         Option("--reference", "arm that the others are compared with (default: precision=fp32)", "ARM"),
         Option(
@@ -159,13 +126,13 @@ def refuse_torchrun(what: str) -> None:
             "largest difference that counts as equivalent, in the metric's unit: 0.005 is half a percentage point of "
             "accuracy (default: 0.01)",
             "X",
-            read=_positive,
+            read=positive_number,
         ),
         Option("--metric", "metric to compare (default: that of the best checkpoint)", "NAME"),
         Option("--by", "keys in which RUNs may differ", "KEY,KEY"),
         Option("--anyway", "compare RUNs whatever they differ in"),
-        _JOBS,
-        _LAUNCHER,
+        JOBS,
+        LAUNCHER,
         *FOLDERS,
     ),
 )
@@ -182,8 +149,10 @@ def _compare(arguments: Namespace) -> int:
 
 
 @_command(
-    "resume RUN|SWEEP|last [KEY=VALUE ...]: resume an interrupted run, or run the missing jobs of a sweep",
-    options=(_JOBS, _LAUNCHER),
+    "resume an interrupted run, or run the missing jobs of a sweep",
+    RUN_OR_SWEEP,
+    OVERRIDES,
+    options=(JOBS, LAUNCHER),
 )
 def _resume(arguments: Namespace) -> int:
     """Resumes a run from its last checkpoint.
@@ -203,7 +172,12 @@ def _resume(arguments: Namespace) -> int:
     sweep = find_sweep(run, others, arguments.jobs, arguments.launcher)
     if sweep is not None:
         refuse_torchrun("a sweep")
-        return resume_sweep(sweep, arguments.jobs, allowed_packages(trusted), arguments.launcher)
+        code = resume_sweep(sweep, arguments.jobs, allowed_packages(trusted), arguments.launcher)
+        if sweep.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+            from mptrain.cli.compare import conclude
+
+            conclude(sweep)
+        return code
     from mptrain.cli.places import place_of
     from mptrain.engine.interrupt import ending_at_once, exiting_at_once
 
@@ -214,8 +188,8 @@ def _resume(arguments: Namespace) -> int:
         return resume(run, overrides)
 
 
-@_command("eval RUN|last [KEY=VALUE ...]: evaluate the last or best checkpoint of a run", options=(_BEST, _RAW))
-def _evaluate(arguments: Namespace) -> int:
+@_command("evaluate the last or best checkpoint of a run", RUN, OVERRIDES, options=(BEST, RAW))
+def _eval(arguments: Namespace) -> int:
     """Evaluates a checkpoint of a run.
 
     RUN is its directory, or last for the run that was started last. Keys such as device or precision.eval can be
@@ -231,10 +205,12 @@ def _evaluate(arguments: Namespace) -> int:
 
 
 @_command(
-    "export RUN|last [extensions.allow=PACKAGES]: export the weights of a run as a plain state dict",
+    "export the weights of a run as a plain state dict",
+    RUN,
+    Argument("PACKAGES", "?", "extensions.allow"),
     options=(
-        _BEST,
-        _RAW,
+        BEST,
+        RAW,
         Option("--fp16", "write float16 instead of float32"),
         Option("--output", "file to write; a path that ends in .safetensors gets that format", "PATH"),
     ),
@@ -249,20 +225,24 @@ def _export(arguments: Namespace) -> int:
     return export(arguments)
 
 
-@_command("report RUN|SWEEP|last ...: write an HTML and Markdown report of runs, sweeps, comparisons or recipes")
+@_command(
+    "write an HTML and Markdown report of runs, sweeps, comparisons or recipes",
+    replace(RUN_OR_SWEEP, nargs="+"),
+)
 def _report(arguments: Namespace) -> int:
     """Writes report.html (self-contained) and report.md with figures/, and prints their paths.
 
     They are written into the folder of a run, finished or not, of a sweep, a comparison or a recipe. The word last
     stands for the run that was started last.
     """
-    from mptrain.cli.report import report_folders
+    from mptrain.cli.reports import report_folders
 
     return report_folders(arguments)
 
 
 @_command(
-    "recommend RUN|last: recommend a static loss scale from a run's histograms",
+    "recommend a static loss scale from a run's histograms",
+    RUN,
     options=(Option("--sweep", "add the measurements of a sweep over scaler.scale", "SWEEP"),),
 )
 def _recommend(arguments: Namespace) -> int:
@@ -274,17 +254,23 @@ def _recommend(arguments: Namespace) -> int:
     diagnostics.every. A run in FP32 records all gradients; a run in FP16 only those that did not underflow. The word
     last stands for the run that was started last.
     """
-    from mptrain.cli.recommend import recommend_scale
+    from mptrain.cli.reports import recommend_scale
 
     return recommend_scale(arguments)
 
 
 @_command(
-    "diagnose RUN|last [KEY=VALUE ...]: "
     "find the cause of the failure at the step that ended a run, or at step N, and test fixes",
-    "diagnose KEY=VALUE ...: the same for a step of a new configuration",
+    RUN,
+    OVERRIDES,
+    also=Usage("the same for a step of a new configuration", (CONFIGURATION,)),
     options=(
-        Option("--step", "step to repeat, counted from 1; the run trains in memory up to it", "N", read=_whole(10**12)),
+        Option(
+            "--step",
+            "step to repeat, counted from 1; the run trains in memory up to it",
+            "N",
+            read=whole_number(10**12),
+        ),
         Option("--learner", "learner to examine, of several", "NAME"),
         Option("--all", "show every module"),
         CONFIG_DIR,
@@ -304,7 +290,7 @@ def _diagnose(arguments: Namespace) -> int:
     return diagnose(arguments)
 
 
-@_command("replay RUN|last [KEY=VALUE ...]: simulate another scaler on a run's recorded steps, without training")
+@_command("simulate another scaler on a run's recorded steps, without training", RUN, OVERRIDES)
 def _replay(arguments: Namespace) -> int:
     """Simulates a loss scaling rule, scaler=NAME scaler.KEY=VALUE, on the recorded steps of a run.
 
@@ -316,16 +302,20 @@ def _replay(arguments: Namespace) -> int:
     from mptrain.system.machine import dropping_nothing
 
     with dropping_nothing():
-        from mptrain.cli.replay import replay
-    return replay(arguments.words[0], arguments.overrides)
+        from mptrain.inspection.replay import replay_run
+    from mptrain.cli.reports import report_replay
+
+    return report_replay(replay_run(arguments.words[0], arguments.overrides))
 
 
 @_command(
-    "reproduce RECIPE [KEY=VALUE ...]: reproduce a published result and check its claim",
+    "reproduce a published result and check its claim",
+    RECIPE,
+    OVERRIDES,
     options=(
         Option("--dry-run", "print the plain commands and run nothing"),
         Option("--smoke", "shorten all runs to check that they work"),
-        _JOBS,
+        JOBS,
         CONFIG_DIR,
     ),
 )
@@ -340,7 +330,11 @@ def _reproduce(arguments: Namespace) -> int:
     return reproduce(arguments)
 
 
-@_command("list [GROUP|recipes]: list groups, their options, keys and defaults; or recipes", options=(CONFIG_DIR,))
+@_command(
+    "list groups, their options, keys and defaults; or recipes",
+    Argument("GROUP|recipes", "?"),
+    options=(CONFIG_DIR,),
+)
 def _list(arguments: Namespace) -> int:
     """Lists all groups and their options; or the keys, defaults and comments of one group's options; or all recipes."""
     from mptrain.cli.list import list_groups
@@ -348,7 +342,11 @@ def _list(arguments: Namespace) -> int:
     return list_groups(arguments)
 
 
-@_command("copy RECIPE|GROUP/OPTION [FOLDER]: copy an option or a recipe to a folder of yours, to edit it")
+@_command(
+    "copy an option or a recipe to a folder of yours, to edit it",
+    RECIPE_OR_OPTION,
+    Argument("FOLDER", "?"),
+)
 def _copy(arguments: Namespace) -> int:
     """Copies an option or a recipe of mptrain to a folder of yours, and prints the command that uses the copy.
 
@@ -361,8 +359,9 @@ def _copy(arguments: Namespace) -> int:
 
 
 @_command(
-    "doctor [KEY=VALUE ...]: show what this machine supports; or check a data set (dataset=NAME ...); or check a "
-    "model's gradients in a precision and find usable loss scales",
+    "show what this machine supports; or check a data set (dataset=NAME ...); or check a model's gradients in a "
+    "precision and find usable loss scales",
+    OVERRIDES,
     options=FOLDERS,
 )
 def _doctor(arguments: Namespace) -> int:
@@ -393,7 +392,7 @@ def _doctor(arguments: Namespace) -> int:
     return doctor_model(config)
 
 
-@_command('completion bash|zsh|fish: set up shell completion: eval "$(mptrain completion bash)"')
+@_command('set up shell completion: eval "$(mptrain completion bash)"', SHELL)
 def _completion(arguments: Namespace) -> int:
     """Prints a script that enables TAB completion of groups, options, keys, values and runs.
 
@@ -404,7 +403,11 @@ def _completion(arguments: Namespace) -> int:
     return print_script(arguments.words[0])
 
 
-@_command("help [COMMAND|GROUP|sweep ...]: show help on a command, group, option or key", options=(CONFIG_DIR,))
+@_command(
+    "show help on a command, group, option or key",
+    Argument("COMMAND|GROUP|sweep", "*"),
+    options=(CONFIG_DIR,),
+)
 def _help(arguments: Namespace) -> int:
     """Shows the usage of a command, the options of a group, or the keys of an option or of a section (train, log ...).
 

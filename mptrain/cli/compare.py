@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.comparison_table import print_comparison, print_side_by_side
+from mptrain.cli.blocks import print_blocks
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
+from mptrain.cli.sweep import check_points, finish, launcher_of, record_sweep
+from mptrain.comparison.configurations import ABSENT, config_differences, flat_settings
 from mptrain.comparison.results import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
+from mptrain.config.config_diff import IGNORED
 from mptrain.config.schema import RunOptions
+from mptrain.config.value_checks import show
+from mptrain.numerics import words
 from mptrain.numerics.words import counted
+from mptrain.report.page import Bullets, Section, table
+from mptrain.runlog import readable_bytes
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import (
     ComparisonOptions,
@@ -29,12 +35,12 @@ from mptrain.sweep.comparisons import (
 )
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import sweep_folder
-from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError, suggest
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mptrain.comparison.results import Comparison
+    from mptrain.comparison.results import Comparison, RunMeasures
 
 
 def compare(arguments: Namespace) -> int:
@@ -108,8 +114,7 @@ def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int:
         wanted = question.reference or reference_of(points)
         question = replace(question, reference=wanted)
         if wanted not in arms and wanted.partition("=")[2] not in arms:
-            near = did_you_mean(wanted, arms)
-            hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
+            hint = suggest(wanted, arms, f"arms are {', '.join(arms)}")
             raise UsageError(f"--reference {wanted}: there is no such arm", hint)
         first = points[0].config
         assert first is not None
@@ -154,7 +159,7 @@ def _refuse_options(places: Sequence[str]) -> None:
 
 
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
-    from mptrain.report import write_report
+    from mptrain.report.report_files import write_report
 
     written = write_report(folder)  # before printing, which may raise BrokenPipeError
     for group, comparison in comparisons.items():
@@ -162,3 +167,51 @@ def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
         print_comparison(comparison, group)
     say(f"\ncomparison={folder}")
     say(f"report={written.html}")
+
+
+def print_comparison(comparison: Comparison, title: str = "") -> None:
+    """Print the table of a comparison with a row per arm, the reason for each verdict, and the checks of fairness.
+
+    An arm is all runs of one configuration, which differ in their seeds.
+
+    Args:
+        comparison: The judged comparison.
+        title: Heading above the table; empty for none.
+
+    Raises:
+        StorageError: Standard output cannot be written.
+    """
+    from mptrain.report.comparison_blocks import outcome_blocks
+
+    print_blocks(Section(title, tuple(outcome_blocks(comparison))))
+
+
+def print_side_by_side(runs: Sequence[RunMeasures], reason: str) -> None:
+    """Print single runs beside each other, with the settings in which they differ, and no verdict.
+
+    Args:
+        runs: Measures of two or more runs.
+        reason: Why there is no verdict.
+
+    Raises:
+        StorageError: Standard output cannot be written.
+    """
+    first, *others = runs
+    differing = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
+    metrics = dict.fromkeys(name for run in runs for name in words.metric_order(run.metrics))
+    rows = [
+        ("ended", [run.status for run in runs]),
+        *((key, [show(flat_settings(run.config).get(key, ABSENT)) for run in runs]) for key in differing),
+        *((f"{name} on {first.split}", [words.number(run.metrics.get(name)) for run in runs]) for name in metrics),
+        ("steps", [f"{run.steps:,}" for run in runs]),
+        ("skipped", [f"{run.skipped:,}" for run in runs]),
+        (f"{first.term}/s", [words.rate(run.terms_per_second or None) for run in runs]),
+        ("peak memory", [readable_bytes(run.peak_memory) if run.peak_memory else words.UNKNOWN for run in runs]),
+    ]
+    seeds = (
+        "single runs: what differs may be chance; to compare, train each arm with several seeds (mptrain help compare)"
+    )
+    print_blocks(
+        table(("", *(run.path for run in runs)), [(name, *cells) for name, cells in rows]),
+        Bullets((f"no verdict: {reason}", seeds)),
+    )

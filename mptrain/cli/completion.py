@@ -17,7 +17,7 @@ from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.catalogue import Option as ConfigOption
-from mptrain.system.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_OK, MptrainError, UsageError, suggest
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -47,8 +47,7 @@ def print_script(shell: str) -> int:
         UsageError: The shell is not one of `SHELLS`.
     """
     if shell not in SHELLS:
-        guess = did_you_mean(shell, SHELLS)
-        hint = f"did you mean {guess}?" if guess else f"supported shells are {', '.join(SHELLS)}"
+        hint = suggest(shell, SHELLS, f"supported shells are {', '.join(SHELLS)}")
         raise UsageError(f"there is no completion for '{shell}'", hint)
     print(script(shell), end="")
     return EXIT_OK
@@ -187,35 +186,35 @@ class _Words:
             yield from self._names()
         else:
             if self.begins:
-                yield from self._of_form("COMMAND", current)
+                yield from self._of_value("COMMAND", current)
             yield from self._arguments(current)
 
     def _arguments(self, current: str) -> Iterator[Candidate]:
         """Yield the arguments that the usage lines of the command have at this position."""
-        first, *others = self.command.forms
-        has_run = first[0].startswith("RUN")
+        first, *others = (usage.arguments for usage in self.command.usages)
+        has_run = self.command.takes_run
         if others and has_run:  # KEY=VALUE is allowed in place of the run
             if self.taken and "=" in self.taken[0]:
-                first, has_run = ["KEY=VALUE ..."], False
+                first, has_run = others[0], False
             elif not self.taken:
                 yield from Overrides(self._catalogue(), self.taken, None).candidates(current)
         place = len(self.taken)
-        form = first[min(place, len(first) - 1)]
-        if "KEY=" in form:
+        argument = first[min(place, len(first) - 1)]
+        if argument.key and self.command.takes_keys:
             saved = _saved(self.taken[0]) if has_run else None
             for found in Overrides(self._catalogue(), self.taken, saved).candidates(current):
                 if self.command.name != "replay" or found.text.startswith(_REPLAYED):
                     yield found
-        elif place < len(first) or "..." in form:
-            yield from self._of_form(form.strip("[]. "), current)
+        elif not argument.key and (place < len(first) or argument.repeats):
+            yield from self._of_value(argument.value, current)
 
     def _values(self, option: Option, current: str) -> Iterator[Candidate]:
         """Yield the values of an option; NAME is that of a top-level config file."""
-        yield from self._of_form("TOP" if option.name == "--config-name" else option.value, current)
+        yield from self._of_value("TOP" if option.name == "--config-name" else option.value, current)
 
-    def _of_form(self, form: str, current: str) -> Iterator[Candidate]:
-        """Yield the candidates of one usage placeholder: ``RUN|last``, ``GROUP``, ``job|hydra|all``."""
-        for part in form.split("|"):
+    def _of_value(self, value: str, current: str) -> Iterator[Candidate]:
+        """Yield the candidates of placeholders and words of the table of commands: ``RUN``, ``last``, ``GROUP``."""
+        for part in value.split("|"):
             match part:
                 case "RUN":
                     yield from _runs(current)
@@ -236,7 +235,7 @@ class _Words:
                         else:
                             yield Candidate(f"{group}/", self._catalogue().comment(group))
                 case "COMMAND":
-                    yield from (Candidate(name, command.lines[0][1]) for name, command in self.commands.items())
+                    yield from (Candidate(name, command.usages[0].about) for name, command in self.commands.items())
                 case "TOP":
                     yield from (Candidate(name) for name in self._catalogue().tops)
                 case "DIR" | "FOLDER" | "FILE" | "PATH":

@@ -1,22 +1,111 @@
-"""Displays of a training run: the choice between them, and one that prints lines if the output is not a terminal.
+"""State of a training run as its displays show it, and the display that prints lines if the output is not a terminal.
 
 The display for a terminal is in `mptrain.cli.panel`.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import time
-from typing import IO, TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import IO
 
-from mptrain.cli.messages import KeyValues, supports_colour
-from mptrain.cli.run_progress import RunProgress
+from mptrain.cli.messages import KeyValues
 from mptrain.numerics import words
-from mptrain.system.records import EpochRecord, EvalRecord, ProgressRecord, Record
+from mptrain.system.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
-if TYPE_CHECKING:
-    from mptrain.engine.options import LogOptions
-    from mptrain.runlog.sink import Sink
+#: Maximum length of the histories of loss and loss scale; they are thinned and always span the whole run.
+HISTORY = 64
+
+#: Weight of the newest loss in the exponential moving average; the first losses have equal weights.
+SMOOTHING = 0.1
+
+
+@dataclass
+class LearnerProgress:
+    """Displayed state of one learner (a model with its optimizer; a GAN has two) of a training run.
+
+    Attributes:
+        last: Newest training step.
+        loss: Exponential moving average of the finite losses.
+        steps: Number of steps seen by this display.
+        overflows: Number of overflows seen, by phase (see `mptrain.system.records.OverflowRecord`).
+        phase: Phase of the newest overflow; empty for none.
+        scales: Loss scales over the run, thinned to fewer than `HISTORY`.
+        losses: Smoothed losses at the same steps.
+    """
+
+    last: StepRecord
+    loss: float = math.nan
+    steps: int = 0
+    overflows: dict[str, int] = field(default_factory=dict)
+    phase: str = ""
+    scales: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    _stride: int = 1
+    _finite: int = 0
+
+    @property
+    def overflow_count(self) -> int:
+        """Number of overflows that this display has seen."""
+        return sum(self.overflows.values())
+
+    @property
+    def overflow_rate(self) -> float:
+        """Share of the steps seen by this display that overflowed, 0 to 1."""
+        return self.overflow_count / self.steps if self.steps else 0.0
+
+    @property
+    def skipped(self) -> int:
+        """Number of training steps skipped so far (attempted steps without an update), over all attempts at the run."""
+        return self.last.step - self.last.updates
+
+    def take(self, record: StepRecord) -> None:
+        """Add a training step to the counts, the smoothed loss and the histories."""
+        self.last = record
+        if math.isfinite(record.loss):
+            self._finite += 1
+            before = 0.0 if math.isnan(self.loss) else self.loss
+            self.loss = before + max(SMOOTHING, 1 / self._finite) * (record.loss - before)
+        if self.steps % self._stride == 0:
+            self.scales.append(record.loss_scale)
+            self.losses.append(self.loss)
+            if len(self.scales) >= HISTORY:
+                del self.scales[1::2], self.losses[1::2]
+                self._stride *= 2
+        self.steps += 1
+
+
+class RunProgress:
+    """Latest state of a training run, from its records; a display may render it at any time.
+
+    Attributes:
+        learners: Displayed state of the learners by name, in the order in which they first appeared.
+        progress: Newest progress record.
+        evaluation: Newest evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.learners: dict[str, LearnerProgress] = {}
+        self.progress: ProgressRecord | None = None
+        self.evaluation: EvalRecord | None = None
+
+    def take(self, record: Record) -> None:
+        """Update the state from a step, overflow, progress or evaluation record; others are ignored."""
+        if isinstance(record, StepRecord):
+            learner = self.learners.get(record.learner)
+            if learner is None:
+                learner = self.learners[record.learner] = LearnerProgress(record)
+            learner.take(record)
+        elif isinstance(record, OverflowRecord):
+            learner = self.learners.get(record.learner)
+            if learner is not None:
+                learner.overflows[record.phase] = learner.overflows.get(record.phase, 0) + 1
+                learner.phase = record.phase
+        elif isinstance(record, ProgressRecord):
+            self.progress = record
+        elif isinstance(record, EvalRecord):
+            self.evaluation = record
 
 
 class PlainLines:
@@ -88,19 +177,3 @@ class PlainLines:
             "doing": progress.doing,
         }
         return fields
-
-
-def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
-    """Create the sink that displays a training run: a live panel on a terminal, else ``key=value`` lines.
-
-    Args:
-        log: Options that set how often lines are printed.
-        stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
-        title: Name of the model and precision for the panel's frame.
-        term: Plural noun for the terms of the loss, in which throughput is counted.
-    """
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        from mptrain.cli.panel import LivePanel
-
-        return LivePanel(stream, title, colours=supports_colour(stream))
-    return PlainLines(stream, log.lines, term)

@@ -147,9 +147,9 @@ def _keys_help(name: str, entries: Sequence[Entry], width: int) -> str:
 
 def _whole_help(commands: Mapping[str, Command], catalogue: Catalogue, width: int) -> str:
     usage = [
-        (line, about)
+        (line, usage.about)
         for command in commands.values()
-        for line, (_, about) in zip(command.usage, command.lines, strict=True)
+        for line, usage in zip(command.usage, command.usages, strict=True)
     ]
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
     options = [*_option_rows([*commands["train"].options, *GENERAL]), ("--version", "show the version")]

@@ -1,4 +1,4 @@
-"""Display of Hydra's information about the configuration: ``--cfg``, ``--info``, ``--hydra-help``.
+"""Display of Hydra's information about the configuration: ``--cfg`` and ``--info``.
 
 Training must not use this module. It calls Hydra's functions instead of ``hydra.main``, because the argument parser of
 every released Hydra 1.3 has a help text that is not a string, which Python 3.14 rejects. Hydra's errors are converted
@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from argparse import Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.global_hydra import GlobalHydra
 
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.value_checks import first_line
 from mptrain.system.errors import EXIT_OK, ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 #: Overrides that stop Hydra from creating run directories and log files; mptrain creates its own.
 _QUIET = (
@@ -30,7 +32,7 @@ _QUIET = (
 
 
 def show(arguments: Namespace) -> int:
-    """Print the information that the options ``--cfg``, ``--info`` or ``--hydra-help`` request from Hydra.
+    """Print the information that the options ``--cfg`` or ``--info`` request from Hydra.
 
     Args:
         arguments: Parsed command line.
@@ -42,10 +44,10 @@ def show(arguments: Namespace) -> int:
         ConfigError: The overrides or the config files are invalid.
         UsageError: The options cannot be combined.
     """
-    if (arguments.resolve or arguments.package) and not (arguments.cfg or arguments.info or arguments.hydra_help):
+    if (arguments.resolve or arguments.package) and not (arguments.cfg or arguments.info):
         raise UsageError("--resolve and --package require --cfg", "add --cfg job")
-    if arguments.multirun or sum([bool(arguments.cfg), bool(arguments.info), arguments.hydra_help]) != 1:
-        raise UsageError("--multirun, --cfg, --info and --hydra-help cannot be combined", "use one at a time")
+    if arguments.multirun or (arguments.cfg and arguments.info):
+        raise UsageError("--multirun, --cfg and --info cannot be combined", "use one at a time")
     composer = Composer(arguments.config_dir, arguments.config_name)
     composer.require_keys(arguments.overrides)
     handlers, level = logging.root.handlers[:], logging.root.level
@@ -69,19 +71,5 @@ def _answer(arguments: Namespace, name: str, words: list[str]) -> None:
     hydra: Any = GlobalHydra.instance().hydra
     if arguments.cfg:
         hydra.show_cfg(name, words, arguments.cfg, arguments.package, arguments.resolve)
-    elif arguments.info:
-        hydra.show_info(arguments.info, config_name=name, overrides=words)
     else:
-        hydra.hydra_help(name, args_parser=_parser_of_hydra(), args=Namespace(overrides=words))
-
-
-def _parser_of_hydra() -> Any:
-    from hydra._internal.utils import get_args_parser
-
-    try:
-        return get_args_parser()
-    except ValueError as error:
-        raise UsageError(
-            "--hydra-help: this release of Hydra cannot print its help on Python 3.14 and later",
-            "mptrain --help lists the flags that mptrain supports",
-        ) from error
+        hydra.show_info(arguments.info, config_name=name, overrides=words)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import line_width, supports_colour, without_control_characters
+from mptrain.cli.messages import line_width, supports_colour, without_control_characters, wrap_words
 from mptrain.config import location
 from mptrain.config.catalogue import SHARED, Catalogue, Entry, Option
-from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
+from mptrain.system.errors import EXIT_OK, ConfigError, UsageError, suggest
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -47,8 +46,7 @@ def list_groups(arguments: Namespace) -> int:
         _list_recipes()
     else:
         known = [*catalogue.groups, "recipes"]
-        guess = did_you_mean(name, known)
-        hint = f"did you mean {guess}?" if guess else f"groups are {', '.join(known)}"
+        hint = suggest(name, known, f"groups are {', '.join(known)}")
         if found := catalogue.options(name):
             group = found[0].group
             hint = f"{name} is an option of {group}: write mptrain list {group} or mptrain help {name}"
@@ -170,14 +168,8 @@ def bold(text: str) -> str:
 
 def _wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
     """Wrap text between words to lines of a width (0 for no wrapping) that begin with an indent."""
-    return textwrap.wrap(
-        text,
-        width or sys.maxsize,
-        initial_indent=indent,
-        subsequent_indent=indent if hanging is None else hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    hanging = indent if hanging is None else hanging
+    return wrap_words(text, width or sys.maxsize, initial_indent=indent, subsequent_indent=hanging)
 
 
 def _width() -> int:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from mptrain import __version__
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
-from mptrain.cli.commands import COMMANDS, refuse_torchrun
+from mptrain.cli.commands import COMMANDS
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, writing
-from mptrain.parallel.torchrun import torchrun_rank
+from mptrain.parallel.torchrun import refuse_torchrun, torchrun_rank
 from mptrain.system.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,

@@ -6,13 +6,12 @@ The output must not contain control characters or secrets. A traceback is printe
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
 import sys
 import textwrap
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
@@ -28,14 +27,14 @@ from mptrain.system.errors import (
 )
 from mptrain.system.masking import masked
 
-#: Seconds between two updates of the elapsed time on a terminal.
-_TICK = 0.5
-
 #: Maximum length of a message in characters; text from the user may be of any length.
 LONGEST = 1000
 
 #: Maximum and minimum width of a line of text in characters.
 WIDTH, NARROWEST = 110, 60
+
+#: Wraps text to lines, at blanks only.
+wrap_words = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 _COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
@@ -224,22 +223,15 @@ def line_width(stream: IO[str]) -> int:
     return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
 
 
-def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
+def wrapped(text: str, head: str, indent: str) -> list[str]:
     """Wrap text to lines of the terminal's width without breaking words, so that paths stay whole.
 
     Args:
         text: Text, possibly from the user or a file; control characters are removed and secrets masked.
         head: Prefix of the first line.
-        width: Line width in characters; None for that of standard output.
         indent: Prefix of every line except the first.
     """
-    return textwrap.wrap(
-        f"{head}{printable(text)}",
-        width or line_width(sys.stdout),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap_words(f"{head}{printable(text)}", line_width(sys.stdout), subsequent_indent=indent)
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:
@@ -266,43 +258,11 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
     lines = [f"{bold}{without_control_characters(title)}{plain}"]
     for name, text in rows:
         width = len(text) if _COMMAND.match(text) else max(line_width(stream) - left - 2, NARROWEST // 3)
-        first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        first, *more = wrap_words(text, width)
         lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
         lines += [" " * (left + 2) + line for line in more]
     with writing():
         print("\n".join(lines), file=stream, flush=True)
-
-
-@contextlib.contextmanager
-def checking(points: int) -> Iterator[None]:
-    """Show on a terminal that the points (runs) of a sweep are being checked, with the elapsed time.
-
-    The line is shown while the context is open; imports and data take seconds.
-
-    Args:
-        points: Number of points; 0 shows nothing.
-    """
-    if not points or not sys.stdout.isatty():
-        yield
-        return
-    line = f"checking {points:,} point{'s' if points > 1 else ''} ..."
-    over, began = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while not over.wait(_TICK):
-            _print(f"\r{line} {time.monotonic() - began:.0f} s")
-
-    ticking = threading.Thread(target=tick, daemon=True)
-    _print(line)
-    if os.environ.get("TERM") != "dumb":
-        ticking.start()
-    try:
-        yield
-    finally:  # wait for the thread, so that it prints nothing into later output
-        over.set()
-        if ticking.ident is not None:
-            ticking.join()
-        _print("\n")
 
 
 @contextlib.contextmanager
@@ -318,11 +278,6 @@ def waiting() -> Iterator[Callable[[str], None]]:
         yield lambda what: tell(f"{what} ...")
     finally:
         tell("")
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal has closed; later output reports the error
-        print(text, end="", flush=True)
 
 
 def without_control_characters(text: str) -> str:
@@ -353,5 +308,5 @@ def _wrapped(text: str, left: int, width: int) -> str:
     Words and commands are not broken, so that commands can be copied.
     """
     whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
-    lines = textwrap.wrap(whole, max(width - left, 1), break_long_words=False, break_on_hyphens=False)
+    lines = wrap_words(whole, max(width - left, 1))
     return f"\n{' ' * left}".join(lines).replace("\0", " ")

@@ -17,8 +17,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from mptrain.cli.display import LearnerProgress, RunProgress
 from mptrain.cli.messages import printable
-from mptrain.cli.run_progress import LearnerProgress, RunProgress
 from mptrain.numerics import words
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.system.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord

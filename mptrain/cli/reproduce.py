@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import checking, each_warning_once, print_rows, printable, say, supports_colour, warn, wrapped
+from mptrain.cli.messages import each_warning_once, print_rows, printable, say, supports_colour, waiting, warn, wrapped
 from mptrain.config import location
+from mptrain.numerics.words import counted
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_points
 from mptrain.system.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP
 
@@ -50,11 +51,12 @@ def reproduce(arguments: Namespace) -> int:
             _require_keys(points, config_dirs)
         _print_plan(recipe, points, root, config_dirs, smoke=smoke)
         return EXIT_OK
-    from mptrain.cli.sweep_running import PROGRAM
+    from mptrain.cli.sweep import PROGRAM
     from mptrain.recipe.reproduction import prepare
 
     with each_warning_once():
-        with checking(len(points)):
+        with waiting() as tell:
+            tell(f"checking {counted(len(points), 'point')}")
             ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
         return _reproduce(ready, arguments.jobs or 1)
@@ -106,14 +108,9 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
     Raises:
         StorageError: Standard output cannot be written.
     """
-    runs = counted(len(recipe_points(recipe, smoke=smoke)))
+    runs = counted(len(recipe_points(recipe, smoke=smoke)), "run")
     rows = [("claim", recipe.claim), ("source", recipe.source), ("cost", f"{runs}{remark}; {cost(recipe)}")]
     print_rows(f"{recipe.name}: {recipe.title}", rows)
-
-
-def counted(runs: int) -> str:
-    """Format a number of training runs with the word: ``1 run``, ``12 runs``."""
-    return f"{runs} run{'' if runs == 1 else 's'}"
 
 
 def _reproduce(ready: Reproduction, jobs: int) -> int:
@@ -127,8 +124,8 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     if before:
         warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
+        from mptrain.cli.sweep import PROGRAM
         from mptrain.cli.sweep_display import watching
-        from mptrain.cli.sweep_running import PROGRAM
         from mptrain.sweep.processes import warm_up
         from mptrain.sweep.runner import run_sweep
 
@@ -140,7 +137,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     runs = measured(sweep)
     require_measures(recipe, runs)
     if ready.smoke:
-        from mptrain.report import write_report
+        from mptrain.report.report_files import write_report
 
         written = write_report(sweep.folder)
         say(f"smoke: {_how_they_ended(sweep)}; expectations are not checked on shortened runs")
@@ -152,7 +149,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
 def _how_they_ended(sweep: Sweep) -> str:
     """Count the runs that are done and those that failed by their numerics, which are results and are not repeated."""
     failed = [job for job in sweep.jobs if job.status == "failed"]
-    done = f"{len(sweep.jobs) - len(failed)} of {counted(len(sweep.jobs))} done"
+    done = f"{len(sweep.jobs) - len(failed)} of {counted(len(sweep.jobs), 'run')} done"
     if not failed:
         return done
     arms = ", ".join(dict.fromkeys(printable(job.arm) for job in failed))
@@ -180,9 +177,9 @@ def _is_ours(recipe: Recipe) -> bool:
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, runs: dict[str, list[RunMeasures]]) -> int:
-    from mptrain.cli.comparison_table import print_comparison
+    from mptrain.cli.compare import print_comparison
     from mptrain.recipe.reproduction import decide, write_verdict
-    from mptrain.report import write_report
+    from mptrain.report.report_files import write_report
     from mptrain.sweep.comparisons import judge
 
     comparisons = judge(sweep)

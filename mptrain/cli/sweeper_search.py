@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep import PROGRAM, check_points, launcher_of, record_sweep, show_end
 from mptrain.cli.sweep_display import print_outcome, watching
-from mptrain.cli.sweep_running import PROGRAM, check_points, launcher_of, record_sweep, show_end
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mptrain import __version__
-from mptrain.cli.display import make_display
-from mptrain.cli.messages import print_rows, say, warn
+from mptrain.cli.display import PlainLines
+from mptrain.cli.messages import print_rows, say, supports_colour, warn
 from mptrain.config.trust import allow_argument, allowed_packages, search_path
 from mptrain.numerics import words
 from mptrain.parallel.torchrun import torchrun_command
@@ -26,6 +27,7 @@ from mptrain.system.records import EventRecord, Record
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
+    from mptrain.engine.options import LogOptions
     from mptrain.runlog.sink import Sink
 
 
@@ -127,6 +129,22 @@ def _displays(info: RunInfo) -> Sequence[Sink]:
         _Warnings(),
         make_display(config.log, sys.stdout, title=title, term=parts.task.term),
     ]
+
+
+def make_display(log: LogOptions, stream: IO[str], title: str = "", term: str = "samples") -> Sink:
+    """Create the sink that displays a training run: a live panel on a terminal, else ``key=value`` lines.
+
+    Args:
+        log: Options that set how often lines are printed.
+        stream: Output stream. A terminal gets the live panel unless ``TERM=dumb``; NO_COLOR disables its colours.
+        title: Name of the model and precision for the panel's frame.
+        term: Plural noun for the terms of the loss, in which throughput is counted.
+    """
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        from mptrain.cli.panel import LivePanel
+
+        return LivePanel(stream, title, colours=supports_colour(stream))
+    return PlainLines(stream, log.lines, term)
 
 
 class _Warnings:

@@ -9,7 +9,7 @@ from typing import Any
 from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, RunMeasures
 from mptrain.config.value_checks import show
-from mptrain.system.errors import UsageError, did_you_mean
+from mptrain.system.errors import UsageError, suggest
 
 
 def group_into_arms(
@@ -54,8 +54,7 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
     for arm in arms:
         if arm.name == name:
             return arm
-    guess = did_you_mean(name, [arm.name for arm in arms])
-    hint = f"did you mean {guess}?" if guess else f"the arms are {', '.join(arm.name for arm in arms)}"
+    hint = suggest(name, [arm.name for arm in arms], f"the arms are {', '.join(arm.name for arm in arms)}")
     raise UsageError(f"no arm is called {name!r}", hint)
 
 

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mptrain.comparison.arms import choose_reference, pair_by_seed
-from mptrain.comparison.evidence import Sample, pair
 from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
-from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
+from mptrain.comparison.results import Arm, ArmResult, ArmVerdict, Comparison, Interval, Objection, RunMeasures
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import decide
-from mptrain.system.errors import EXIT_NUMERICS, UsageError, did_you_mean
+from mptrain.comparison.verdict import Sample, decide, pair, sample
+from mptrain.system.errors import EXIT_NUMERICS, UsageError, suggest
 
 #: Default equivalence margin, in the metric's unit: a percentage point of accuracy, a hundredth of a nat.
 MARGIN = 0.01
@@ -47,9 +46,7 @@ class _Metric:
         return self.of(run) is not None and not self.failed(run)
 
     def sample(self, arm: Arm) -> Sample:
-        values = {run.seed: self.of(run) or 0.0 for run in arm.runs if self.finite(run)}
-        failed = tuple(run.seed for run in arm.runs if self.failed(run))
-        return Sample(values, failed, tuple(run.seed for run in arm.runs if run.seed not in {*values, *failed}))
+        return sample(arm.runs, self.of, self.failed)
 
 
 def compare(
@@ -91,7 +88,7 @@ def compare(
     ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
     results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
     if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
-        unfair = Verdict("undecided", f"the comparison is unfair: {fatal[0].what}")
+        unfair = ArmVerdict("undecided", f"the comparison is unfair: {fatal[0].what}")
         results = [results[0], *(replace(result, verdict=unfair) for result in results[1:])]
     return Comparison(
         metric=measured.name,
@@ -116,8 +113,7 @@ def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
     name = wanted or (own[0] if own else "loss")
     names = list(dict.fromkeys(known for run in done for known in run.metrics))
     if name not in names:
-        guess = did_you_mean(name, names)
-        hint = f"did you mean {guess}?" if guess else f"recorded metrics: {', '.join(names) or 'none'}"
+        hint = suggest(name, names, f"recorded metrics: {', '.join(names) or 'none'}")
         raise UsageError(f"no run has a metric {name!r}", hint)
     first = next(run for run in done if name in run.metrics)
     direction = direction_of(name, first)
@@ -136,15 +132,15 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     finite = [run for run in arm.runs if metric.finite(run)]
     step = step_of(metric.name, [run for some in (arm, reference) for run in some.runs if metric.finite(run)])
     done = [run for run in arm.runs if run.status == "done"]
-    sample = metric.sample(arm)
+    own = metric.sample(arm)
     alone = ArmResult(
         arm=arm,
         metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
-        verdict=Verdict("reference", "the other arms are compared with it"),
-        failed=len(sample.failed),
-        missing=len(sample.missing),
+        verdict=ArmVerdict("reference", "the other arms are compared with it"),
+        failed=len(own.failed),
+        missing=len(own.missing),
         throughput=_positive(_mean([run.terms_per_second for run in done])),
         speed=None,
         time=None,
@@ -161,7 +157,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     evidence = pair(
         metric.name,
         metric.higher_is_better,
-        sample,
+        own,
         metric.sample(reference),
         rounding=rounding_spread(step, step),
         margin=margin,

@@ -6,6 +6,7 @@ Remarks rest on records only: if the records do not show a cause, none is named.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
@@ -155,10 +156,9 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     skipped = sum(run.skipped for run in runs)
     if not skipped:
         return
-    phases: dict[str, int] = {}
+    phases: Counter[str] = Counter()
     for run in runs:
-        for phase, count in run.overflows.items():
-            phases[phase] = phases.get(phase, 0) + count
+        phases.update(run.overflows)
     said = f"{share(fmean(run.skip_rate for run in runs))} of the updates were skipped"
     if set(phases) == {"calibrating"}:
         said += ", all of them during calibration of the initial loss scale"

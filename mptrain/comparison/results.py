@@ -80,7 +80,7 @@ class Equivalence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ArmVerdict:
     """Verdict on an arm against the reference of a comparison, with the reason in one sentence.
 
     The word is ``better``, ``equivalent``, ``worse`` or ``undecided``; ``reference`` for the reference itself.
@@ -252,7 +252,7 @@ class ArmResult:
     metric: Interval | None
     difference: Interval | None
     equivalence: Equivalence | None
-    verdict: Verdict
+    verdict: ArmVerdict
     failed: int
     missing: int
     throughput: Interval | None

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -160,11 +161,10 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
 
 
 def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for learner in learners:
-        for phase, count in learner["overflows"].items():
-            found[phase] = found.get(phase, 0) + count
-    return found
+        found.update(learner["overflows"])
+    return dict(found)
 
 
 def _steady(summary: dict[str, Any]) -> float | None:

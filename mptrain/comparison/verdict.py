@@ -1,20 +1,118 @@
-"""Verdict on an arm against the reference, as one word and one sentence. *Undecided* is a valid verdict."""
+"""Verdict on an arm against the reference, as one word and one sentence, from values of its runs paired by seed.
+
+*Undecided* is a valid verdict.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from scipy import stats
 
-from mptrain.comparison.evidence import PairedEvidence
-from mptrain.comparison.results import Equivalence, Interval, Verdict
+from mptrain.comparison.results import ArmVerdict, Equivalence, Interval, RunMeasures
+from mptrain.comparison.statistics import equivalence, mean_interval
 from mptrain.numerics.words import counted, of_seeds, percent
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of a measure in the runs of an arm, one for each seed.
+
+    Attributes:
+        values: Seed to value, for each run that has a finite one.
+        failed: Seeds whose run failed numerically.
+        missing: Seeds without a value for another reason: the run did not finish, or did not record it.
+    """
+
+    values: Mapping[int, float]
+    failed: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+
+    @property
+    def ended(self) -> set[int]:
+        """Seeds whose run has a value or failed numerically."""
+        return {*self.values, *self.failed}
+
+
+def sample(
+    runs: Sequence[RunMeasures],
+    value: Callable[[RunMeasures], float | None],
+    failed: Callable[[RunMeasures], bool],
+) -> Sample:
+    """Collect the finite values of a measure in the runs of an arm; a run that failed has none."""
+    broken = tuple(sorted(run.seed for run in runs if failed(run)))
+    found = {run.seed: value(run) for run in runs if run.seed not in broken}
+    values = {seed: float(one) for seed, one in found.items() if one is not None and math.isfinite(one)}
+    return Sample(values, broken, tuple(seed for seed in found if seed not in values))
+
+
+@dataclass(frozen=True)
+class PairedEvidence:
+    """Evidence for the verdict on an arm against the reference, from runs paired by seed.
+
+    Attributes:
+        metric: Name of the metric, or of another measure of the runs.
+        difference: Mean of arm minus reference over the complete pairs; None without complete pairs.
+        equivalence: Equivalence test of the same differences; None with fewer than two, or if equivalence is no answer.
+        failed: Seeds whose run of the arm failed numerically.
+        reference_failed: Seeds whose run of the reference failed numerically.
+        shared: Seeds for which both runs finished or failed numerically.
+        seeds: Seeds of either arm; for a seed that is not shared, a run is missing or did not finish.
+        bound: Difference below which the arm is worse, and above which it is better, or the other way round.
+        number: Number that takes the place of the reference; None for a reference.
+    """
+
+    metric: str
+    higher_is_better: bool
+    difference: Interval | None
+    equivalence: Equivalence | None
+    failed: tuple[int, ...] = ()
+    reference_failed: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
+    bound: float = 0.0
+    number: float | None = None
+
+
+def pair(
+    metric: str,
+    higher_is_better: bool,
+    arm: Sample,
+    reference: Sample | float,
+    *,
+    rounding: float = 0.0,
+    margin: float | None = None,
+    bound: float = 0.0,
+) -> PairedEvidence:
+    """Pair the runs of an arm and of a reference (or one number for all seeds), and test their differences.
+
+    ``rounding`` is the standard deviation of the rounding error of a difference. ``margin`` is the equivalence margin;
+    None if equivalence is no answer. ``bound`` is the difference that the verdict asks about in place of zero.
+    """
+    number = None if isinstance(reference, Sample) else reference
+    other = reference if isinstance(reference, Sample) else Sample(dict.fromkeys(arm.ended, reference))
+    differences = [arm.values[seed] - other.values[seed] for seed in sorted(arm.values.keys() & other.values.keys())]
+    return PairedEvidence(
+        metric=metric,
+        higher_is_better=higher_is_better,
+        difference=mean_interval(differences, rounding=rounding) if differences else None,
+        equivalence=equivalence(differences, margin, rounding=rounding) if margin and len(differences) > 1 else None,
+        failed=arm.failed,
+        reference_failed=other.failed,
+        shared=tuple(sorted(arm.ended & other.ended)),
+        seeds=tuple(sorted(arm.ended | other.ended | {*arm.missing, *other.missing})),
+        bound=bound,
+        number=number,
+    )
+
 
 #: Level of every test.
 ALPHA = 0.05
 
 
-def decide(evidence: PairedEvidence) -> Verdict:
+def decide(evidence: PairedEvidence) -> ArmVerdict:
     """Decide whether an arm is better than, equivalent to or worse than the reference of a comparison, or undecided.
 
     Numerical failures come first: an exact sign test (McNemar 1947) of the pairs in which exactly one run failed
@@ -28,34 +126,34 @@ def decide(evidence: PairedEvidence) -> Verdict:
     worse are then relative to the bound, and to the number.
     """
     found = _decide(evidence)
-    return Verdict(found.word, found.why + _incomplete(evidence))
+    return ArmVerdict(found.word, found.why + _incomplete(evidence))
 
 
-def _decide(evidence: PairedEvidence) -> Verdict:
+def _decide(evidence: PairedEvidence) -> ArmVerdict:
     shared = set(evidence.shared)
     failed, others_failed = set(evidence.failed) & shared, set(evidence.reference_failed) & shared
     alone, others = failed - others_failed, others_failed - failed
     p = sign_test(len(alone), len(others)) if len(alone) > len(others) else 1.0
     if p < ALPHA:
         why = f"{len(alone)} of {len(shared)} runs failed numerically while the reference with the same seed did not"
-        return Verdict("worse", f"{why} (exact sign test, {_p(p)})")
+        return ArmVerdict("worse", f"{why} (exact sign test, {_p(p)})")
     failures = _failures(evidence, alone, others, failed & others_failed, p)
     difference, equivalence = evidence.difference, evidence.equivalence
     if difference is None or difference.n < 2:
-        return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
+        return ArmVerdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
     excludes_bound = difference.low > evidence.bound or difference.high < evidence.bound
     inside = equivalence is not None and equivalence.holds
     worse = excludes_bound and not inside and (difference.mean > evidence.bound) != evidence.higher_is_better
     if worse:
-        return Verdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
+        return ArmVerdict("worse", _different(evidence, difference) + (f"; also, {failures}" if failures else ""))
     if failures:
-        return Verdict("undecided", f"{failures}; with failed runs in either arm, no arm is better or equivalent")
+        return ArmVerdict("undecided", f"{failures}; with failed runs in either arm, no arm is better or equivalent")
     if equivalence is not None and inside:
-        return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_bound))
+        return ArmVerdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_bound))
     if excludes_bound:
         unseen = f"; {unseen_in_words(equivalence)}" if equivalence is not None else ""
-        return Verdict("better", _different(evidence, difference) + unseen)
-    return Verdict("undecided", _undecided(evidence, difference, equivalence))
+        return ArmVerdict("better", _different(evidence, difference) + unseen)
+    return ArmVerdict("undecided", _undecided(evidence, difference, equivalence))
 
 
 def sign_test(arm_only: int, reference_only: int) -> float:

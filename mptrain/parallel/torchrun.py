@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.system.errors import EnvironmentRefused
+from mptrain.system.errors import EnvironmentRefused, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -52,6 +52,19 @@ def torchrun_rank() -> TorchrunRank | None:
         )
     local_rank, local_count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     return TorchrunRank(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
+
+
+def refuse_torchrun(what: str) -> None:
+    """Reject a command that every rank of torchrun would run separately.
+
+    Raises:
+        UsageError: torchrun has started this process.
+    """
+    if torchrun_rank() is not None:
+        raise UsageError(
+            f"torchrun starts the ranks of a single run, but {what} is not a single run",
+            "run it without torchrun; in a sweep, distributed.procs=2 gives each run two ranks",
+        )
 
 
 def torchrun_command(command: str) -> str:

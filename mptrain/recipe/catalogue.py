@@ -15,7 +15,7 @@ from mptrain.config.overrides import parse
 from mptrain.config.value_checks import show
 from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point
-from mptrain.system.errors import ConfigError, Problem, UsageError, did_you_mean
+from mptrain.system.errors import ConfigError, Problem, UsageError, suggest
 
 if TYPE_CHECKING:
     from mptrain.recipe.recipe import Recipe
@@ -47,8 +47,7 @@ def find_recipe(name: str) -> Recipe:
             return read_recipe(candidate.absolute())
     if path.is_dir():
         raise UsageError(f"{name} is a folder without a {RECIPE_YAML}", "give the folder of a recipe, or its file")
-    guess = did_you_mean(name, recipe_names())
-    hint = f"did you mean {guess}?" if guess else "list them with mptrain list recipes, or give the path of your own"
+    hint = suggest(name, recipe_names(), "list them with mptrain list recipes, or give the path of your own")
     raise UsageError(f"there is no recipe '{show(name)}'", hint)
 
 

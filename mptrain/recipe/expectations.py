@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from mptrain.comparison.compare_arms import direction_of
-from mptrain.comparison.evidence import PairedEvidence, Sample, pair
-from mptrain.comparison.results import RunMeasures, Verdict
+from mptrain.comparison.results import ArmVerdict, RunMeasures
 from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import rounding_spread
-from mptrain.comparison.verdict import decide
+from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sample
+from mptrain.numerics.words import of_seeds
 from mptrain.recipe.recipe import Expectation
-from mptrain.system.errors import EXIT_NUMERICS, Problem, did_you_mean
+from mptrain.system.errors import EXIT_NUMERICS, Problem, suggest
 
 Outcome = Literal["met", "not met", "undecided"]
 
@@ -46,7 +46,7 @@ MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class ExpectationResult:
     """Outcome of one expectation of a recipe, with the numbers behind it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Finding:
     statistics: dict[str, float] = field(default_factory=dict)
 
 
-def judge(expectation: Expectation, runs: Runs) -> Finding:
+def judge(expectation: Expectation, runs: Runs) -> ExpectationResult:
     """Judge whether one expectation of a recipe is met by the measures of its runs.
 
     Args:
@@ -71,10 +71,10 @@ def judge(expectation: Expectation, runs: Runs) -> Finding:
     """
     measure, other, times = expectation.measure, expectation.other, expectation.times
     samples = {name: _sample(measure, runs[name]) for name in (expectation.arm, other) if isinstance(name, str)}
-    for name, sample in samples.items():
-        if sample.missing:
-            why = f"{measure} of {name} is not recorded for {_seeds(sample.missing)}"
-            return Finding(expectation.text, "undecided", why)
+    for name, one in samples.items():
+        if one.missing:
+            why = f"{measure} of {name} is not recorded for {of_seeds(one.missing)}"
+            return ExpectationResult(expectation.text, "undecided", why)
     reference = _scaled(samples[other], times) if isinstance(other, str) else times * other
     step = 0.0 if measure in MEASURES else step_of(measure, [run for name in samples for run in runs[name]])
     question = _Question(
@@ -88,8 +88,8 @@ def judge(expectation: Expectation, runs: Runs) -> Finding:
     statistics = _statistics(expectation, evidence)
     if outcome == "not met" and (off := statistics.get("off", 0.0)) > 0:
         why += f"; off by {in_digits(off)}"
-    means = ", ".join(f"{name} {_mean(sample)}" for name, sample in samples.items())
-    return Finding(expectation.text, outcome, f"{means}: {why}", statistics)
+    means = ", ".join(f"{name} {_mean(one)}" for name, one in samples.items())
+    return ExpectationResult(expectation.text, outcome, f"{means}: {why}", statistics)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _order(expectation: Expectation, question: _Question) -> _Answer:
         mirrored = replace(question, arm=question.reference, reference=question.arm)
         turned = decide(mirrored.ask(bound=-bound))
         if turned.word == "worse":
-            verdict = Verdict("better", f"{expectation.other} against {expectation.arm}: {turned.why}")
+            verdict = ArmVerdict("better", f"{expectation.other} against {expectation.arm}: {turned.why}")
     if verdict.word == "undecided":
         return "undecided", verdict.why, evidence
     expected = "better" if (expectation.relation == "above") == question.higher_is_better else "worse"
@@ -183,23 +183,19 @@ def _statistics(expectation: Expectation, evidence: PairedEvidence) -> dict[str,
 
 def _sample(measure: str, runs: Sequence[RunMeasures]) -> Sample:
     """Collect a measure of an arm's runs. Runs that failed numerically have no metric."""
-    of = MEASURES.get(measure)
-    values = {run.seed: run.metrics.get(measure) if of is None else of(run) for run in runs}
-    finite = {seed: float(value) for seed, value in values.items() if value is not None and math.isfinite(value)}
-    broken = {run.seed for run in runs if of is None and (failed(run) or _is_nonfinite(run.metrics.get(measure)))}
-    return Sample(
-        {seed: value for seed, value in finite.items() if seed not in broken},
-        tuple(sorted(broken)),
-        tuple(seed for seed in values if seed not in {*finite, *broken}),
+    if of := MEASURES.get(measure):
+        return sample(runs, of, lambda run: False)
+    return sample(
+        runs, lambda run: run.metrics.get(measure), lambda run: failed(run) or _is_nonfinite(run.metrics.get(measure))
     )
 
 
-def _scaled(sample: Sample, times: float) -> Sample:
-    return replace(sample, values={seed: times * value for seed, value in sample.values.items()})
+def _scaled(one: Sample, times: float) -> Sample:
+    return replace(one, values={seed: times * value for seed, value in one.values.items()})
 
 
-def _mean(sample: Sample) -> str:
-    return in_digits(math.fsum(sample.values.values()) / len(sample.values)) if sample.values else "has no value"
+def _mean(one: Sample) -> str:
+    return in_digits(math.fsum(one.values.values()) / len(one.values)) if one.values else "has no value"
 
 
 def _is_higher_better(measure: str, runs: Runs) -> bool:
@@ -218,10 +214,6 @@ def _is_nonfinite(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 def unknown_measures(expectations: Sequence[Expectation], runs: Runs) -> list[Problem]:
     """Return a problem for each measure in a recipe's expectations that no run has.
 
@@ -233,8 +225,7 @@ def unknown_measures(expectations: Sequence[Expectation], runs: Runs) -> list[Pr
     known = [*sorted(metrics), *MEASURES]
     problems = []
     for measure in dict.fromkeys(one.measure for one in expectations if metrics and one.measure not in known):
-        guess = did_you_mean(measure, known)
-        hint = f"did you mean {guess}?" if guess else f"known measures: {', '.join(known)}"
+        hint = suggest(measure, known, f"known measures: {', '.join(known)}")
         problems.append(Problem(f"expect: no run has a measure '{measure}'", hint))
     return problems
 

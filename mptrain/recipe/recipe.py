@@ -20,7 +20,7 @@ from mptrain.config.mappings import Check, EntryError, read_mapping
 from mptrain.config.overrides import parse
 from mptrain.config.value_checks import RangeDescription, show
 from mptrain.config.yaml_files import find_unreadable, read_yaml
-from mptrain.system.errors import ConfigError, Problem, did_you_mean
+from mptrain.system.errors import ConfigError, Problem, suggest
 from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 #: Keys that a recipe must not set, with the reason.
@@ -293,6 +293,5 @@ def _problems_between_keys(tree: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _unknown_arm(place: str, name: Any, known: list[str]) -> Iterator[Problem]:
     if isinstance(name, str) and name not in known:
-        guess = did_you_mean(name, known)
-        hint = f"did you mean {guess}?" if guess else f"known arms: {', '.join(known)}"
+        hint = suggest(name, known, f"known arms: {', '.join(known)}")
         yield Problem(f"{place}: there is no arm '{show(name)}'", hint)

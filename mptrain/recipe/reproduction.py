@@ -18,7 +18,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import RunOptions
 from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
-from mptrain.recipe.expectations import Finding, judge, unknown_measures
+from mptrain.recipe.expectations import ExpectationResult, judge, unknown_measures
 from mptrain.run.describe import versions_now
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import RunPaths
@@ -69,7 +69,7 @@ class RecipeVerdict:
         findings: The outcome of each expectation, in the recipe's order.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ExpectationResult, ...]
 
     @property
     def word(self) -> Literal["REPRODUCED", "NOT REPRODUCED", ""]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.numerics.words import TIMES, UNKNOWN, elided, number, percent, rate, share, signed
@@ -207,7 +207,9 @@ def forest_plot(name: str, comparison: Comparison) -> Plot | None:
         for row, result in enumerate(arms):
             _difference(axes, row, result, limit)
         _rows(axes, [result.arm.name for result in arms])
-        _numbers(axes, f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
+        axes.set_xlabel(f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plotting.tick(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         figure.label("95 % CI", color=plotting.GREY, linewidth=1.4)
         figure.label("90 % CI (two one-sided tests)", color=plotting.GREY, linewidth=4.5)
         figure.label(f"margin ±{plotting.tick(comparison.margin)}", Patch(color=plotting.SKY, alpha=0.3, linewidth=0))
@@ -282,7 +284,7 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
             low, high = axes.get_ylim()
             axes.set_ylim(low - 0.07 * (high - low), high)
             for at in failed:
-                plotting.failures_at(axes, [at], [0.035])
+                plotting.failures_at(axes, [at], 0.035)
             figure.label("failed or diverged", **plotting.FAILED)
         axes.set_ylabel(elided(metric, 22))
         _arms_across(axes, list(values))
@@ -314,11 +316,6 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
 def _rows(axes: Axes, names: Sequence[str]) -> None:
     plotting.category_y_axis(axes, names)
     axes.grid(visible=False, axis="y")
-
-
-def _numbers(axes: Axes, label: str) -> None:
-    plotting.numeric_x_axis(axes, label)
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _arms_across(axes: Axes, names: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ The figure has underflow on the left, overflow on the right, and the measurement
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Final
 
@@ -24,9 +23,6 @@ from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
 #: Maximum characters of a module's name.
 _NAME = 36
-
-#: The scaler of a constant loss scale.
-_STATIC: Final = "mptrain.scaler.StaticScaler"
 
 #: The confidence of a bound, in words.
 _SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
@@ -49,25 +45,10 @@ def power(exponent: int) -> str:
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
-def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
-    """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
-
-    Only the overrides that the run's configuration (``settings``, by dotted key) needs are included. ``learner`` is
-    empty if the run has only one.
-    """
-    own = f"learners.{learner}.scaler" if learner else "scaler"
-    if settings.get("precision.compute") != "float16":
-        first = "precision=fp16_static "
-    else:
-        rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
-        first = "" if rule == _STATIC else "scaler=static "
-    return f"{first}{own}.scale="
-
-
 def recommendation(forecast: Forecast, words: str) -> str:
     """Return the recommended static loss scale and the usable range, or the reason for none, as sentences for the user.
 
-    ``words`` are those of `scale_words`.
+    ``words`` are those of `mptrain.report.run_blocks.scale_words`.
     """
     if not forecast.sampled_steps:
         return (
@@ -401,7 +382,7 @@ def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D
         handles.append(handle)
         failed = sorted({run.exponent for run in runs if run.failed})
         if failed:  # drawn only if there are any: an empty line would make the layout collapse
-            plotting.failures_at(above, failed, [0.06] * len(failed))
+            plotting.failures_at(above, failed, 0.06)
     plotting.numeric_y_axis(above)
     above.yaxis.set_major_locator(MaxNLocator(4))
     above.set_ylabel(elided(measured.metric, 18))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from mptrain.numerics.words import listed
 from mptrain.report.curves import MOST_BUCKETS
-from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation, scale_words
+from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
-from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, unfinished_note
+from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, scale_words, unfinished_note
 from mptrain.report.sweep_points import MeasuredScales, read_measured
 from mptrain.system.errors import StorageError
 

@@ -26,7 +26,7 @@ from mptrain.numerics.exponents import (
 from mptrain.numerics.forecast import Forecast
 from mptrain.numerics.words import MINUS, UNKNOWN, counted, elided, number, share
 from mptrain.report import plotting
-from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation, scale_words
+from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation
 from mptrain.report.histogram_summary import (
     KINDS,
     HistogramSummary,
@@ -36,7 +36,7 @@ from mptrain.report.histogram_summary import (
     worst_first,
 )
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
-from mptrain.report.run_blocks import OpenedRun
+from mptrain.report.run_blocks import OpenedRun, scale_words
 from mptrain.system.records import ExponentCounts, TensorKind
 
 #: Maximum rows of a table of tensors. The worst come first.

@@ -32,13 +32,12 @@ _GRADIENTS: Final = ("activation_gradients", "weight_gradients")
 
 @dataclass(frozen=True, slots=True)
 class HistogramSummary:
-    """Shares of zero, lost and subnormal gradients at one step with exponent histograms, and its ineffective updates.
+    """Shares of zero and subnormal gradients at one step with exponent histograms, and its ineffective updates.
 
     Activation gradients are gradients at module outputs, scaled by the loss scale as in the run.
 
     Attributes:
         zeros: Share of the activation gradients, as scaled, that are zero or round to zero in FP16.
-        lost: Share of the nonzero activation gradients that FP16 rounds to zero.
         subnormal: Share of the nonzero activation gradients that are subnormal in FP16.
         headroom: Doublings until the largest gradient overflows FP16; negative if it already overflows.
         updates: Number of weight elements with a nonzero update.
@@ -47,7 +46,6 @@ class HistogramSummary:
 
     step: int
     zeros: float
-    lost: float
     subnormal: float
     headroom: float
     updates: int
@@ -65,7 +63,6 @@ class LearnerHistograms:
         seen: Summaries of the sampled steps that did not overflow.
         overflowed: Numbers of the sampled steps that overflowed.
         unchanged: By parameter, the elements with a nonzero update and how many of them would not change in FP16.
-        dtypes: The dtypes of the tensors of each kind.
     """
 
     gradients: GradientHistory = field(default_factory=GradientHistory)
@@ -73,13 +70,11 @@ class LearnerHistograms:
     seen: list[HistogramSummary] = field(default_factory=list)
     overflowed: list[int] = field(default_factory=list)
     unchanged: dict[str, tuple[int, int]] = field(default_factory=dict)
-    dtypes: dict[TensorKind, set[str]] = field(default_factory=dict)
 
     def add(self, record: HistogramRecord) -> None:
         """Add the histograms of one step."""
         self.gradients.add(record)
         for kind, named in record.tensors.items():
-            self.dtypes.setdefault(kind, set()).update(counts.dtype for counts in named.values())
             if record.overflow and kind in _GRADIENTS:
                 continue
             known = self.kinds.setdefault(kind, {})
@@ -92,11 +87,6 @@ class LearnerHistograms:
             self.overflowed.append(record.step)
         else:
             self.seen.append(_seen(record))
-
-    @property
-    def sampled_steps(self) -> int:
-        """Number of steps with histograms, those that overflowed included."""
-        return len(self.seen) + len(self.overflowed)
 
     def together(self, kind: TensorKind) -> ExponentCounts:
         """Return one histogram of all tensors of a kind, such as ``weights``, over all sampled steps."""
@@ -119,7 +109,6 @@ def _seen(record: HistogramRecord) -> HistogramSummary:
     return HistogramSummary(
         step=record.step,
         zeros=zero_share(together),
-        lost=lost_share(together),
         subnormal=subnormal_share(together),
         headroom=headroom(largest),
         updates=sum(moved for moved, _ in record.unchanged.values()),

@@ -169,13 +169,7 @@ def loss_scale_plot(
 def _scale_panel(axes: Axes, panel: Panel) -> None:
     alpha = 0.45 if len(panel.scales) > 1 else 1.0
     for curve in panel.scales:
-        axes.plot(
-            *plotting.exponents(curve.extremes()),
-            drawstyle="steps-post",
-            color=plotting.GREY,
-            linewidth=1.2,
-            alpha=alpha,
-        )
+        plotting.scale_steps(axes, curve.extremes(), color=plotting.GREY, linewidth=1.2, alpha=alpha)
     for overflows in panel.overflows:
         for phase, marks in overflows.marks.items():
             colour, shape = MARKS.get(phase, _OTHER)

@@ -225,19 +225,23 @@ def dots_and_means(
     return drawn
 
 
-def failures_at(axes: Axes, across: Sequence[float], up: Sequence[float], transform: Any = None) -> None:
+def failures_at(axes: Axes, across: Sequence[float], height: float) -> None:
     """Draw crosses that mark failed runs in a figure.
 
-    Horizontal positions are in data coordinates, and vertical ones are fractions of the height of the axes, unless
-    another matplotlib transform is given.
+    Horizontal positions are in data coordinates, and ``height`` is a fraction of the height of the axes.
     """
-    dots(axes, across, up, transform=transform or axes.get_xaxis_transform(), **FAILED)
+    dots(axes, across, [height] * len(across), transform=axes.get_xaxis_transform(), **FAILED)
 
 
 def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
     """Return a curve's points for an axis of powers of two: log2 of the values, NaN where a value is not positive."""
     steps, values = points
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
+
+
+def scale_steps(axes: Axes, points: tuple[list[float], list[float]], **style: Any) -> None:
+    """Draw loss scales over steps in a figure, on an axis of powers of two; ``style`` has line properties."""
+    axes.plot(*exponents(points), drawstyle="steps-post", **style)
 
 
 def power_of_two_y_axis(axes: Axes) -> None:
@@ -250,12 +254,6 @@ def power_of_two_y_axis(axes: Axes) -> None:
     places = [place for place in range(math.ceil(low), math.floor(high) + 1) if place % every == 0]
     ticks_at(axes.yaxis, places, lambda value: f"2^{value:g}")
     axes.set_ylabel("loss scale")
-
-
-def numeric_x_axis(axes: Axes, label: str) -> None:
-    """Label the horizontal axis of a figure, and its ticks with plain numbers."""
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
 def step_axis(axes: Axes, last: float) -> None:

@@ -39,6 +39,7 @@ from mptrain.report.plotting import (
     drawing,
     exponents,
     power_of_two_y_axis,
+    scale_steps,
     step_axis,
 )
 from mptrain.report.run_history import MOST_MARKS
@@ -295,7 +296,7 @@ def _plot(replay: Replay) -> Plot:
         for axes, learner in zip(grid, learners, strict=True):
             courses = (learner.recorded, learner.replayed)
             for course, style in zip(courses, (_RECORDED, _REPLAYED), strict=True):
-                axes.plot(*exponents(course.scales.extremes()), drawstyle="steps-post", **style)
+                scale_steps(axes, course.scales.extremes(), **style)
             for course, style in zip(courses, _MARKS, strict=True):
                 dots(axes, *exponents(course.marks.extremes()), alpha=0.9, **style)
             power_of_two_y_axis(axes)

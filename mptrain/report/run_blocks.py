@@ -53,11 +53,6 @@ class OpenedRun:
                 return Cell("killed, or the machine went down", "bad") if self.dead else Cell("running")
 
     @property
-    def higher_is_better(self) -> bool | None:
-        """True if a higher value of the task's metric is better, False if a lower one is; None if unknown."""
-        return self.run.summary.get("higher_is_better")
-
-    @property
     def metric(self) -> str:
         """Name of the task's metric, such as ``top1``; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")
@@ -134,6 +129,25 @@ def commands(run: Run) -> list[Block]:
     else:
         blocks.append(Text("There is no config.yaml.", "warn"))
     return blocks
+
+
+#: The scaler of a constant loss scale.
+_STATIC: Final = "mptrain.scaler.StaticScaler"
+
+
+def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
+    """Return the overrides that set a static loss scale, up to its value: ``precision=fp16_static scaler.scale=``.
+
+    Only the overrides that the run's configuration (``settings``, by dotted key) needs are included. ``learner`` is
+    empty if the run has only one.
+    """
+    own = f"learners.{learner}.scaler" if learner else "scaler"
+    if settings.get("precision.compute") != "float16":
+        first = "precision=fp16_static "
+    else:
+        rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
+        first = "" if rule == _STATIC else "scaler=static "
+    return f"{first}{own}.scale="
 
 
 def shared_parts(runs: Iterable[OpenedRun]) -> list[Block]:

@@ -260,7 +260,7 @@ def overlay_plot(
             style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
             for curve in some:
                 if name == "scales":
-                    axes.plot(*plotting.exponents(curve.extremes()), drawstyle="steps-post", **style)
+                    plotting.scale_steps(axes, curve.extremes(), **style)
                 else:
                     axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
             if 1 < len(groups) <= plotting.MOST_NAMED:
@@ -291,7 +291,7 @@ def _failures(axes: Axes, places: Sequence[float]) -> None:
     axes.vlines(
         places, 0, 1, transform=axes.get_xaxis_transform(), color=plotting.VERMILLION, linewidth=0.8, alpha=0.35
     )
-    plotting.failures_at(axes, places, [0.03] * len(places))
+    plotting.failures_at(axes, places, 0.03)
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:

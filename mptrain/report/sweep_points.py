@@ -226,32 +226,23 @@ def read_measured(folder: Path) -> MeasuredScales:
     Raise StorageError if the folder is none of these, or has no run with a static loss scale.
     """
     points = read_points(read_sweep(folder), lambda path: open_or_reason(path, BUCKETS))
-    kinds: dict[str, list[MeasuredRun]] = {}
-    used = []
-    for point in points:
-        scale = _scale_of(point)
-        if scale is not None:
-            rest = {key: value for key, value in point.words.items() if key not in (SCALE, SEED)}
-            kinds.setdefault(short_label(rest), []).append(_run(point, scale))
-            used.append(point)
+    used = [point for point in points if _has_static_scale(point)]
     if not used:
         raise StorageError(
             f"{folder} has no run with a static loss scale",
             f"give a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
         )
+    measured = {name: tuple(map(_measured, some)) for name, some in kinds(used, (SCALE,)).items()}
     configs = dict.fromkeys(point.opened.run.config for point in used if point.opened and point.opened.settings)
-    return MeasuredScales(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
+    return MeasuredScales(metric_name(used), measured, tuple(configs))
 
 
-def _scale_of(point: OpenedPoint) -> float | None:
-    """Return the static loss scale that the overrides of a point set, or None if it does not compute in FP16."""
-    scale = point.setting(SCALE)
-    if scale is None or not 0 < scale < math.inf:
-        return None
+def _has_static_scale(point: OpenedPoint) -> bool:
+    """Return whether the overrides of a point set a static loss scale, and its run does not compute wider than FP16."""
     wide = point.opened is not None and point.opened.settings.get("precision.compute", "float16") != "float16"
-    return None if wide else scale
+    return (point.setting(SCALE) or 0.0) > 0 and not wide
 
 
-def _run(point: OpenedPoint, scale: float) -> MeasuredRun:
+def _measured(point: OpenedPoint) -> MeasuredRun:
     failed = point.metric is None and (point.job.status == "failed" or point.done)
-    return MeasuredRun(math.log2(scale), point.metric, point.skip_rate, failed)
+    return MeasuredRun(math.log2(point.setting(SCALE) or 1.0), point.metric, point.skip_rate, failed)

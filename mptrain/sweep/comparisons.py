@@ -11,7 +11,7 @@ from typing import Any
 from mptrain.comparison.arms import group_into_arms as group_runs
 from mptrain.comparison.arms import precision_of
 from mptrain.comparison.compare_arms import MARGIN, compare
-from mptrain.comparison.configurations import config_differences, flat_settings
+from mptrain.comparison.configurations import config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
@@ -20,7 +20,7 @@ from mptrain.runlog import last_run, read_run
 from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
-from mptrain.system.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
+from mptrain.system.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean, suggest
 from mptrain.system.fields import PositiveFloat
 from mptrain.system.validation import build
 
@@ -234,12 +234,9 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
     """Raise UsageError, which names the most similar key, if no run has a claimed key or section."""
     keys = {key for run in runs for key in flat_settings(run.config)}
     for claim in claimed:
-        if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
-            near = did_you_mean(claim, keys)
-            raise UsageError(
-                f"--by {claim}: no run has this key",
-                f"did you mean {near}?" if near else "the config.yaml of a run lists its keys",
-            )
+        if not any(is_below(key, (claim,)) for key in keys):
+            hint = suggest(claim, keys, "the config.yaml of a run lists its keys")
+            raise UsageError(f"--by {claim}: no run has this key", hint)
 
 
 def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:

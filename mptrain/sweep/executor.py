@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from mptrain.runlog.sweeps import JobStatus
 from mptrain.system.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 if TYPE_CHECKING:
@@ -82,16 +83,17 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """Outcome of an ended job of a sweep.
+    """Outcome of a job of a sweep; a submitted job also writes it to a file while it has not ended.
 
     Attributes:
-        status: ``done``, ``failed``, ``interrupted`` (by Ctrl-C) or ``preempted`` (by another signal).
-        code: Exit code of the job; negative if a signal of that number killed it.
-        reason: Reason why the job is not done, in one line; empty if it is.
+        status: ``done``, ``failed``, ``interrupted`` (by Ctrl-C) or ``preempted`` (by another signal); in the file also
+            ``running``, or ``waiting`` if the job is queued again.
+        code: Exit code of the job; negative if a signal of that number killed it; None before its end.
+        reason: Reason why the job is not done, in one line; empty if there is none.
     """
 
-    status: Literal["done", "failed", "interrupted", "preempted"]
-    code: int
+    status: JobStatus
+    code: int | None = None
     reason: str = ""
 
 

@@ -27,8 +27,8 @@ from mptrain.engine.interrupt import SignalListener
 from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.sweeps import Sweep
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
-from mptrain.sweep.worker import TIME_IS_UP, JobResult, SubmittedJob, one_line, read_result, run_submitted_job
-from mptrain.system.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, StorageError
+from mptrain.sweep.worker import TIME_IS_UP, SubmittedJob, one_line, read_result, run_submitted_job
+from mptrain.system.errors import EXIT_BUG, EnvironmentRefused, StorageError
 from mptrain.system.extras import load_extra
 from mptrain.system.files import read_text
 from mptrain.system.interpreter import command
@@ -281,13 +281,13 @@ class _Queue:
                 job.began = now
                 self._listener.started(job.submission.job.number)
             if told is not None and told.status in ("done", "failed", "interrupted"):
-                self._end(job, JobOutcome(told.status, told.code or 0, told.reason))
+                self._end(job, told)
             elif asking:
                 self._judge(job, told, _state(job.handle, "cache" if place else "force"))
             if job in self._jobs and self._stopping is not None and now - self._stopping > _LEAVING:
                 self._end(job, self._stopped("cancelled"))
 
-    def _judge(self, job: _Job, told: JobResult | None, state: str) -> None:
+    def _judge(self, job: _Job, told: JobOutcome | None, state: str) -> None:
         """Record the end of a job that the scheduler has ended, unless its result may still arrive."""
         now = time.monotonic()
         job.preempted = (job.preempted or now) if state == "PREEMPTED" else None
@@ -296,7 +296,7 @@ class _Queue:
             return
         job.over = job.over or now
         if told is not None and told.status == "preempted":
-            self._end(job, JobOutcome("preempted", told.code or EXIT_PREEMPTED, told.reason))
+            self._end(job, told)
         elif self._stopping is not None and (told is None or told.status == "waiting"):
             self._end(job, self._stopped("cancelled before it started"))
         elif now - job.over > (_TICK if self._local else _LATE):

@@ -80,7 +80,7 @@ class SubmittedJob:
         config_dirs: Additional configuration folders.
         config_name: Name of the primary configuration file.
         typed: The overrides that the user typed; None if all are (see `Composer`).
-        result: File to which the job writes its status (see `JobResult`).
+        result: File to which the job writes its status (see `JobOutcome`).
     """
 
     job: JobSpec
@@ -89,21 +89,6 @@ class SubmittedJob:
     typed: tuple[str, ...] | None
     result: Path
     program: Program
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """Status of a submitted job, which the job writes to a JSON file that the sweep's process reads.
-
-    Attributes:
-        status: ``running``, ``waiting`` if the job is queued again, or the status at its end.
-        code: Exit code of the training; None before its end.
-        reason: Reason why the job is not done, in one line; empty if there is none.
-    """
-
-    status: JobStatus
-    code: int | None = None
-    reason: str = ""
 
 
 def run_job(assignment: LocalJob, pipe: Connection) -> None:
@@ -149,7 +134,7 @@ def run_submitted_job(submission: SubmittedJob) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (TIME_IS_UP, signal.SIGTERM))
     job, program = submission.job, submission.program
     print_to(job.log)
-    _write_result(submission, JobResult("running"))
+    _write_result(submission, JobOutcome("running"))
 
     def prepare() -> tuple[Program, Config]:
         from mptrain.config.compose import Composer
@@ -163,20 +148,20 @@ def run_submitted_job(submission: SubmittedJob) -> None:
         reason = "no step was completed within the time limit: raise timeout_min"
         again, ended = False, JobOutcome("preempted", EXIT_PREEMPTED, reason)
     if again:
-        _write_result(submission, JobResult("waiting"))
+        _write_result(submission, JobOutcome("waiting"))
         try:  # _requeue may end this process at once
             load_extra("submitit", "slurm", "--launcher").JobEnvironment()._requeue(0)
         except Exception as error:  # scontrol is missing on this node, or fails
             ended = JobOutcome("preempted", EXIT_PREEMPTED, f"saved, but not queued again: {one_line(error)}")
         else:
             raise SystemExit(0)  # returning would let submitit record the job as finished
-    _write_result(submission, JobResult(ended.status, ended.code, ended.reason))
+    _write_result(submission, ended)
 
 
-def read_result(path: Path) -> JobResult | None:
+def read_result(path: Path) -> JobOutcome | None:
     """Read the status that a submitted job wrote last; None if there is none yet or the file is unreadable."""
     try:
-        found = JobResult(**json.loads(read_text(path)))
+        found = JobOutcome(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     fine = found.status in get_args(JobStatus) and isinstance(found.reason, str) and isinstance(found.code, int | None)
@@ -279,7 +264,7 @@ def _got_on(run: Path) -> bool:
     return False
 
 
-def _write_result(submission: SubmittedJob, result: JobResult) -> None:
+def _write_result(submission: SubmittedJob, result: JobOutcome) -> None:
     with contextlib.suppress(StorageError):  # the run directory has the same information
         write_atomically(submission.result, json.dumps(asdict(result)) + "\n")
 

@@ -222,6 +222,12 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return max(names, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio(), default="")
 
 
+def suggest(word: str, candidates: Iterable[str], otherwise: str) -> str:
+    """Return the hint ``did you mean NAME?`` for a mistyped word, or another hint if no candidate is close."""
+    near = did_you_mean(word, candidates)
+    return f"did you mean {near}?" if near else otherwise
+
+
 def near_names(word: str, candidates: Iterable[str]) -> list[str]:
     """Return the candidates that a mistyped word may mean, in their order, by the first of these rules with a match.
 

@@ -9,7 +9,7 @@ import pytest
 from comparison.fake_runs import arm
 
 from mptrain.cli.blocks import block_lines
-from mptrain.cli.comparison_table import print_comparison
+from mptrain.cli.compare import print_comparison
 from mptrain.comparison.compare_arms import compare
 from mptrain.report.comparison_blocks import difference_and_interval
 from mptrain.report.page import Bullets, Fold, Plots, Text, Tiles, facts, section, table

@@ -8,7 +8,7 @@ from dataclasses import replace
 from comparison.fake_runs import arm
 from small_runs import TINY
 
-from mptrain.cli.comparison_table import print_comparison
+from mptrain.cli.compare import print_comparison
 from mptrain.cli.main import main
 from mptrain.comparison.compare_arms import compare
 

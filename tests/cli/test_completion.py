@@ -290,11 +290,9 @@ def test_zsh_and_fish_are_told_what_words_mean(terminal):
     assert terminal.out.startswith("task\t")
 
 
-def test_scripts_are_printed_by_name_and_in_hydras_way(terminal):
+def test_scripts_are_printed_by_name(terminal):
     for shell in SHELLS:
         assert terminal("completion", shell) == 0
-        assert terminal.out == script(shell)
-        assert terminal("-sc", f"install={shell}") == 0
         assert terminal.out == script(shell)
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 from rich.console import Console
 
-from mptrain.cli.display import PlainLines, make_display
+from mptrain.cli.display import HISTORY, PlainLines, RunProgress
 from mptrain.cli.panel import LivePanel, render, scale_sparkline, sparkline
-from mptrain.cli.run_progress import HISTORY, RunProgress
+from mptrain.cli.train import make_display
 from mptrain.engine.options import LogOptions
 from mptrain.system.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
 

@@ -78,7 +78,7 @@ def test_help_about_options_keys_sections_and_sweeps(terminal):
     assert "usage: mptrain [train]" in terminal.out
     assert "  train.batch_size=32 " in terminal.out
     assert terminal("help", "sweep") == 0
-    assert terminal.out.startswith("usage: mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]\n")
+    assert terminal.out.startswith("usage: mptrain -m KEY=A,B ... [--jobs N] [--launcher slurm|local|FILE]\n")
 
 
 @each("entry", [entry for entries in SHARED.values() for entry in entries])

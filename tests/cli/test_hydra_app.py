@@ -87,15 +87,6 @@ def test_python_3_14_trains_and_sweeps_without_hydras_parser(terminal):
     assert terminal.trained
 
 
-def test_hydras_own_help_is_shown_or_refused_in_a_sentence(terminal, request):
-    assert terminal("--hydra-help") == 0
-    assert "== Flags ==" in terminal.out
-    request.getfixturevalue("python_3_14")
-    assert terminal("--hydra-help") == 2
-    assert terminal.err.startswith("error: --hydra-help: this release of Hydra cannot print its help on Python 3.14")
-    assert "Traceback" not in terminal.err
-
-
 def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):
     monkeypatch.setattr("mptrain.cli.doctor.sys.version_info", (3, 14, 0))
     doctor()

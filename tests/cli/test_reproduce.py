@@ -86,7 +86,9 @@ def jobs(monkeypatch):
     monkeypatch.setattr(
         "mptrain.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
     )
-    monkeypatch.setattr("mptrain.report.write_report", lambda folder: SimpleNamespace(html=folder / "report.html"))
+    monkeypatch.setattr(
+        "mptrain.report.report_files.write_report", lambda folder: SimpleNamespace(html=folder / "report.html")
+    )
     return found
 
 
@@ -271,10 +273,10 @@ def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
 
 
 def test_a_terminal_is_told_that_runs_are_being_checked(terminal, jobs, recipe, monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")  # nothing moves there
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert terminal("reproduce", "mine", "train.epocs=3") == 2
-    assert terminal.out == "checking 6 points ...\n"
+    assert "checking 6 points ..." in terminal.err
 
 
 def test_a_smoke_run_finds_expectations_about_nothing(terminal, jobs, recipe):

@@ -21,7 +21,7 @@ def asking():
 def searching(terminal, monkeypatch, asking):
     """A terminal whose sweeps run jobs that end at once."""
     monkeypatch.setattr("mptrain.cli.sweeper_search.PROGRAM", jobs.program())
-    monkeypatch.setattr("mptrain.cli.sweep_running.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.cli.sweep.PROGRAM", jobs.program())
     return terminal
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from mptrain.comparison.evidence import PairedEvidence, Sample, pair
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
-from mptrain.comparison.verdict import decide, sign_test
+from mptrain.comparison.verdict import PairedEvidence, Sample, decide, pair, sign_test
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):

@@ -9,7 +9,7 @@ import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
 from mptrain.build.workload import build_dataset
-from mptrain.cli import sweep_running
+from mptrain.cli import sweep
 from mptrain.cli.main import main
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
@@ -119,7 +119,7 @@ def test_a_sweep_that_is_resumed_and_a_recipe_of_others_download_nothing(tmp_pat
     for record in list(table.parent.glob("00*/run.json")):
         shutil.rmtree(record.parent)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    monkeypatch.setattr(sweep_running, "check", note)
+    monkeypatch.setattr(sweep, "check", note)
     monkeypatch.setattr(reproduction, "check", note)
     for words, expected in (
         (["-m", "model=mlp", "dataset=cifar10", "seed=0,1"], ("download",)),

@@ -11,7 +11,7 @@ from comparison.fake_runs import some_summary, write_run
 from recipe.some_recipe import some_recipe
 
 from mptrain.config.compose import Composer
-from mptrain.recipe.expectations import Finding
+from mptrain.recipe.expectations import ExpectationResult
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, folder_of, measured, plan, write_verdict
 from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
@@ -74,13 +74,13 @@ def test_smoke_runs_have_a_folder_of_their_own():
     ],
 )
 def test_one_expectation_that_is_not_met_is_enough(outcomes, word):
-    verdict = RecipeVerdict(tuple(Finding("", outcome, "") for outcome in outcomes))
+    verdict = RecipeVerdict(tuple(ExpectationResult("", outcome, "") for outcome in outcomes))
     assert verdict.word == word
     assert verdict.count("met") == outcomes.count("met")
 
 
 def test_a_verdict_is_strict_json_and_keeps_numbers_that_are_not_finite(tmp_path):
-    verdict = RecipeVerdict((Finding("a loss below 1", "not met", "a inf", {"n": 1, "off": math.inf}),))
+    verdict = RecipeVerdict((ExpectationResult("a loss below 1", "not met", "a inf", {"n": 1, "off": math.inf}),))
     reproduction = Reproduction(RECIPE, False, ("train.epochs=3",), tmp_path, (), Composer())
     found = restore_nonfinite(parse_strict(write_verdict(reproduction, verdict).read_text()))
     assert (found["schema"], found["verdict"], found["words"]) == (2, "NOT REPRODUCED", ["train.epochs=3"])

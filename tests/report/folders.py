@@ -7,12 +7,12 @@ from mptrain.comparison.results import (
     Aligned,
     Arm,
     ArmResult,
+    ArmVerdict,
     Comparison,
     Equivalence,
     Interval,
     Objection,
     RunMeasures,
-    Verdict,
 )
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
@@ -184,7 +184,7 @@ def make_comparison(folder, arms=("fp32", "amp_dynamic", "fp16_noscale"), seeds=
                 equivalence=None
                 if at == 0
                 else Equivalence(0.005, -0.01 * at - 0.001, -0.01 * at + 0.001, 0.01, 0.56, 12),
-                verdict=Verdict(words[at], text),
+                verdict=ArmVerdict(words[at], text),
                 failed=int(at == 2),
                 missing=0,
                 throughput=interval(1000, 20),

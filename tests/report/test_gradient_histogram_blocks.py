@@ -7,9 +7,9 @@ from report.folders import make_run
 from report.microscope import make_looked_at, sampled_steps
 from report.test_in_a_browser import CUT_TEXT, PAGE_WIDTH, SMALLEST_TEXT
 
-from mptrain.report import write_report
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Fold, Table, Text
+from mptrain.report.report_files import write_report
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
 

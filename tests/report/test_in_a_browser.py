@@ -8,7 +8,7 @@ from report.folders import HOSTILE, make_comparison, make_run
 from report.test_write_report import hostile_run
 
 from mptrain.comparison.results import write_comparisons
-from mptrain.report import write_report
+from mptrain.report.report_files import write_report
 from mptrain.runlog.sweeps import SweepPaths
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")

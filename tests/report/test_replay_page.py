@@ -7,8 +7,8 @@ import pytest
 from loops import each
 from report.folders import HOSTILE
 
-from mptrain.report import write_replay
 from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page
+from mptrain.report.report_files import write_replay
 from mptrain.system.errors import StorageError
 
 

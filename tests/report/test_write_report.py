@@ -12,7 +12,7 @@ from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_swee
 from small_runs import environment
 
 from mptrain.comparison.results import write_comparisons
-from mptrain.report import write_report
+from mptrain.report.report_files import write_report
 from mptrain.runlog.sweeps import SweepPaths
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EventRecord
@@ -121,7 +121,7 @@ def test_reports_never_import_torch(tmp_path):
     write_comparisons(SweepPaths(compared).comparison, {"": make_comparison(compared, seeds=1)})
     code = (
         "import sys, pathlib\n"
-        "from mptrain.report import write_report\n"
+        "from mptrain.report.report_files import write_report\n"
         "for folder in sys.argv[1:]: write_report(pathlib.Path(folder))\n"
         "print(sorted({'torch', 'matplotlib.pyplot', 'hydra'} & set(sys.modules)))"
     )

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from mptrain.cli.display import RunProgress
 from mptrain.cli.messages import print_rows, say
 from mptrain.cli.panel import render
 from mptrain.cli.reproduce import print_recipe
-from mptrain.cli.run_progress import RunProgress
 from mptrain.cli.sweep_display import Lines, LiveTable, print_outcome
 from mptrain.config.compose import Composer
 from mptrain.runlog.sweeps import read_sweep

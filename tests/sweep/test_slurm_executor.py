@@ -14,15 +14,16 @@ import fake_slurm
 import jobs_that_end as jobs
 import pytest
 
-from mptrain.cli.sweep_running import launcher_of
+from mptrain.cli.sweep import launcher_of
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import slurm_executor
+from mptrain.sweep.executor import JobOutcome
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep, refresh_status, run_sweep
 from mptrain.sweep.slurm_executor import FOLDER, require_none_queued, require_scheduler
-from mptrain.sweep.worker import JobResult, read_result
+from mptrain.sweep.worker import read_result
 from mptrain.system.errors import EnvironmentRefused, StorageError
 
 pytestmark = pytest.mark.process
@@ -202,4 +203,4 @@ def test_damaged_words_of_a_job_count_as_none(tmp_path):
         path.write_text(text)
         assert read_result(path) is None
     path.write_text(json.dumps({"status": "failed", "code": 4, "reason": "x"}))
-    assert read_result(path) == JobResult("failed", 4, "x")
+    assert read_result(path) == JobOutcome("failed", 4, "x")

@@ -88,7 +88,7 @@ def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Ut
     return sorted(found, key=lambda utterance: utterance.name), faults
 
 
-def _seconds(entry: Entry) -> float:
+def _seconds(entry: ManifestEntry) -> float:
     # Checks before the first epoch rather than during it, and even if no library can read such files.
     is_file = os.path.isfile(entry.path)  # noqa: PTH113 (Path.is_file raises for names that no file can have)
     if not (is_file and os.access(entry.path, os.R_OK)):
@@ -97,7 +97,7 @@ def _seconds(entry: Entry) -> float:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """Recording and its transcript, as a manifest or a folder gives them, before the recording is read.
 
     Attributes:
@@ -112,7 +112,7 @@ class Entry:
     where: str = ""
 
 
-def entries_of(place: Path, faults: Faults) -> list[Entry]:
+def entries_of(place: Path, faults: Faults) -> list[ManifestEntry]:
     """Return the recordings with transcripts that a manifest or a folder lists; no recording is read.
 
     A manifest is a UTF-8 file. If its first line starts with a brace, each line is a JSON object with
@@ -142,7 +142,7 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
             except ValueError as error:
                 faults.report({where: str(error)})
             else:
-                found.append(Entry(str(place.parent / entry.path), entry.text, entry.seconds, where))
+                found.append(ManifestEntry(str(place.parent / entry.path), entry.text, entry.seconds, where))
         what = f"{place} lists no recording"
     else:
         raise DataError(f"speech not found: looked for {place}", _HINT)
@@ -151,16 +151,16 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
     return found
 
 
-def _from_table(line: str) -> Entry:
+def _from_table(line: str) -> ManifestEntry:
     path, tab, text = line.partition("\t")
     if not tab or not path.strip():
         raise ValueError("is not PATH, tab, TRANSCRIPT")
     if not text.strip():
         raise ValueError(f"{path.strip()}: {_EMPTY}")
-    return Entry(path.strip(), text)
+    return ManifestEntry(path.strip(), text)
 
 
-def _from_json(line: str) -> Entry:
+def _from_json(line: str) -> ManifestEntry:
     try:
         given = json.loads(line)
     except json.JSONDecodeError as error:
@@ -173,18 +173,18 @@ def _from_json(line: str) -> Entry:
         raise ValueError("has no audio_filepath and text")
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise ValueError(f"has an invalid duration of {seconds!r} seconds")
-    return Entry(path, text, seconds)
+    return ManifestEntry(path, text, seconds)
 
 
 def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return next((given[key] for key in keys if key in given), None)
 
 
-def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
+def _in_folder(folder: Path, faults: Faults) -> list[ManifestEntry]:
     """Return the recordings with transcripts; if there are any, texts and recordings without counterpart are faults."""
     files = files_below(folder, (*SUFFIXES, ".txt"))
     recordings = _recordings(files)
-    found: list[Entry] = []
+    found: list[ManifestEntry] = []
     used: set[Path] = set()
     alone: dict[str, str] = {}  # texts without a recording, and empty transcripts
     for table in (file for file in files if file.name.endswith(LIBRISPEECH)):
@@ -194,7 +194,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
             if stem in recordings:
                 used.add(stem)
                 if text.strip():
-                    found.append(Entry(str(recordings[stem]), text, where=where))
+                    found.append(ManifestEntry(str(recordings[stem]), text, where=where))
                 else:
                     alone[where] = f"{recordings[stem]}: {_EMPTY}"
             elif name:
@@ -207,7 +207,7 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
         if stem in recordings:
             used.add(stem)
             if text := " ".join(read_file(note, faults).split()):
-                found.append(Entry(str(recordings[stem]), text))
+                found.append(ManifestEntry(str(recordings[stem]), text))
             else:
                 alone[str(note)] = "is empty, so the recording next to it has no transcript"
         else:
