@@ -118,7 +118,7 @@ FP32_STATE = Policy("fp16_pure", "float16", "float16", autocast=False, master_we
 
 @each(("eps", "refused"), [(1e-8, True), (2.0**-25, True), (2.0**-24, False), (1e-4, False)])
 @each("rule", ["Adam", "AdamW", "Adagrad"])
-def test_trap_30_an_eps_that_fp16_state_rounds_to_zero_is_refused_with_the_number(rule, eps, refused):
+def test_trap_30_an_eps_that_is_zero_in_fp16_is_refused(rule, eps, refused):
     problems = check_compatible(HALF_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"]))
     assert len(problems) == refused
     for problem in problems:

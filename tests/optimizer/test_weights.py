@@ -188,7 +188,7 @@ def test_trap_21_clipping_by_an_inf_norm_does_not_zero_the_finite_gradients(refu
 
 
 @pytest.mark.parametrize("rule", [SGD(lr=1.0, momentum=0.0), Adam(lr=1.0), Adagrad(lr=1.0)])
-def test_trap_12_21_clipping_finite_gradients_whose_norm_exceeds_fp32_does_not_zero_them(rule):
+def test_trap_12_21_clipping_by_a_norm_beyond_fp32_zeroes_nothing(rule):
     parameter, weights = with_gradient([3e38, -3e38], rule=rule, clip_norm=1.0)
     verdict = update(weights)
     assert not verdict.overflow
@@ -198,7 +198,7 @@ def test_trap_12_21_clipping_finite_gradients_whose_norm_exceeds_fp32_does_not_z
 
 
 @each("rule", RULES)
-def test_trap_05_any_power_of_two_gives_the_same_bits_with_clipping_and_accumulation(rule):
+def test_trap_05_any_power_of_two_gives_the_same_bits(rule):
     outcomes = []
     for exponent in (0, 1, 10, 20, 24):
         model, weights = make("fp32", RULES[rule], clip_norm=0.5)
@@ -234,7 +234,7 @@ def test_trap_20_an_accumulated_sum_does_not_reach_into_the_next_update():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_trap_29_without_a_master_copy_small_updates_are_lost_and_with_one_they_are_not(dtype):
+def test_trap_29_only_master_weights_keep_small_updates(dtype):
     lost = torch.finfo(dtype).eps / 4
     for master_weights, expected in ((True, 1.0 - 100 * lost), (False, 1.0)):
         parameter = nn.Parameter(torch.ones(1, dtype=dtype))
@@ -346,7 +346,7 @@ def test_trap_31_half_state_loads_into_fp32_state_without_becoming_half():
     assert torch.equal(buffer, weights.updater.state_dict()["state"]["matrix"]["momentum_buffer"].float())
 
 
-def test_state_of_another_optimizer_is_reported_parameter_by_parameter_and_not_used():
+def test_state_of_another_optimizer_is_reported_and_not_used():
     adam_model, adam = make("fp32", Adam())
     run(adam_model, adam)
     model, sgd = make("fp32", SGD())

@@ -120,7 +120,7 @@ def test_trap_03_growth_by_the_largest_factor_stops_at_the_ceiling():
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 7, 2000])
-def test_trap_07_growth_comes_after_exactly_n_clean_steps_and_again_after_n_more(interval):
+def test_trap_07_growth_comes_after_every_n_clean_steps(interval):
     scales = walk(DynamicScaler(init_scale=4.0, growth_interval=interval), [False] * (3 * interval))
     grown_at = [step for step in range(1, len(scales)) if scales[step] != scales[step - 1]]
     assert grown_at == [interval, 2 * interval, 3 * interval]
@@ -149,7 +149,7 @@ def test_trap_08_the_rule_is_megatrons_on_every_sequence_of_ten_steps():
         ({"min_scale": 1e-39}, "scaler.min_scale=1e-39 is below the smallest normal FP32 number"),
     ],
 )
-def test_trap_40_a_start_outside_floor_and_ceiling_and_limits_outside_fp32_are_refused(arguments, words):
+def test_trap_40_a_start_or_limits_out_of_range_are_refused(arguments, words):
     with pytest.raises(ConfigError, match="scaler") as refusal:
         DynamicScaler(**arguments)
     assert words in str(refusal.value)

@@ -87,7 +87,7 @@ def test_logmax_is_the_sources_arithmetic_on_any_trace(overflow, values):
     assert scales == pytest.approx(logmax_of_openseq2seq(values, overflow), rel=1e-5)
 
 
-def test_one_overflow_keeps_logmax_at_its_floor_for_thousands_of_steps_as_in_the_source_and_16_does_not():
+def test_one_overflow_keeps_logmax_at_its_floor_unless_it_counts_16():
     steps = [largest(1.0), largest(2.0)] * 50 + [None] + [largest(1.0), largest(2.0)] * 2500
     assert set(walk_measured(preset("logmax"), steps)[100:]) == {1.0}
     gentle = walk_measured(preset("logmax", overflow_counts_as=16.0), steps)
@@ -146,7 +146,7 @@ def test_als_halves_above_the_threshold_and_doubles_otherwise_by_hand():
     assert walk_measured(preset("als"), steps) == [2.0, 4.0, 8.0, 4.0, 2.0, 4.0, 2.0, 4.0]
 
 
-def test_als_with_a_period_changes_at_its_last_step_and_after_an_overflow_at_once():
+def test_als_changes_at_the_end_of_a_period_or_on_overflow():
     scaler = preset("als", update_period=3, init_scale=16.0)
     assert walk_measured(scaler, [0.0] * 6) == [16.0, 16.0, 32.0, 32.0, 32.0, 64.0]
     assert walk_measured(scaler, [0.5] * 6) == [16.0, 16.0, 8.0, 8.0, 8.0, 4.0]
@@ -175,7 +175,7 @@ def test_the_share_above_an_edge_counts_what_is_not_finite():
     assert ShareAbove(8188.0)([*grads, torch.tensor([math.nan, -math.inf])]).tolist() == [4 / 8]
 
 
-def test_rules_say_what_they_need_measured_and_a_rule_that_says_nothing_needs_nothing():
+def test_rules_say_what_they_need_measured():
     assert preset("logmax").measure == LargestMagnitude()
     assert preset("als").measure == ShareAbove(8188.0)
     assert preset("als", bin_edge=0.5).measure == ShareAbove(32752.0)

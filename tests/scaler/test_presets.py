@@ -144,9 +144,7 @@ def test_the_scales_are_those_worked_out_by_hand(name, trace):
         (1.0, "xxx", [8, 4, 2]),
     ],
 )
-def test_fairseqs_scale_falls_where_the_share_of_overflows_since_its_last_change_reaches_the_tolerance(
-    tolerance, trace, scales
-):
+def test_fairseqs_scale_falls_at_its_tolerance_by_hand(tolerance, trace, scales):
     scaler = preset("fairseq", init_scale=16.0, growth_interval=3, tolerance=tolerance)
     assert walk(scaler, steps(trace)) == scales
 
@@ -182,7 +180,7 @@ WINDOWS = {
 
 
 @each("name", PRESETS)
-def test_trap_07_by_default_the_scale_doubles_after_exactly_this_many_clean_steps(name):
+def test_trap_07_the_scale_doubles_after_its_frameworks_window(name):
     grown_at = WINDOWS[name]
     scales = [STARTS[name], *walk(preset(name), [False] * (grown_at[-1] + 1))]
     changes = [step for step in range(1, len(scales)) if scales[step] != scales[step - 1]]
@@ -207,7 +205,7 @@ FLOORS = {
 
 
 @each("name", PRESETS)
-def test_trap_01_overflows_in_a_row_take_the_scale_to_its_frameworks_floor_or_to_0(name):
+def test_trap_01_overflows_take_the_scale_to_its_frameworks_floor(name):
     count, floor, before = FLOORS[name]
     scales = walk(preset(name), [True] * (count + 40))
     assert set(scales[count - 1 :]) == {floor}

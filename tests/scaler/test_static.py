@@ -32,7 +32,7 @@ def test_no_scaler_is_scale_one():
 
 
 @pytest.mark.parametrize("scaler", [StaticScaler(scale=128.0), NoScaler()])
-def test_trap_38_a_saved_scale_never_replaces_a_constant_one_and_the_difference_is_said(scaler):
+def test_trap_38_a_saved_scale_never_replaces_a_constant_one(scaler):
     own = scaler.initial(CPU)["scale"]
     state, notes = scaler.resume({"scale": torch.tensor([4096.0])}, CPU)
     assert torch.equal(state["scale"], own)
@@ -81,7 +81,7 @@ def test_trap_40_the_other_constants_have_ranges_as_well(field, wrong, right):
     Target("mptrain.scaler.DynamicScaler", {field: right}, PACKAGES["scaler"]).check("scaler")
 
 
-def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_nearest_one():
+def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about():
     (sentence,) = warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1000.0}), ())
     assert "scaler.scale=1000" in sentence
     assert "nearest: 1024" in sentence
