@@ -30,63 +30,52 @@ def factors(schedule, planned):
     return [schedule.factor(update, planned) for update in range(planned + 1)]
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=4), Step(milestones=(), warmup=4), Linear(final=1.0, warmup=4)])
-def test_warm_up_rises_in_equal_steps_and_is_over_with_its_last_update(schedule):
-    assert factors(schedule, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
+HALF_CYCLE = OneCycle(pct_start=0.5, div_factor=4, final_div_factor=2, anneal_strategy="linear")
 
 
-def test_linear_by_hand():
-    assert factors(Linear(), 4) == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert factors(Linear(final=0.5), 4) == [1.0, 0.875, 0.75, 0.625, 0.5]
-    assert factors(Linear(warmup=2), 6) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+@each(
+    ("schedule", "planned", "expected"),
+    [
+        *(
+            (schedule, 6, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0])  # a warm-up is over with its last update
+            for schedule in (Constant(warmup=4), Step(milestones=(), warmup=4), Linear(final=1.0, warmup=4))
+        ),
+        (Linear(), 4, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        (Linear(final=0.5), 4, [1.0, 0.875, 0.75, 0.625, 0.5]),
+        (Linear(warmup=2), 6, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        (Cosine(), 4, [1.0, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0.0]),
+        (Cosine(final=0.2), 2, [1.0, 0.6, 0.2]),
+        (Cosine(warmup=2), 4, [0.5, 1.0, 1.0, 0.5, 0.0]),
+        (Step(milestones=(0.5, 0.75), gamma=0.5), 8, [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]),
+        (InverseSqrt(warmup=4), 16, [0.25, 0.5, 0.75, 1.0] + [(4 / update) ** 0.5 for update in range(5, 18)]),
+        (Polynomial(power=2), 4, [1.0, 0.5625, 0.25, 0.0625, 0.0]),
+        (Polynomial(power=1, final=0.5, warmup=2), 4, [0.5, 1.0, 1.0, 0.75, 0.5]),
+        (Exponential(final=0.0625), 4, [1.0, 0.5, 0.25, 0.125, 0.0625]),
+        (Exponential(gamma=0.5, warmup=2), 4, [0.5, 1.0, 1.0, 0.5, 0.25]),
+        (WarmupStableDecay(warmup=2, decay=0.4), 10, [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]),
+        (
+            WarmupStableDecay(warmup=0, decay=0.4, shape="sqrt", final=0.5),
+            10,
+            [*[1] * 7, 0.75, 1 - 0.5 * 0.5**0.5, 1 - 0.5 * 0.75**0.5, 0.5],
+        ),
+        (HALF_CYCLE, 6, [0.25, 0.625, 1.0, 1 - 0.875 / 3, 1 - 1.75 / 3, 0.125]),
+        (CosineRestarts(period=0.25, warmup=2), 8, [0.5, 1.0, 1.0, 0.5, 1.0, 0.5]),
+    ],
+)
+def test_factors_are_those_worked_out_by_hand(schedule, planned, expected):
+    assert factors(schedule, planned)[: len(expected)] == pytest.approx(expected)
 
 
-def test_cosine_by_hand():
-    assert factors(Cosine(), 4) == pytest.approx([1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0])
-    assert factors(Cosine(final=0.2), 2) == pytest.approx([1.0, 0.6, 0.2])
-    assert factors(Cosine(warmup=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
-
-
-def test_step_by_hand():
-    assert factors(Step(milestones=(0.5, 0.75), gamma=0.5), 8) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
-
-
-def test_inverse_sqrt_by_hand_is_the_rate_of_the_transformers_paper():
-    assert factors(InverseSqrt(warmup=4), 16) == pytest.approx(
-        [0.25, 0.5, 0.75, 1.0] + [(4 / update) ** 0.5 for update in range(5, 18)]
-    )
+def test_inverse_sqrt_is_the_rate_of_the_transformers_paper():
     for update in (1, 100, 4000, 100_000):
         published = 512**-0.5 * min(update**-0.5, update * 4000**-1.5)
         assert 512**-0.5 * 4000**-0.5 * InverseSqrt().factor(update - 1, 100_000) == pytest.approx(published)
 
 
-def test_polynomial_by_hand():
-    assert factors(Polynomial(power=2), 4) == pytest.approx([1.0, 0.5625, 0.25, 0.0625, 0.0])
-    assert factors(Polynomial(power=1, final=0.5, warmup=2), 4) == [0.5, 1.0, 1.0, 0.75, 0.5]
-
-
-def test_exponential_by_hand():
-    assert factors(Exponential(final=0.0625), 4) == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.0625])
-    assert factors(Exponential(gamma=0.5, warmup=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.25])
-
-
-def test_warmup_stable_decay_by_hand():
-    schedule = WarmupStableDecay(warmup=2, decay=0.4)
-    assert factors(schedule, 10) == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
-    sqrt = factors(WarmupStableDecay(warmup=0, decay=0.4, shape="sqrt", final=0.5), 10)
-    assert sqrt[6:] == pytest.approx([1, 0.75, 1 - 0.5 * 0.5**0.5, 1 - 0.5 * 0.75**0.5, 0.5])
-
-
-def test_one_cycle_by_hand():
-    schedule = OneCycle(pct_start=0.5, div_factor=4, final_div_factor=2, anneal_strategy="linear")
-    assert factors(schedule, 6)[:6] == pytest.approx([0.25, 0.625, 1.0, 1 - 0.875 / 3, 1 - 1.75 / 3, 0.125])
+def test_cycles_and_restarts_are_sound_at_their_edges():
     for planned, share in ((1, 0.0), (1, 0.3), (1, 1.0), (2, 0.5), (4, 1.0)):
         assert all(0 < factor <= 1 for factor in factors(OneCycle(pct_start=share), planned))
     assert factors(OneCycle(pct_start=1.0), 4)[3] == 1.0
-
-
-def test_cosine_restarts_by_hand():
-    assert factors(CosineRestarts(period=0.25, warmup=2), 8)[:6] == pytest.approx([0.5, 1.0, 1.0, 0.5, 1.0, 0.5])
     longer = factors(CosineRestarts(period=0.1, multiplier=2), 20)
     assert [update for update, factor in enumerate(longer) if factor == 1.0] == [0, 2, 6, 14]
     assert CosineRestarts(period=1e-9).factor(5, 10) == 1.0  # a period has at least one update
