@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,6 +119,8 @@ def test_half_numbers_that_a_smaller_scale_turns_into_ties_count_as_lost(halving
     assert exponents.lost_share(moved, -halvings) == pytest.approx(really)
     assert exponents.lost_share(counts, -halvings) < really
     assert exponents.lost_share(moved) == 0
+    for values, lowest in (([0.0, math.inf], 0), ([2.0**-24], -25), ([1.5], 0)):
+        assert ties_below(counted(values, "float16")) == replace(counted(values, "float16"), lowest=lowest)
 
 
 def test_in_a_step_of_half_those_count_that_were_half_numbers_on_their_way():

@@ -293,3 +293,9 @@ def test_an_empty_range_names_a_scale_once_looks_suffice():
     few, many = (forecast_of(*varying(1.5, count, least=-39.0)) for count in (4, 300))
     assert (few.too_few, few.recommended) == (True, None)
     assert (many.too_few, many.recommended, many.has_range) == (False, 11, False)
+
+
+def test_where_most_looks_overflowed_nothing_is_sure():
+    lost = [look(at, {"a": [math.inf]}, scale=2.0**20, overflow=True) for at in range(3, 9)]
+    found = forecast_of(look(1, {"a": [2.0**-9]}), look(2, {"a": [2.0**-9]}), *lost)
+    assert (found.too_few, found.recommended) == (True, None)
