@@ -270,7 +270,7 @@ FAULTS = (
           'expected = "better" if expectation.relation == "above" else "worse"'),
     # Parts of a run.
     Fault(100, "build/model.py", "a run does not record which weights it starts from",
-          'digest_of_weights(model) if load else ""', '""'),
+          'digest = digest_of_weights(model) if load else ""\n    require_same_weights(digest, comm)', 'digest = ""'),
     Fault(101, "build/parts.py", "dropout depends on how many numbers the construction of the model drew",
           "seed_everything(config.seed)", "pass"),
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from recipe.some_recipe import some_recipe
 from small_runs import TINY, run_command
 
@@ -99,6 +100,26 @@ def test_no_file_of_a_run_holds_a_secret_and_the_run_goes_on(secret, monkeypatch
     assert main([*words[:-3], "train.max_steps=3", *words[-2:], "run.resume=auto"]) == 0
     assert main(["report", root]) == 0
     assert [name for name, content in records("out").items() if PLAIN.encode() in content] == []
+
+
+def test_a_data_set_that_is_called_by_a_secret_shows_it_nowhere(secret, capsys):
+    for number in range(16):
+        path = Path(f"pictures/train/{'ab'[number % 2]}/{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number * 9, 0, 0)).save(path)
+    words = ["model=mlp", "dataset=image_folder", "dataset.root=pictures", "dataset.image_size=8", "dataset.workers=0"]
+    words += ["dataset.val_samples=4", "train.batch_size=4", "train.max_steps=2", "logger=tensorboard"]
+    words.append(f"dataset.name={secret}")
+    assert main(words) == 0
+    [run] = Path("outputs").glob("*/*")
+    assert main(["report", str(run)]) == 0
+    assert main(["resume", str(run), "train.max_steps=3"]) == 0
+    assert main([*words, "run.name=nothing", "optimizer.lr=no"]) == 2
+    assert json.loads((run / "data.json").read_text())["name"] == secret
+    assert [name for name, content in records("outputs").items() if PLAIN.encode() in content] == []
+    shown = capsys.readouterr()
+    assert PLAIN not in shown.out + shown.err
+    assert f"dataset    {secret}, " in shown.out
 
 
 def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
