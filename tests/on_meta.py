@@ -40,13 +40,8 @@ aten = torch.ops.aten
 #: Words that make a model small enough to be drawn, or give it data that need no file.
 WORDS = {
     "big_lstm": (
-        "dataset=python_docs",
-        "dataset.tokens=word",
-        "dataset.sequence_length=4",
-        "model.embedding_size=32",
-        "model.hidden_size=64",
-        "model.projection=32",
-        "model.samples=64",
+        *("dataset=python_docs", "dataset.tokens=word", "dataset.sequence_length=4", "model.embedding_size=32"),
+        *("model.hidden_size=64", "model.projection=32", "model.samples=64"),
     ),
     "alexnet": ("dataset.image_size=64",),
     "wavenet": ("dataset=made_up_sounds", "dataset.window=2000"),

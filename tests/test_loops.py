@@ -47,27 +47,6 @@ def test_a_function_has_the_number_of_its_case_for_a_name():
     assert str(failure.value) == "least=1, case 3 of 3"
 
 
-def test_an_expected_failure_stays_one():
-    @each("value", [1, 2])
-    def small(value):
-        pytest.xfail("known")
-
-    with pytest.raises(pytest.xfail.Exception, match="known"):
-        small()
-
-
-def test_each_round_draws_what_a_test_of_its_own_would():
-    drawn = []
-
-    @each("count", [1, 2])
-    def draws(count):
-        drawn.append(torch.rand(count)[0].item())
-
-    draws()
-    torch.manual_seed(0)
-    assert drawn == [torch.rand(1).item()] * 2
-
-
 def test_values_that_are_skipped_end_no_loop_unless_all_are():
     tried = []
 
@@ -83,6 +62,12 @@ def test_values_that_are_skipped_end_no_loop_unless_all_are():
         odd(most=0)
 
 
-def test_a_loop_without_values_is_refused():
+def test_each_round_draws_anew_and_a_loop_without_values_is_refused():
+    drawn = []
+    each("count", [1, 1])(lambda count: drawn.append(torch.rand(count)[0].item()))()
+    torch.manual_seed(0)
+    assert drawn == [torch.rand(1).item()] * 2
     with pytest.raises(AssertionError, match="no values of value"):
         each("value", [])
+    with pytest.raises(pytest.xfail.Exception, match="known"):
+        each("value", [1, 2])(lambda value: pytest.xfail("known"))()

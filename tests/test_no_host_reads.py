@@ -102,28 +102,33 @@ def test_every_function_that_may_read_does_so_and_none_of_them_runs_in_a_step():
     reading = {(path.name, function) for path in SOURCES for function, _, _ in host_reads(path.read_text())}
     assert set(READING_FUNCTIONS) <= reading
     in_a_step = {
-        "train_step",
-        "judge",
-        "update",
-        "copy_to_params",
-        "copy_from_params",
-        "accumulate",
-        "zero_grad",
-        "after",
-        "apply",
+        *[
+            "train_step",
+            "judge",
+            "update",
+            "copy_to_params",
+            "copy_from_params",
+            "accumulate",
+            "zero_grad",
+            "after",
+            "apply",
+            "snapshot",
+            "restore",
+            "record",
+        ],
+        *[
+            "loss",
+            "gradient_norms",
+            "clip_coefficient",
+            "tensors",
+            "rate",
+            "advance",
+            "float32_norm",
+            "_float32_total",
+            "_tensor_by_tensor",
+            "_moved",
+        ],
     }
-    in_a_step |= {
-        "snapshot",
-        "restore",
-        "record",
-        "loss",
-        "gradient_norms",
-        "clip_coefficient",
-        "tensors",
-        "rate",
-        "advance",
-    }
-    in_a_step |= {"float32_norm", "_float32_total", "_tensor_by_tensor", "_moved"}
     assert not in_a_step & {function for _, function in READING_FUNCTIONS}
 
 
@@ -137,25 +142,10 @@ def test_files_without_tensors_import_no_torch():
 @each(
     "planted",
     [
-        "verdict.overflow.item()",
-        "verdict.norms.tolist()",
-        "loss.cpu()",
-        "loss.detach().cpu()",
-        "loss.numpy()",
-        "loss.to('cpu')",
-        "loss.to(device='cpu')",
-        "loss.to(torch.device('cpu'), torch.float32)",
-        "float(loss)",
-        "float(loss.sum())",
-        "int(self.updates)",
-        "bool(verdict.skip)",
-        "print(loss)",
-        "norms.nonzero()",
-        "torch.is_nonzero(flag)",
-        "max(norms)",
-        "sum(norms)",
-        "any(norms.isfinite())",
-        "str(scale)",
+        *("verdict.overflow.item()", "verdict.norms.tolist()", "loss.cpu()", "loss.detach().cpu()", "loss.numpy()"),
+        *("loss.to('cpu')", "loss.to(device='cpu')", "loss.to(torch.device('cpu'), torch.float32)", "float(loss)"),
+        *("float(loss.sum())", "int(self.updates)", "bool(verdict.skip)", "print(loss)", "norms.nonzero()"),
+        *("torch.is_nonzero(flag)", "max(norms)", "sum(norms)", "any(norms.isfinite())", "str(scale)"),
     ],
 )
 def test_each_kind_of_host_read_is_found_where_it_is_planted(planted):

@@ -64,13 +64,7 @@ def clear(folder):
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to one file: its content before, and at which byte.
-
-    Attributes:
-        path: The file.
-        before: Its bytes.
-        after: Its bytes now.
-    """
+    """What was done to one file: its content before and after."""
 
     path: Path
     before: bytes

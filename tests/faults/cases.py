@@ -22,27 +22,20 @@ SLACK = 0.3
 
 @dataclass
 class Report:
-    """What came of a case.
-
-    Attributes:
-        case: It.
-        codes: The exit codes of attempts that were not 0.
-        failures: What was wrong, one sentence each.
-        kept: A flipped bit is still in the records.
-        restored: A damaged file had to be restored from a copy.
-        steps_lost: By kind of fault, what one cost at most: steps, and the same in intervals between two checkpoints.
-        records_lost: Of kills, how many steps were trained and not in the file, at most.
-        log: What the attempts printed.
-    """
+    """What came of a case."""
 
     case: object
-    codes: list = field(default_factory=list)
-    failures: list = field(default_factory=list)
-    kept: bool = False
-    restored: bool = False
-    steps_lost: dict = field(default_factory=dict)
-    records_lost: dict = field(default_factory=dict)
-    log: list = field(default_factory=list)
+    codes: list = field(default_factory=list)  # exit codes of attempts that were not 0
+    failures: list = field(default_factory=list)  # what was wrong, one sentence each
+    kept: bool = False  # a flipped bit is still in the records
+    restored: bool = False  # a damaged file had to be restored from a copy
+    steps_lost: dict = field(
+        default_factory=dict
+    )  # by kind of fault: the most steps, and in intervals between two checkpoints
+    records_lost: dict = field(
+        default_factory=dict
+    )  # of kills: the most steps that were trained and are not in the file
+    log: list = field(default_factory=list)  # what the attempts printed
 
 
 def run_case(case, references, place):

@@ -19,27 +19,16 @@ PICTURES, CLASSES = 48, 3
 
 @dataclass(frozen=True)
 class Setting:
-    """A configuration, and what must be known of it to judge a run.
+    """A configuration, and what must be known of it to judge a run."""
 
-    Attributes:
-        number: In the pool of its seed.
-        words: The overrides.
-        pictures: Trains on a folder of pictures, which can be broken.
-        interval: The most steps between two checkpoints.
-        async_save: Checkpoints are written while training goes on.
-        seconds: ``log.seconds``.
-        ranks: Processes that train it.
-        sharded: Each holds a part of the weights, and writes it to a file of its own.
-    """
-
-    number: int
+    number: int  # in the pool of its seed
     words: tuple[str, ...]
-    pictures: bool
-    interval: int
-    async_save: bool
-    seconds: float
+    pictures: bool  # trains on a folder of pictures, which can be broken
+    interval: int  # the most steps between two checkpoints
+    async_save: bool  # checkpoints are written while training goes on
+    seconds: float  # of ``log.seconds``
     ranks: int = 1
-    sharded: bool = False
+    sharded: bool = False  # each rank holds a part of the weights, and writes it to a file of its own
 
     def describe(self):
         return " ".join(self.words)
@@ -49,20 +38,17 @@ class Setting:
 class Fault:
     """One thing that goes wrong in, or behind, one attempt.
 
-    Attributes:
-        kind: A key of `KINDS`.
-        place: When: ``seconds`` of the undisturbed run, or at a call of ``start``, ``step``, ``evaluation``, ``saving``,
-            ``operation`` (any change of a file in the run's folder), ``end``; the first rank's calls.
-        share: Which of those calls, or how much of that time, from 0 to 1.
-        fresh: In a process of its own, imports included, instead of a forked one; then the place is ``seconds``.
-        extra: What else a kind wants to know.
+    ``place`` says when: ``seconds`` of the undisturbed run, or at a call of ``start``, ``step``, ``evaluation``, ``saving``, ``operation``
+    (any change of a file in the run's folder) or ``end``; the first rank's calls.
     """
 
-    kind: str
+    kind: str  # one of `KINDS`
     place: str
-    share: float
-    fresh: bool = False
-    extra: dict = field(default_factory=dict)
+    share: float  # which of those calls, or how much of that time, from 0 to 1
+    fresh: bool = (
+        False  # in a process of its own, imports included, instead of a forked one; then the place is ``seconds``
+    )
+    extra: dict = field(default_factory=dict)  # what else a kind wants to know
 
     def describe(self):
         extra = "".join(f" {key}={value}" for key, value in self.extra.items())

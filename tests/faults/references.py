@@ -20,19 +20,12 @@ EVENTS = ("data_order", "overflow", "scale", "evaluation", "injected")
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run left behind, as far as it does not depend on the clock.
+    """What a finished run left behind, as far as it does not depend on the clock."""
 
-    Attributes:
-        steps: The bytes of ``steps.jsonl``.
-        epochs: The rows of ``epochs.csv``.
-        events: The lines of ``events.jsonl`` that say what training did.
-        state: A digest for each part of the last checkpoint.
-    """
-
-    steps: bytes
-    epochs: list
-    events: list
-    state: dict
+    steps: bytes  # of ``steps.jsonl``
+    epochs: list  # rows of ``epochs.csv``
+    events: list  # lines of ``events.jsonl`` that say what training did
+    state: dict  # a digest for each part of the last checkpoint
 
 
 @dataclass(frozen=True)

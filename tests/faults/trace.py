@@ -43,7 +43,6 @@ class Trace:
 
     @property
     def last(self):
-        """The last step of this attempt; 0 if it did none."""
         return int(self._slots[_LAST])
 
     @property
@@ -53,9 +52,7 @@ class Trace:
 
     @property
     def counts(self):
-        """How often each place was passed."""
         return {place: int(self._slots[_COUNTS + index]) for index, place in enumerate(PLACES)}
 
     def finished(self, step):
-        """When a step was done."""
         return self._slots[_TIMES + step]

@@ -119,39 +119,10 @@ odd = st.one_of(
 
 
 ODD = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2**63,
-        10**30,
-        -(10**400),
-        1e308,
-        -5e-324,
-        -0.0,
-        "",
-        "x",
-        "\0",
-        "\ud800",
-        "1",
-        "nan",
-        [],
-        {},
-    ),
-    *(
-        [1],
-        ["x"],
-        {"x": 1},
-        {"loss": "inf"},
-        {"loss": "nan", "lr": "-inf"},
-        {"loss.x": "inf"},
-        {"step": "nan"},
-        {"": ""},
-    ),
-    *(math.nan, math.inf, [[[[]]]], "a" * 3000, "main", {"nonfinite": {"x": "inf"}}),
+    *(None, True, False, 0, -1, 1, 2**63, 10**30, -(10**400), 1e308, -5e-324, -0.0, math.nan, math.inf),
+    *("", "x", "\0", "\ud800", "1", "nan", "a" * 3000, "main", [], [1], ["x"], [[[[]]]]),
+    *({}, {"x": 1}, {"loss": "inf"}, {"loss": "nan", "lr": "-inf"}, {"loss.x": "inf"}, {"step": "nan"}, {"": ""}),
+    {"nonfinite": {"x": "inf"}},
 ]
 
 
@@ -187,33 +158,6 @@ def spoiled(draw, whole, *others):
             if lines:
                 data[place:place] = draw(st.sampled_from(lines))
     return bytes(data)
-
-
-def accident(chance, whole):
-    """As `spoiled`, from a random.Random: for what is tried a hundred thousand times."""
-    data = bytearray(whole)
-    for _ in range(chance.randint(1, 3)):
-        place, length = chance.randrange(len(data) + 1), chance.randint(1, 30)
-        match chance.randrange(5):
-            case 0 if place < len(data):
-                data[place] ^= 1 << chance.randrange(8)
-            case 1:
-                del data[place:]
-            case 2:
-                del data[place : place + length]
-            case 3:
-                data[place:place] = data[place : place + length]
-            case _:
-                data[place : place + chance.choice((0, length))] = chance.choice(TOKENS[:-1])
-    return bytes(data)
-
-
-def other_value(chance, tree):
-    """As `misfit`, for a flat mapping, from a random.Random."""
-    tree = dict(tree)
-    for _ in range(chance.randint(1, 2)):
-        tree[chance.choice([*tree, "nonfinite", "x"])] = chance.choice(ODD)
-    return tree
 
 
 def places(tree, prefix=()):

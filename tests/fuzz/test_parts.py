@@ -68,14 +68,14 @@ def test_what_is_sound_is_loaded(sound, folder):
     assert loaded["bias"].dtype == torch.float16
 
 
-@examples(80, 5000)
+@examples(50, 5000)
 @given(st.data())
 def test_a_spoiled_part(sound, folder, data):
     name = data.draw(st.sampled_from(sorted(sound)))
     load(folder, {**sound, name: data.draw(spoiled(sound[name]))})
 
 
-@examples(80, 5000)
+@examples(50, 5000)
 @given(st.data())
 def test_parts_and_marks_with_values_of_another_kind(sound, folder, data):
     values = st.sampled_from([*ODD, (), torch.ones(2), torch.ones(1, 3, dtype=torch.int64), torch.empty(0)])

@@ -54,14 +54,14 @@ def read(folder, content):
         read_recipe(path)
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(st.data())
 def test_a_spoiled_recipe(folder, data):
     whole = data.draw(st.sampled_from(RECIPES)).read_bytes()
     read(folder, data.draw(spoiled(whole, *(path.read_bytes() for path in RECIPES[:3]))))
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(st.data())
 def test_a_recipe_with_odd_pieces_of_yaml(folder, data):
     text = yaml.safe_dump(SOUND)
@@ -71,13 +71,13 @@ def test_a_recipe_with_odd_pieces_of_yaml(folder, data):
     read(folder, text.encode("utf-8", "surrogatepass"))
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(st.data())
 def test_a_recipe_with_a_value_of_another_kind(folder, data):
     read(folder, json.dumps(data.draw(misfit(SOUND))).encode())
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(
     st.lists(odd_words(), max_size=2),
     st.dictionaries(

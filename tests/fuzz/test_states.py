@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,8 +44,6 @@ def with_state(sound, change):
     change(state)
     torch.save(state, data)
     path = folder / "checkpoints" / manifest_name(STEP)
-    from dataclasses import replace
-
     whole = data.read_bytes()
     path.write_text(replace(read_manifest(path), sha256=hashlib.sha256(whole).hexdigest(), bytes=len(whole)).to_json())
     return folder
@@ -58,15 +57,8 @@ def commands(folder):
     yield "export", lambda: export_run(run, "last", torch.float16, average=True, output=None)
     yield "diagnose", lambda: diagnose_run(run, [], None, None)
     yield "replay", lambda: replay_run(run, ["scaler=static", "scaler.scale=8"])
-    yield (
-        "weights",
-        lambda: launch(
-            compose(
-                [*TINY, f"model.weights={run}", f"run.root={folder.parent}", "run.name=begun", "train.max_steps=1"]
-            ),
-            lambda opening: [],
-        ),
-    )
+    begun = [*TINY, f"model.weights={run}", f"run.root={folder.parent}", "run.name=begun", "train.max_steps=1"]
+    yield "weights", lambda: launch(compose(begun), lambda opening: [])
 
 
 def places(tree, path=()):

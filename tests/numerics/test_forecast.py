@@ -105,8 +105,8 @@ def test_steps_between_looks_count_by_their_norms():
     assert found.highest == min(limits) - 1
 
 
-@each("high", [4, 16, 1000])
-@each("others", [2, 4, 40])
+@each("high", [4, 1000])
+@each("others", [2, 4])
 def test_samples_prove_no_scale_at_which_the_norms_of_other_steps_overflow(high, others):
     sampled_steps = [look(at, {}, {"w": [0.5]}) for at in range(1, 40)]
     norms = [step(at, 1.0) for at in range(1, 300)] + [step(at, float(high)) for at in range(300, 300 + others)]
@@ -117,11 +117,6 @@ def test_samples_prove_no_scale_at_which_the_norms_of_other_steps_overflow(high,
     assert (found.evidence.by_samples < calm) == (others > 3)
 
 
-def test_norms_before_the_first_look_take_its_ratio():
-    found = forecast_of(look(5, {}, {"w": [1.0]}), steps=[step(1, 8.0), step(5, 1.0)])
-    assert found.highest == 12  # 8 * 2^13 is too large
-
-
 def test_a_step_that_overflowed_in_the_run_overflows_from_its_own_scale_on():
     norms = [step(1, 1.0), step(2, math.inf, overflow=True, scale=2.0**12), step(3, math.nan, True, 8.0, math.nan)]
     found = forecast_of(look(1, {}, {"w": [1.0]}), steps=norms)
@@ -129,17 +124,15 @@ def test_a_step_that_overflowed_in_the_run_overflows_from_its_own_scale_on():
     assert found.highest == 11
 
 
-def test_a_look_that_overflowed_tells_only_that_it_did():
-    found = forecast_of(look(1, {"a": [1.0]}), look(2, {"a": [math.inf, 2.0**-40]}, scale=1024.0, overflow=True))
-    assert [each.overflowing for each in found.scales[8:12]] == [0, 0, 1, 1]
-    assert found.lowest == 0
-    assert found.highest == 9
-
-
-def test_where_everything_overflowed_nothing_is_known():
+def test_looks_that_overflowed_or_say_nothing_tell_only_that():
     found = forecast_of(look(1, {"a": [math.nan]}, scale=16.0, overflow=True))
     assert (found.scales, found.recommended, found.largest) == ((), None, None)
     assert len(found.sampled_steps) == 1
+    unusable = look(1, {"a": [1.0]}, scale=0.0), look(2), look(4, {"a": [1.0]}, scale=math.nan)
+    assert forecast_of(*unusable, look(5, {"a": [1.0]})).unusable == 3
+    mixed = forecast_of(look(1, {"a": [1.0]}), look(2, {"a": [math.inf, 2.0**-40]}, scale=1024.0, overflow=True))
+    assert [each.overflowing for each in mixed.scales[8:12]] == [0, 0, 1, 1]
+    assert (mixed.lowest, mixed.highest) == (0, 9)
 
 
 @pytest.mark.parametrize("records", [[], [look(1)], [look(1, {"a": [0.0, 0.0]})], [look(1, {"a": [1.0]}, scale=0.0)]])
@@ -149,21 +142,18 @@ def test_without_gradients_nothing_is_recommended(records):
     assert not found.has_range
 
 
-def test_an_empty_range_is_said_and_the_largest_that_overflows_nowhere_is_recommended():
+def test_in_an_empty_range_the_largest_safe_scale_is_recommended():
     found = forecast_of(*(look(at, {"first": [2.0**-40] * 3, "last": [8.0]}) for at in (1, 2)))
     assert (found.lowest, found.highest, found.recommended) == (15, 12, 12)
     assert not found.has_range
 
 
-def test_gradients_that_overflow_without_a_scale_have_no_right_one():
+def test_no_scale_is_below_1_or_above_2_to_the_24():
     found = forecast_of(look(1, {"a": [70000.0]}))
     assert (found.highest, found.recommended, found.has_range) == (None, None, False)
     assert found.scales[0].overflowing == 1
-
-
-def test_tiny_gradients_ask_for_no_more_than_the_highest_scale():
-    found = forecast_of(*(look(at, {"a": [2.0**-30] * 4}) for at in (1, 2)))
-    assert (found.highest, found.recommended) == (24, 24)
+    tiny = forecast_of(*(look(at, {"a": [2.0**-30] * 4}) for at in (1, 2)))
+    assert (tiny.highest, tiny.recommended) == (24, 24)
     assert forecast_of(look(1, {"a": [2.0**-60] * 4})).lowest is None
 
 
@@ -198,7 +188,7 @@ def test_what_fp16_cut_off_is_noticed():
         max_size=4,
     )
 )  # fmt: skip
-def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_is_in_the_range(sampled_steps):
+def test_more_scale_never_loses_more_nor_overflows_less(sampled_steps):
     found = forecast_of(*(look(at, {"a": one}, {"w": other}) for at, (one, other) in enumerate(sampled_steps, 1)))
     for smaller, larger in zip(found.scales, found.scales[1:], strict=False):
         assert larger.lost <= smaller.lost
@@ -212,26 +202,6 @@ def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_i
     if found.recommended is not None:
         assert found.recommended in EXPONENTS
         assert not found.scales[found.recommended].overflowing
-
-
-def test_below_its_own_scale_the_gradients_of_a_run_in_half_are_lost_as_they_really_are():
-    scale = 2.0**12
-    values = (between(-37, -20, count=40_000) * scale).half()
-    found = forecast_of(look(1, {"a": counted(values.tolist(), "float16")}, scale=scale))
-    kept = values[values != 0]
-    for exponent in (11, 10, 9, 7):
-        really = ((kept.float() * 2.0 ** (exponent - 12)).half() == 0).float().mean().item()
-        assert found.scales[exponent].lost == pytest.approx(really, abs=0.01)
-        assert found.scales[exponent].lost > 0.05
-    assert found.scales[12].lost == 0
-
-
-def test_looks_that_say_nothing_are_counted():
-    found = forecast_of(
-        look(1, {"a": [1.0]}, scale=0.0), look(2), look(3, {"a": [1.0]}), look(4, {"a": [1.0]}, scale=math.nan)
-    )
-    assert (found.unusable, len(found.sampled_steps)) == (3, 1)
-    assert forecast_of(look(1, {"a": [1.0]})).unusable == 0
 
 
 def test_between_looks_a_half_step_that_was_clean_at_its_scale_stays_so():
@@ -277,7 +247,7 @@ def test_looks_that_vary_leave_headroom_and_few_of_them_leave_more():
     assert forecast_of(*varying(1.5, 300)).evidence.with_more == 12
 
 
-@each("seed", range(5))
+@each("seed", range(3))
 @each("count", [3, 10, 30])
 def test_where_a_scale_is_named_it_overflows_at_less_than_one_step_in_a_hundred(seed, count):
     """Looks drawn out of a thousand steps, whose gradients slowly grow and vary beside: 1 % of all drawings may err."""
@@ -319,7 +289,7 @@ def test_an_overflow_on_record_is_never_contradicted():
     assert found.recommended <= 8
 
 
-def test_an_empty_range_names_the_largest_sure_scale_once_more_looks_would_not_move_it():
+def test_an_empty_range_names_a_scale_once_looks_suffice():
     few, many = (forecast_of(*varying(1.5, count, least=-39.0)) for count in (4, 300))
     assert (few.too_few, few.recommended) == (True, None)
     assert (many.too_few, many.recommended, many.has_range) == (False, 11, False)

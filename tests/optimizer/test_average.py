@@ -8,7 +8,7 @@ from small_runs import TINY, loop_of, parts_of
 
 from mptrain.engine.step import train_step
 
-MODES = ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure", "bf16"]
+MODES = ["amp_dynamic", "fp16_dynamic", "fp16_pure"]
 
 
 def by_hand(decay, values):

@@ -24,7 +24,7 @@ GROUPS = "optimizer.groups=[{match: [12.weight, 12.bias], lr_factor: 2, weight_d
 BLOCKS = ["0", "1", "3", "4", "7", "8", "12"]
 
 #: Optimizers of ours and torch's: their words, and how a loop by hand makes them of groups. Fused, as ours are: on CPUs
-#: without AVX512 the other kernels round differently, and 50 steps in FP16 make that visible.
+#: without AVX512 the other kernels round differently, and dozens of steps in FP16 make that visible.
 OPTIMIZERS = {
     "sgd": (
         ("optimizer=sgd", "optimizer.weight_decay=0.1"),
@@ -77,8 +77,16 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+PAIRS = [
+    *((name, "groups") for name in OPTIMIZERS),
+    ("sgd", "layer_decay"),
+    ("adamw", "both"),
+    ("RAdam", "both"),
+    ("adam", "frozen"),
+]
+
+
+@pytest.mark.parametrize(("name", "way"), PAIRS)
 def test_fifty_steps_equal_torchs_groups_by_hand(name, way, tmp_path, monkeypatch):
     words, maker = OPTIMIZERS[name]
     more, options = WAYS[way]
@@ -182,17 +190,9 @@ def test_layers_of_a_model_of_timm_are_those_that_it_names(wrapped):
 @each(
     ("words", "what", "hint"),
     [
-        (
-            ("optimizer.groups=[{match: 12.wight}]",),
-            "optimizer.groups: '12.wight' matches no parameter",
-            "did you mean 12.weight?",
-        ),
-        (
-            ("optimizer.groups=[{match: ['12.*', 'zzz']}]",),
-            "optimizer.groups: 'zzz' matches no",
-            "its first names are 0.weight",
-        ),
-        (("model.freeze=['12']",), "model.freeze: '12' matches no parameter", "did you mean 12.*?"),
+        (("optimizer.groups=[{match: 12.wight}]",), "'12.wight' matches no parameter", "12.weight"),
+        (("optimizer.groups=[{match: ['12.*', 'zzz']}]",), "'zzz' matches no", "0.weight"),
+        (("model.freeze=['12']",), "'12' matches no parameter", "12.*"),
         (("model.freeze=['*']",), "no parameter of the model is trainable", "unfreeze"),
     ],
 )
@@ -203,11 +203,9 @@ def test_a_pattern_that_matches_nothing_is_an_error(words, what, hint):
     assert hint in caught.value.hint
 
 
-def test_a_group_has_no_weight_decay_of_its_own_with_an_optimizer_that_has_none():
+def test_a_group_has_no_weight_decay_where_the_optimizer_has_none():
     words = ("optimizer=torch", "optimizer.name=Rprop", "optimizer.groups=[{match: '12.*', weight_decay: 0.1}]")
-    with pytest.raises(
-        ConfigError, match=r"optimizer.groups.0.weight_decay=0.1: torch.optim.Rprop has no weight decay"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer.groups.0.weight_decay=0.1: torch.optim.Rprop"):
         parts_of(*SMALL, *words)
 
 
@@ -236,7 +234,7 @@ def test_batch_norm_with_frozen_statistics_keeps_them_and_so_do_its_copies():
         assert not torch.equal(net[3].running_mean, before)
 
 
-@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic", "fp16_pure"])
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_pure"])
 def test_a_frozen_beginning_remains_the_function_that_it_was(precision, tmp_path):
     loop = loop_of(tmp_path, *SMALL, "model.freeze=['0.*', '1.*']", f"precision={precision}", "train.epochs=1")
     images = loop.parts.prepare(loop.parts.dataset.val.fetch([0, 1], 0, 0)).inputs
@@ -267,10 +265,5 @@ def test_the_header_tells_of_groups_and_of_what_is_trained(tmp_path):
     printed = run_in_process(*words, cwd=tmp_path).stdout
     assert "  groups     3 learning rates, x0.1 to x2 of the schedule's; weight decays 0, 0.1, 0.3\n" in printed
     assert " parameters, 458 trainable\n" in printed
-    plain = run_in_process(*TINY, "train.max_steps=1", cwd=tmp_path).stdout
-    assert "  groups " not in plain
-    assert "  optimizer  SGD(lr=0.05, momentum=0.9" in plain
-
-
-def test_one_rate_for_all_is_described_too():
+    assert "  groups " not in run_in_process(*TINY, "train.max_steps=1", cwd=tmp_path).stdout
     assert describe_options([(0.5, 0.0)]) == "learning rate x0.5; weight decay 0"

@@ -68,19 +68,21 @@ def test_torch_optim_goes_on_where_a_run_has_ended(tmp_path, name):
     optimizer.load_state_dict(
         torch_optim_state(saved["learners"]["main"]["optimizer"], optimizer, dict(model.named_parameters()))
     )
-    (learner,) = loop.parts.learners
-    gradients = {one: torch.randn_like(value) for one, value in learner.weights.masters.full_precision().items()}
-    before = {one: value.clone() for one, value in learner.weights.masters.full_precision().items()}
-    for one, parameter in model.named_parameters():
-        parameter.grad = gradients[one].clone()
+    weights, one = loop.parts.learners[0].weights, torch.ones(1)
+    before = {key: value.clone() for key, value in weights.masters.full_precision().items()}
+    gradients = {key: torch.randn_like(value) for key, value in before.items()}
+
+    def give_gradients():
+        weights.gradients.zero_grad()
+        for key, parameter in model.named_parameters():
+            parameter.grad = gradients[key].clone()
+
+    give_gradients()
     optimizer.step()
-    theirs = {one: value.detach().clone() for one, value in model.named_parameters()}
-    learner.weights.masters.load_full_precision(before)
-    learner.weights.gradients.zero_grad()
-    for one, parameter in model.named_parameters():
-        parameter.grad = gradients[one].clone()
-    one = torch.ones(1)
-    learner.weights.update(learner.weights.judge(one, skip_on_overflow=True), torch.tensor([lr]), one)
-    for key, value in learner.weights.masters.full_precision().items():
+    theirs = {key: value.detach().clone() for key, value in model.named_parameters()}
+    weights.masters.load_full_precision(before)
+    give_gradients()
+    weights.update(weights.judge(one, skip_on_overflow=True), torch.tensor([lr]), one)
+    for key, value in weights.masters.full_precision().items():
         torch.testing.assert_close(value, theirs[key], rtol=1e-5, atol=1e-7)
         assert not torch.equal(value, before[key])

@@ -42,36 +42,25 @@ def of_timm(name, masters, decay):
 #: Optimizers by name: their words, and how a loop by hand makes them.
 BY_NAME = {
     "RAdam": (
-        ("optimizer=torch", "optimizer.weight_decay=0.01", "optimizer.betas=[0.8,0.99]"),
+        "optimizer=torch optimizer.weight_decay=0.01 optimizer.betas=[0.8,0.99]",
         lambda masters: [torch.optim.RAdam(decaying(masters, 0.01), betas=(0.8, 0.99))],
     ),
     "NAdam": (
-        (
-            "optimizer=torch",
-            "optimizer.name=NAdam",
-            "optimizer.decay_norms_and_biases=true",
-            "optimizer.weight_decay=0.1",
-        ),
+        "optimizer=torch optimizer.name=NAdam optimizer.decay_norms_and_biases=true optimizer.weight_decay=0.1",
         lambda masters: [torch.optim.NAdam(decaying(masters, 0.1, every=True))],
     ),
-    "Adadelta": (
-        ("optimizer=torch", "optimizer.name=Adadelta"),
-        lambda masters: [torch.optim.Adadelta(masters.values())],
-    ),
-    "Muon": (("optimizer=torch", "optimizer.name=Muon"), muon),
+    "Adadelta": ("optimizer=torch optimizer.name=Adadelta", lambda masters: [torch.optim.Adadelta(masters.values())]),
+    "Muon": ("optimizer=torch optimizer.name=Muon", muon),
     "AdamW": (  # fused, as torch has a kernel of it
-        ("optimizer=torch", "optimizer.name=AdamW"),
+        "optimizer=torch optimizer.name=AdamW",
         lambda masters: [torch.optim.AdamW(decaying(masters, 0.01), fused=True)],
     ),
     "SGD": (
-        ("optimizer=torch", "optimizer.name=SGD", "optimizer.momentum=0.9", "optimizer.foreach=true"),
+        "optimizer=torch optimizer.name=SGD optimizer.momentum=0.9 optimizer.foreach=true",
         lambda masters: [torch.optim.SGD(masters.values(), momentum=0.9, foreach=True)],
     ),
-    "lion": (
-        ("optimizer=timm", "optimizer.weight_decay=0.1"),
-        lambda masters: of_timm("Lion", masters, 0.1),
-    ),
-    "lamb": (("optimizer=timm", "optimizer.name=lamb"), lambda masters: of_timm("Lamb", masters, 0.01)),
+    "lion": ("optimizer=timm optimizer.weight_decay=0.1", lambda masters: of_timm("Lion", masters, 0.1)),
+    "lamb": ("optimizer=timm optimizer.name=lamb", lambda masters: of_timm("Lamb", masters, 0.01)),
 }
 #: Precision modes by name: their words, and what the loop by hand does.
 MODES = {
@@ -96,19 +85,25 @@ def spoiled(monkeypatch, steps):
     monkeypatch.setattr(Weights, "judge", spoil)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", BY_NAME)
-def test_sixty_steps_equal_a_loop_by_hand(name, mode, tmp_path, monkeypatch):
+PAIRS = [
+    *((name, "fp16_dynamic") for name in BY_NAME),
+    *((name, "amp_dynamic") for name in ("RAdam", "Muon", "AdamW")),
+    ("lamb", "fp32"),
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), PAIRS)
+def test_thirty_steps_equal_a_loop_by_hand(name, mode, tmp_path, monkeypatch):
     words, by_hand = BY_NAME[name]
     more, loose = MODES[mode]
-    words = (*SMALL, *words, *more, f"precision={mode}", "train.max_steps=60")
+    words = (*SMALL, *words.split(), *more, f"precision={mode}", "train.max_steps=30")
     parts, _ = parts_of(*words)
     batches = kept_batches(monkeypatch)
     spoiled(monkeypatch, loose.get("overflows", ()))
     loop = loop_of(tmp_path, *words)
     loop.run()
     expected, updates = train_by_hand(parts, batches, by_hand, **loose)
-    assert updates == 60 - len(loose.get("overflows", ()))
+    assert updates == 30 - len(loose.get("overflows", ()))
     assert loop.parts.learners[0].updates == updates
     found = loop.parts.learners[0].weights.masters.full_precision()
     for key, value in expected.items():
@@ -120,12 +115,12 @@ def test_sixty_steps_equal_a_loop_by_hand(name, mode, tmp_path, monkeypatch):
 
 #: Optimizers whose state has other shapes, dtypes, places and kinds of values: in groups, on the host, in lists, in BF16.
 KEPT_OTHERWISE = {
-    "Adafactor": ("optimizer=torch", "optimizer.name=Adafactor"),
-    "ASGD": ("optimizer=torch", "optimizer.name=ASGD"),
-    "Adam with maxima": ("optimizer=torch", "optimizer.name=Adam", "optimizer.amsgrad=true"),
-    "adan": ("optimizer=timm", "optimizer.name=adan"),
-    "adafactorbv": ("optimizer=timm", "optimizer.name=adafactorbv", "optimizer.lr=0.01"),
-    "adamuon": ("optimizer=timm", "optimizer.name=adamuon"),
+    "Adafactor": "optimizer=torch optimizer.name=Adafactor",
+    "ASGD": "optimizer=torch optimizer.name=ASGD",
+    "Adam with maxima": "optimizer=torch optimizer.name=Adam optimizer.amsgrad=true",
+    "adan": "optimizer=timm optimizer.name=adan",
+    "adafactorbv": "optimizer=timm optimizer.name=adafactorbv optimizer.lr=0.01",
+    "adamuon": "optimizer=timm optimizer.name=adamuon",
 }
 
 
@@ -138,11 +133,11 @@ def plain(value):
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize("name", [*BY_NAME, *KEPT_OTHERWISE])
+@pytest.mark.parametrize("name", ["NAdam", "Muon", "AdamW", "lamb", *KEPT_OTHERWISE])
 def test_an_interrupted_run_resumes_bit_for_bit(name, tmp_path):
     words = BY_NAME[name][0] if name in BY_NAME else KEPT_OTHERWISE[name]
     more = ("precision=fp16_dynamic", "train.epochs=3", "inject.step=5", "inject.tensor=gradient:0.weight")
-    whole, resumed = whole_and_resumed(tmp_path, *SMALL, *words, *more, after=9)
+    whole, resumed = whole_and_resumed(tmp_path, *SMALL, *words.split(), *more, after=9)
     assert resumed.notes == []
     (one,), (other,) = whole.parts.learners, resumed.parts.learners
     assert one.updates == 17
@@ -250,7 +245,7 @@ def test_a_parameter_that_moves_or_changes_its_memory_order_is_followed():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_trap_27_fused_kernels_skip_on_the_device_once_their_first_update_is_made(name, monkeypatch):
+def test_trap_27_fused_kernels_skip_on_device_after_one_update(name, monkeypatch):
     """As on a device whose memory the host does not read: the flag is read until an update is applied, and never again."""
     arguments = {"fused": True, **({"momentum": 0.9} if name == "SGD" else {})}
     kind, _ = torch_optimizer(name)
@@ -303,7 +298,7 @@ def test_torchs_own_classes_are_fused_where_there_is_a_kernel_and_nobody_chose(k
 
 
 @pytest.mark.parametrize("kind", FUSED)
-def test_fused_kernels_take_over_a_state_that_was_saved_without_them_and_give_it_back(kind):
+def test_fused_kernels_take_over_state_and_give_it_back(kind):
     more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     model, weights = make("fp16 master", adapt(kind, {**more, "foreach": False}))
     other, fused = make("fp16 master", adapt(kind, more))
@@ -314,20 +309,6 @@ def test_fused_kernels_take_over_a_state_that_was_saved_without_them_and_give_it
         assert goal.updater.load_state_dict({**saved, "on_host": ["step"]}) == []
         assert plain(goal.updater.state_dict()["state"]) == plain(saved["state"])
     run(model, weights, seed=3, scale=16.0)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_a_fused_optimizer_divides_by_the_scale_itself_and_skips_what_the_host_knows(name):
-    kind, more = getattr(torch.optim, name), {"momentum": 0.9} if name == "SGD" else {}
-    found = {}
-    for fused in (None, False):
-        model, weights = make("fp32", adapt(kind, {**more, "fused": fused}))
-        for step in range(6):
-            run(model, weights, seed=step, scale=1024.0, poison=math.inf if step in (0, 3) else None)
-        found[fused] = state_of_parameters(model)
-        assert weights.updater.step.item() == 4
-    for key, value in found[None].items():
-        torch.testing.assert_close(value, found[False][key], rtol=1e-5, atol=1e-6)
 
 
 def test_muon_says_which_parameters_it_leaves_to_adamw():
@@ -362,10 +343,10 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("set", "keeps a set in 'seen', which a checkpoint cannot hold"),
-        ("object", "keeps an object in 'seen', which a checkpoint cannot hold"),
-        ("global", "keeps state that belongs to no parameter, which a checkpoint cannot hold"),
-        ("fails", "fails in an update: IndexError: no third dimension"),
+        ("set", "a set in 'seen'"),
+        ("object", "an object in 'seen'"),
+        ("global", "belongs to no parameter"),
+        ("fails", "IndexError: no third dimension"),
     ],
 )
 def test_an_optimizer_that_cannot_be_used_is_refused_in_its_first_update(wrong, said):
@@ -391,7 +372,7 @@ def test_state_of_another_optimizer_is_not_loaded_and_that_is_said():
         assert plain(weights.updater.state_dict()) == before
 
 
-def test_constants_of_a_resumed_run_are_its_own_and_counts_are_those_of_the_checkpoint():
+def test_a_resumed_run_has_its_own_constants_and_saved_counts():
     lamb = timm_optimizer("lamb")[0]
     model, weights = make("fp32", adapt(lamb, {"betas": (0.9, 0.99)}))
     for step in range(3):

@@ -64,10 +64,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=2, help="so many faults at a time")
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=IN_TIME,
-        help="for one fault, and as many beyond the default tests; more where others use the machine",
+        "--seconds", type=float, default=IN_TIME, help="for one fault, and as many beyond the default tests"
     )
     parser.add_argument("--json", type=Path, help="keep the answers in a file")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
@@ -209,18 +206,14 @@ def read(path):
 
 
 def compare(before, after):
-    """Print which faults are found less well than before, or have no answer any more; return 1 where there are any."""
+    """Print the faults that are found less well than before, or have no answer any more; return 1 if there are any."""
     worse = 0
-    for number in sorted(before.keys() | after.keys()):
-        one, other = before.get(number), after.get(number)
-        if one is None:
-            print(f"{number}: only after")
-        elif other is None:
+    for number, one in sorted(before.items()):
+        other = after.get(number)
+        if other is None or ANSWERS.index(other.found_by) > ANSWERS.index(one.found_by):
             worse += 1
-            print(f"{number}: found by {one.found_by} before ({one.test or 'no test'}), no answer after")
-        elif ANSWERS.index(other.found_by) > ANSWERS.index(one.found_by):
-            worse += 1
-            print(f"{number}: found by {one.found_by} before ({one.test or 'no test'}), by {other.found_by} after")
+            now = f"by {other.found_by} after" if other else "no answer after"
+            print(f"{number}: found by {one.found_by} before ({one.test or 'no test'}), {now}")
     print(f"{worse} of {len(before)} faults are found less well than before")
     return int(worse > 0)
 

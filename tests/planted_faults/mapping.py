@@ -6,51 +6,30 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Tests of whole runs, or of other packages, that look at the modules of a package; at a module where its name is given.
+#: Tests of whole runs, or of other packages, that look at the modules of a package: files without their ending, and folders.
 BESIDES = {
-    "engine": (
-        "integration/test_modes.py",
-        "integration/test_giving_up.py",
-        "integration/test_classification.py",
-        "integration/test_killed.py",
-    ),
-    "precision": ("engine/test_rehearsal.py", "engine/test_step.py", "integration/test_modes.py"),
-    "scaler": ("engine/test_step.py", "engine/test_resume.py", "integration/test_giving_up.py"),
-    "optimizer": (
-        "engine/test_step.py",
-        "engine/test_step_runner.py",
-        "engine/test_resume.py",
-        "integration/test_modes.py",
-    ),
-    "numerics": ("engine/test_step.py", "probe/test_histograms.py", "integration/test_recommended_scales.py"),
-    "schedule": ("engine/test_step.py",),
-    "runlog": (
-        "engine/test_saving.py",
-        "engine/test_resume.py",
-        "security/test_odd_files.py",
-        "integration/test_killed.py",
-    ),
-    "parallel": ("engine/test_sample_metrics.py", "engine/test_step.py"),
-    "comparison": ("sweep/test_comparisons.py", "integration/test_compare.py"),
-    "probe": ("engine/test_step_log.py", "inspection/test_diagnosis.py", "integration/test_diagnose.py"),
-    "inspection": ("integration/test_diagnose.py",),
-    "run": ("integration/test_giving_up.py", "integration/test_killed.py"),
-    "sweep": ("integration/test_sweeps.py", "integration/test_compare.py"),
-    "recipe": ("cli/test_reproduce.py",),
-    "report": ("security/test_odd_files.py",),
-    "cli": ("security/test_terminals.py", "integration/test_command_line.py"),
-    "build": ("integration/test_obstacles.py", "engine/test_resume.py", "integration/test_modes.py"),
-    "config": ("cli/test_bad_input.py", "security/test_strangers_files.py", "integration/test_obstacles.py"),
-    "workloads": (
-        "engine/test_step.py",
-        "engine/test_evaluate.py",
-        "integration/test_other_data.py",
-        "integration/test_language.py",
-        "integration/test_detect.py",
-        "integration/test_speech.py",
-    ),
-    "logger": ("integration/test_processes_change_nothing.py",),
-    "system": ("engine/test_resume.py", "engine/test_evaluate.py", "security", "cli"),
+    "engine": "integration/test_modes integration/test_giving_up integration/test_classification integration/test_killed",
+    "precision": "engine/test_rehearsal engine/test_step integration/test_modes",
+    "scaler": "engine/test_step engine/test_resume integration/test_giving_up",
+    "optimizer": "engine/test_step engine/test_step_runner engine/test_resume integration/test_modes",
+    "numerics": "engine/test_step probe/test_histograms integration/test_recommended_scales",
+    "schedule": "engine/test_step",
+    "runlog": "engine/test_saving engine/test_resume security/test_odd_files integration/test_killed",
+    "parallel": "engine/test_sample_metrics engine/test_step",
+    "comparison": "sweep/test_comparisons integration/test_compare",
+    "probe": "engine/test_step_log inspection/test_diagnosis integration/test_diagnose",
+    "inspection": "integration/test_diagnose",
+    "run": "integration/test_giving_up integration/test_killed",
+    "sweep": "integration/test_sweeps integration/test_compare",
+    "recipe": "cli/test_reproduce",
+    "report": "security/test_odd_files",
+    "cli": "security/test_terminals integration/test_command_line",
+    "build": "integration/test_obstacles engine/test_resume integration/test_modes",
+    "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
+    "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
+    "integration/test_detect integration/test_speech",
+    "logger": "integration/test_processes_change_nothing",
+    "system": "engine/test_resume engine/test_evaluate security cli",
 }
 
 
@@ -67,7 +46,7 @@ def stages_of(fault):
     named = [own] if (ROOT / own).exists() else []
     named += [f"tests/{name}" for name in fault.tests]
     folder = _files("/".join(["tests", *room])) if room else []
-    besides = [path for name in BESIDES[package] for path in _files(f"tests/{name}")]
+    besides = [path for name in BESIDES[package].split() for path in _files(f"tests/{name}")]
     stages, seen = [], set()
     for stage in (named, folder, besides):
         stages.append([path for path in dict.fromkeys(stage) if path not in seen])
@@ -76,7 +55,7 @@ def stages_of(fault):
 
 
 def _files(path):
-    """Return a test file, or those of a folder; a path that does not exist stays, for whoever reports it."""
+    """Return the test files of a folder, or a test file, which need not exist."""
     if (ROOT / path).is_dir():
         return sorted(one.relative_to(ROOT).as_posix() for one in (ROOT / path).glob("test_*.py"))
-    return [path]
+    return [f"{path}.py"]

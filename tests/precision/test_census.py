@@ -47,7 +47,7 @@ def test_views_constants_and_memory_that_nobody_has_written_to_are_left_out():
     assert not census.casts
 
 
-def test_a_copy_into_another_dtype_is_a_cast_and_whole_numbers_that_become_floats_are_cast_too():
+def test_copies_into_another_dtype_and_integers_to_floats_are_casts():
     with OperatorCensus() as census:
         torch.empty(3, dtype=torch.float16).copy_(torch.ones(3))
         torch.ones(3).copy_(torch.zeros(3))
@@ -55,12 +55,6 @@ def test_a_copy_into_another_dtype_is_a_cast_and_whole_numbers_that_become_float
         torch.arange(3).int()
     assert census.casts == {Cast("forward", "float32", "float16"): 1, Cast("forward", "int64", "float32"): 1}
     assert census.operators == {Operator("forward", "copy_", "float32", "float32"): 1}
-
-
-def test_an_operator_of_several_dtypes_names_them_all():
-    with OperatorCensus() as census:
-        nn.BatchNorm2d(2)(torch.randn(2, 2, 3, 3).half())
-    assert census.operators[Operator("forward", "native_batch_norm", "float16, float32", "float16, float32")] == 1
 
 
 def test_the_table_has_the_passes_in_order_and_the_most_frequent_first():
@@ -76,20 +70,6 @@ def test_the_table_has_the_passes_in_order_and_the_most_frequent_first():
     assert {(row["from"], row["to"], row["calls"]) for row in table["casts"]} == {
         ("float32", "float16", 1), ("float16", "float32", 1),
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["fp32", "fp16_dynamic"])
-def test_a_census_changes_no_bit(name):
-    policy = mode(name)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
-    model.to(getattr(torch, policy.parameters))
-    given = torch.randn(2, 1, 6, 6).to(getattr(torch, policy.parameters))
-    torch.manual_seed(1)
-    plain = model(given)
-    torch.manual_seed(1)
-    with OperatorCensus():
-        assert torch.equal(model(given), plain)
 
 
 def test_contexts_within_each_other_are_left_as_they_were_entered():

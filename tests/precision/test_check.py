@@ -64,7 +64,7 @@ def language_step(policy, model):
 
 @each("name", NAMES)
 @each("kind", LANGUAGE)
-def test_language_models_are_honest_in_every_mode_and_their_products_are_counted(name, kind):
+def test_language_models_pass_in_every_mode(name, kind):
     policy, model = mode(name, cpu_kernels="upcast"), LANGUAGE[kind]()
     kept, census = language_step(policy, model)
     check_step(policy, model, kept, census)
@@ -77,15 +77,6 @@ def test_language_models_are_honest_in_every_mode_and_their_products_are_counted
     ):  # elsewhere an LSTM of half weights is a chain of small products
         for operator in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"):
             assert sum(census.products[operator].values()) == 2
-
-
-@each("name", [name for name in NAMES if mode(name).half])
-def test_a_kept_embedding_leaves_the_products_in_half_precision(name):
-    policy, model = mode(name, cpu_kernels="upcast", keep_fp32=["Embedding", "norms"]), LANGUAGE["transformer"]()
-    kept, census = language_step(policy, model)
-    check_step(policy, model, kept, census)
-    assert model.embedding.weight.dtype == torch.float32
-    assert set().union(*census.products.values()) == {getattr(torch, policy.compute)}
 
 
 def test_a_product_of_whole_numbers_is_not_counted():
@@ -137,11 +128,6 @@ def test_a_norm_that_is_kept_in_fp32_excuses_no_product(name):
         check_step(policy, model, kept, census)
 
 
-def test_the_same_model_is_honest_in_fp32():
-    policy, model = mode("fp32"), CastsInside()
-    check_step(policy, model, *one_step(policy, model, torch.randn(4, 8)))
-
-
 def test_a_model_that_casts_to_half_in_an_fp32_run_is_caught():
     class Halves(nn.Linear):
         def forward(self, given):
@@ -153,19 +139,12 @@ def test_a_model_that_casts_to_half_in_an_fp32_run_is_caught():
         check_step(policy, model, kept, census)
 
 
-def test_a_parameter_of_another_dtype_is_caught():
+@pytest.mark.parametrize(("layer", "dtype"), [(9, torch.float32), (8, torch.float16)])
+def test_a_parameter_of_another_dtype_is_caught(layer, dtype):
     policy, model = mode("fp16_dynamic"), Named()
     kept, census = one_step(policy, model)
-    model[9].bias.data = model[9].bias.data.float()
-    with pytest.raises(EnvironmentRefused, match=r"parameter 9\.bias is torch\.float32"):
-        check_step(policy, model, kept, census)
-
-
-def test_a_kept_parameter_that_became_half_is_caught():
-    policy, model = mode("fp16_dynamic"), Named()
-    kept, census = one_step(policy, model)
-    model[8].half()
-    with pytest.raises(EnvironmentRefused, match=r"parameter 8\.weight is torch\.float16"):
+    model[layer].weight.data = model[layer].weight.data.to(dtype)
+    with pytest.raises(EnvironmentRefused, match=rf"parameter {layer}\.weight is {dtype}"):
         check_step(policy, model, kept, census)
 
 
@@ -175,13 +154,6 @@ def test_a_kept_layer_with_a_matrix_multiplies_in_fp32_by_request(name):
     kept, census = one_step(policy, model)
     check_step(policy, model, kept, census)
     assert census.products["addmm"] == {torch.float32: 1}
-
-
-def test_a_census_changes_nothing():
-    model, given = nn.Linear(8, 5).half(), torch.randn(4, 8).half()
-    plain = model(given)
-    with OperatorCensus():
-        assert torch.equal(model(given), plain)
 
 
 @pytest.mark.parametrize("name", ["amp_dynamic", "amp_bf16"])
@@ -207,13 +179,6 @@ def test_the_module_that_casts_is_named_and_training_accepts_it_as_advised(name)
 
 
 @each("name", [name for name in NAMES if mode(name).half])
-def test_an_unrelated_module_kept_in_fp32_excuses_no_product(name):
-    policy, model = mode(name, keep_fp32=["1"]), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), CastsInside())
-    with pytest.raises(EnvironmentRefused, match=r"products were torch\.float32 in 2 \("):
-        check_step(policy, model, *one_step(policy, model))
-
-
-@each("name", [name for name in NAMES if mode(name).half])
 def test_a_model_of_which_every_product_is_kept_in_fp32_is_refused(name):
     policy, model = mode(name, keep_fp32=["Linear"]), nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     with pytest.raises(EnvironmentRefused, match="every product of the model is computed in FP32"):
@@ -232,7 +197,7 @@ class Elementwise(nn.Module):
 
 
 @each("name", [name for name in NAMES if mode(name).half])
-def test_a_model_without_products_computes_something_else_in_half_precision_or_is_refused(name):
+def test_a_model_without_products_computes_in_half_or_is_refused(name):
     policy, model = mode(name), Elementwise()
     kept, census = one_step(policy, model)
     expected = pytest.raises(EnvironmentRefused, match=r"no operator of the model ran in .*, and autocast casts only")
@@ -262,18 +227,4 @@ class Whitens(nn.Module):
 @each("name", NAMES)
 def test_decompositions_whose_gradients_are_products_need_no_module_kept(name):
     policy, model = mode(name), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), Whitens(), nn.Linear(8, 5))
-    check_step(policy, model, *one_step(policy, model))
-
-
-@each("name", NAMES)
-def test_distances_within_a_model_are_no_products(name):
-    class Prototypes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.points = nn.Parameter(torch.randn(30, 8))
-
-        def forward(self, given):
-            return -torch.cdist(given.float(), self.points.float())
-
-    policy, model = mode(name), nn.Sequential(nn.Flatten(), nn.Linear(192, 8), Prototypes())
     check_step(policy, model, *one_step(policy, model))

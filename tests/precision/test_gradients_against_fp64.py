@@ -98,21 +98,14 @@ def test_in_fp32_every_scale_gives_the_same_bits_and_they_are_right_to_fp32(larg
 
 @pytest.mark.parametrize("largest", [LOW, HIGH])
 @pytest.mark.parametrize("name", ["amp_dynamic", "fp16_dynamic"])
-def test_in_fp16_overflow_begins_where_the_largest_gradient_leaves_the_format(name, largest):
-    beyond = FLOAT16.max * (1 + FLOAT16.epsilon / 4)  # 65520 and more round to inf
-    first = math.ceil(math.log2(beyond / largest))
-    overflowed = [bool(measured(name, largest, scale)[1].overflow) for scale in SCALES]
-    assert overflowed == [exponent >= first for exponent in range(25)]
-    assert any(overflowed) is (largest == HIGH)
-
-
-@pytest.mark.parametrize("largest", [LOW, HIGH])
-@pytest.mark.parametrize("name", ["amp_dynamic", "fp16_dynamic"])
 def test_in_fp16_the_error_at_every_scale_is_that_of_rounding_gradients_to_fp16(name, largest):
+    """Up to the scale at which the largest gradient leaves the format: 65520 and more round to inf."""
     truth, weight = exact(largest)
+    first = math.ceil(math.log2(FLOAT16.max * (1 + FLOAT16.epsilon / 4) / largest))
     slack = ROUNDINGS * FLOAT16.epsilon / 2
     for scale in SCALES:
         gradients, verdict = measured(name, largest, scale)
+        assert bool(verdict.overflow) == (scale >= 2.0**first)
         if verdict.overflow:
             continue
         rounded = backward(network(), weight, scale, lambda grad: grad.half().double())
@@ -120,7 +113,7 @@ def test_in_fp16_the_error_at_every_scale_is_that_of_rounding_gradients_to_fp16(
 
 
 @pytest.mark.parametrize("name", ["amp_dynamic", "fp16_dynamic"])
-def test_trap_10_in_fp16_a_gradient_below_half_the_smallest_number_is_zero_and_scaling_brings_it_back(name):
+def test_trap_10_scaling_brings_back_gradients_that_fp16_loses(name):
     truth, weight = exact(LOW)
     at_one, _ = measured(name, LOW, 1.0)
     rounded = backward(network(), weight, 1.0, lambda grad: grad.half().double())
@@ -133,15 +126,3 @@ def test_trap_10_in_fp16_a_gradient_below_half_the_smallest_number_is_zero_and_s
     scaled, _ = measured(name, LOW, 2.0**20)
     assert relative_error(scaled, truth) <= ROUNDINGS * FLOAT16.epsilon / 2
     assert parameters_of(scaled)[lost].bool().double().mean() > 0.99
-
-
-@pytest.mark.parametrize("name", ["amp_dynamic", "fp16_dynamic"])
-def test_in_fp16_scales_between_the_cliffs_do_not_matter(name):
-    """Once nothing underflows, another power of two changes exponents only."""
-    truth, weight = exact(LOW)
-    reference = parameters_of(measured(name, LOW, 2.0**24)[0])
-    for scale in (2.0**22, 2.0**23):
-        gradients = parameters_of(measured(name, LOW, scale)[0])
-        assert ((gradients - reference).norm() / reference.norm()).item() <= FLOAT16.epsilon / 2
-    assert weight < 1
-    assert len(truth) == 11

@@ -8,7 +8,7 @@ from precision.modes import NAMES, mode
 from small_runs import TINY, run_in_process
 
 from mptrain.config import location
-from mptrain.precision.policy import NORMS, Policy
+from mptrain.precision.policy import Policy
 from mptrain.system.errors import ConfigError
 
 
@@ -62,15 +62,6 @@ def test_an_inconsistent_row_is_refused_with_what_to_change(facts, words):
     assert re.search(r"precision(\.\w+)?=\w", problem.hint)  # words to type: a key, or another mode
 
 
-def test_all_inconsistencies_are_reported_together():
-    with pytest.raises(ConfigError) as refusal:
-        Policy("x", "float16", "float32", autocast=True, master_weights=True, optimizer_state="parameters")
-    assert len(refusal.value.problems) == 2
-    with pytest.raises(ConfigError) as refusal:
-        Policy("x", "float32", "float16", autocast=False, master_weights=True, optimizer_state="parameters")
-    assert len(refusal.value.problems) == 3
-
-
 WORDS = {
     "fp32": "parameters float32, compute float32 (TF32 off), gradients float32, master weights the parameters "
     "themselves, reductions float32, loss float32",
@@ -91,18 +82,19 @@ WORDS = {
 }
 
 
+def test_all_inconsistencies_are_reported_together():
+    with pytest.raises(ConfigError) as refusal:
+        Policy("x", "float32", "float16", autocast=False, master_weights=True, optimizer_state="parameters")
+    assert len(refusal.value.problems) == 3
+
+
 @each("name", NAMES)
 def test_each_mode_in_words(name):
     key = name if name in WORDS else name.split("_")[0]  # modes that differ in their scale alone share a row
     said = mode(name).describe()
     assert said == WORDS.get(key), f"add a row for {name!r} to WORDS in tests/precision/test_policy.py: {said!r}"
-
-
-def test_without_kept_norms_reductions_are_said_to_be_half():
-    assert mode("fp16_dynamic", keep_fp32=[]).reductions == "float16"
-    assert mode("fp16_dynamic", keep_fp32=list(NORMS)).reductions == "float32"
     assert mode("amp_dynamic", keep_fp32=[]).reductions == "float32"
-    assert mode("fp32").reductions == "float32"
+    assert mode("fp16_dynamic", keep_fp32=[]).reductions == "float16"
 
 
 def test_a_mode_of_ones_own_needs_its_file_and_nothing_else(tmp_path):

@@ -85,38 +85,33 @@ def test_the_course_walks_the_whole_period_and_overflows_in_every_way():
     grown = sum(after > before for before, after in itertools.pairwise(scales))
     assert grown >= 5
     assert max(scales) / min(scales) >= 8
-    assert 20 <= sum(flags) <= 60
+    assert 15 <= sum(flags) <= 40
 
 
-@each("accumulate", [1, 4])
-@each("name", RULES)
+@each(("name", "accumulate"), [*((name, 1) for name in RULES), ("sgd momentum", 4), ("adam", 4)])
 def test_without_clipping_weights_are_bit_equal_to_torchs_fused_path(name, accumulate):
     mine, theirs = ours(name, accumulate), torchs(name, "fused", accumulate)
     assert_equal_decisions(mine, theirs)
     assert_equal_bits(mine, theirs)
 
 
-@each("path", ["foreach", "plain"])
-@each("name", RULES)
+@each(("name", "path"), [*((name, "foreach") for name in RULES), ("sgd momentum", "plain"), ("adam", "plain")])
 def test_without_clipping_weights_are_within_1e_6_of_torchs_other_paths(name, path):
     mine, theirs = ours(name), torchs(name, path)
     assert_equal_decisions(mine, theirs)
     assert distance(mine, theirs) <= 1e-6
 
 
-@each(("path", "accumulate"), [("fused", 1), ("plain", 1), ("foreach", 4)])
-@each("name", RULES)
-def test_with_clipping_folded_into_the_unscale_weights_are_within_1e_6_of_torchs_separate_clipping(
-    name, path, accumulate
-):
+@each(("name", "accumulate"), [*((name, 1) for name in RULES), ("sgd momentum", 4), ("adam", 4)])
+def test_with_clipping_folded_into_the_unscale_weights_are_torchs_to_1e_6(name, accumulate):
     clip_norm = 0.25
-    mine, theirs = ours(name, accumulate, clip_norm), torchs(name, path, accumulate, clip_norm)
+    mine, theirs = ours(name, accumulate, clip_norm), torchs(name, "fused", accumulate, clip_norm)
     assert_equal_decisions(mine, theirs)
     assert distance(mine, theirs) <= 1e-6
     assert distance(mine, ours(name, accumulate)) > 1e-3  # it did clip
 
 
-@each("name", RULES)
+@each("name", ["sgd momentum", "adam", "adagrad"])
 def test_trap_27_a_first_step_that_overflows_leaves_no_trace(name):
     """Against torch's plain path: its fused SGD would read a momentum buffer that nobody has written."""
     mine, theirs = ours(name, clean_start=False), torchs(name, "plain", clean_start=False)
@@ -125,8 +120,7 @@ def test_trap_27_a_first_step_that_overflows_leaves_no_trace(name):
     assert distance(mine, theirs) <= 1e-6
 
 
-@each("names", [("sgd momentum", "adam"), ("adamw", "adagrad"), ("adam", "adam")])
-@each("clip_norm", [None, 0.25])
+@each(("names", "clip_norm"), [(("sgd momentum", "adam"), None), (("adamw", "adagrad"), 0.25)])
 def test_two_optimizers_with_a_scaler_each_overflow_independently(names, clip_norm):
     towers = dict(zip(("first", "second"), names, strict=True))
     course = attempts(list(towers), seed=5)

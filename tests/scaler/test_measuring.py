@@ -1,4 +1,4 @@
-"""The rules that look at more than overflows, against scales worked out by hand and against each source on plain numbers."""
+"""The rules that look at more than overflows, against scales worked out by hand and of one against its source on plain numbers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_logmax_is_the_sources_arithmetic_on_any_trace(overflow, values):
     assert scales == pytest.approx(logmax_of_openseq2seq(values, overflow), rel=1e-5)
 
 
-def test_one_overflow_keeps_logmax_at_its_floor_for_thousands_of_steps_as_in_the_source_and_16_does_not():
+def test_one_overflow_keeps_logmax_at_its_floor_unless_it_counts_16():
     steps = [largest(1.0), largest(2.0)] * 50 + [None] + [largest(1.0), largest(2.0)] * 2500
     assert set(walk_measured(preset("logmax"), steps)[100:]) == {1.0}
     gentle = walk_measured(preset("logmax", overflow_counts_as=16.0), steps)
@@ -116,16 +116,6 @@ def test_a_nan_gradient_counts_as_an_overflow_for_logmax_and_als():
 # ---- Chainer -----------------------------------------------------------------------------------------------------
 
 
-def chainer(overflows, interval=1000):
-    scale, nan_ever, scales = 1.0, False, []
-    for overflow in overflows:
-        nan_ever = nan_ever or overflow
-        multiplier = 0.5 if overflow else math.pow(2.0, 1.0 / interval) if nan_ever else 2.0
-        scale = max(1, min(65504, scale * multiplier))
-        scales.append(fp32(scale))
-    return scales
-
-
 def test_smooth_doubles_until_the_first_overflow_by_hand():
     steps = [0.0] * 4 + [None] + [0.0] * 4
     root = 2.0**0.25
@@ -142,13 +132,6 @@ def test_smooth_stays_within_1_and_the_largest_fp16_number():
     assert scales[-1] == 1.0
 
 
-@settings(max_examples=40, deadline=None)
-@given(overflows=st.lists(st.booleans(), max_size=80), interval=st.integers(1, 2000))
-def test_smooth_is_chainers_arithmetic_on_any_trace(overflows, interval):
-    scaler = preset("smooth", interval=interval)
-    assert walk_measured(scaler, [None if one else 0.0 for one in overflows]) == chainer(overflows, interval)
-
-
 def test_a_thousand_clean_steps_double_the_scale_of_smooth():
     scales = walk_measured(preset("smooth"), [0.0] * 8 + [None] + [0.0] * 1000)
     assert scales[8] == 128.0
@@ -158,33 +141,16 @@ def test_a_thousand_clean_steps_double_the_scale_of_smooth():
 # ---- Graphcore ---------------------------------------------------------------------------------------------------
 
 
-def popart(shares, threshold, scale=1.0):
-    """The update factor of PopART: counts compared with f = t / (1 - t), no division."""
-    f, scales = threshold / (1 - threshold), []
-    for share in shares:
-        upper, lower = share, 1.0 - share
-        scale = scale / 2 if upper > f * lower else scale * 2
-        scales.append(scale)
-    return scales
-
-
 def test_als_halves_above_the_threshold_and_doubles_otherwise_by_hand():
     steps = [0.0, 0.0, 1e-7, 1.1e-7, 0.5, 0.0, None, 0.0]
     assert walk_measured(preset("als"), steps) == [2.0, 4.0, 8.0, 4.0, 2.0, 4.0, 2.0, 4.0]
 
 
-def test_als_with_a_period_changes_at_its_last_step_and_after_an_overflow_at_once():
+def test_als_changes_at_the_end_of_a_period_or_on_overflow():
     scaler = preset("als", update_period=3, init_scale=16.0)
     assert walk_measured(scaler, [0.0] * 6) == [16.0, 16.0, 32.0, 32.0, 32.0, 64.0]
     assert walk_measured(scaler, [0.5] * 6) == [16.0, 16.0, 8.0, 8.0, 8.0, 4.0]
     assert walk_measured(scaler, [None, 0.0, 0.0, 0.0]) == [8.0, 8.0, 16.0, 16.0]
-
-
-@settings(max_examples=40, deadline=None)
-@given(shares=st.lists(st.floats(0.0, 1.0), max_size=40), threshold=st.sampled_from([1e-7, 1e-3, 0.3]))
-def test_als_is_poparts_arithmetic_on_any_trace(shares, threshold):
-    shares = [share for share in shares if abs(share - threshold) > 1e-12]  # equal but for rounding
-    assert walk_measured(preset("als", threshold=threshold), shares) == popart(shares, threshold)
 
 
 def test_als_keeps_within_its_limits_and_below_inf():
@@ -209,7 +175,7 @@ def test_the_share_above_an_edge_counts_what_is_not_finite():
     assert ShareAbove(8188.0)([*grads, torch.tensor([math.nan, -math.inf])]).tolist() == [4 / 8]
 
 
-def test_rules_say_what_they_need_measured_and_a_rule_that_says_nothing_needs_nothing():
+def test_rules_say_what_they_need_measured():
     assert preset("logmax").measure == LargestMagnitude()
     assert preset("als").measure == ShareAbove(8188.0)
     assert preset("als", bin_edge=0.5).measure == ShareAbove(32752.0)

@@ -23,21 +23,21 @@ def test_a_static_scale_never_moves(scaler, value):
     state = scaler.initial(CPU)
     verdict = judge(gradient_norms([torch.tensor([value])]), state["scale"], skip_on_overflow=True)
     assert scaler.after(state, verdict) == state
-    assert state["scale"].dtype == torch.float32
-    assert state["scale"].shape == (1,)
-
-
-def test_no_scaler_is_scale_one():
-    assert NoScaler().initial(CPU)["scale"].item() == 1.0
+    assert (state["scale"].dtype, state["scale"].tolist()) == (
+        torch.float32,
+        [128.0 if scaler == StaticScaler(scale=128.0) else 1.0],
+    )
 
 
 @pytest.mark.parametrize("scaler", [StaticScaler(scale=128.0), NoScaler()])
-def test_trap_38_a_saved_scale_never_replaces_a_constant_one_and_the_difference_is_said(scaler):
+def test_trap_38_a_saved_scale_never_replaces_a_constant_one(scaler):
     own = scaler.initial(CPU)["scale"]
     state, notes = scaler.resume({"scale": torch.tensor([4096.0])}, CPU)
     assert torch.equal(state["scale"], own)
     assert notes == [f"the loss scale continues at {own.item():g}; it was 2^12 in the checkpoint"]
     assert scaler.resume({"scale": own}, CPU)[1] == []
+    rounded = StaticScaler(scale=1000.1)  # by FP32, which is no change
+    assert rounded.resume(rounded.initial(CPU), CPU)[1] == []
 
 
 def test_trap_15_what_happens_on_overflow_is_declared_and_said():
@@ -81,14 +81,8 @@ def test_trap_40_the_other_constants_have_ranges_as_well(field, wrong, right):
     Target("mptrain.scaler.DynamicScaler", {field: right}, PACKAGES["scaler"]).check("scaler")
 
 
-def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_nearest_one():
+def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about():
     (sentence,) = warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1000.0}), ())
     assert "scaler.scale=1000" in sentence
     assert "nearest: 1024" in sentence
     assert warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1024.0}), ()) == []
-
-
-@each("scale", [1000.1, 0.1, 3e-5])
-def test_a_scale_that_fp32_rounds_is_no_change_on_resume(scale):
-    scaler = StaticScaler(scale=scale)
-    assert scaler.resume(scaler.initial(CPU), CPU)[1] == []

@@ -42,12 +42,8 @@ def run(trained, tmp_path, monkeypatch):
 
 
 def words_of(command, run):
-    more = {
-        "resume": ["train.max_steps=3"],
-        "replay": ["scaler=static", "scaler.scale=8"],
-        "compare": [str(run)],
-        "diagnose": ["--step", "1"],
-    }
+    more = {"resume": ["train.max_steps=3"], "replay": ["scaler=static", "scaler.scale=8"]}
+    more |= {"compare": [str(run)], "diagnose": ["--step", "1"]}
     return [command, str(run), *more.get(command, [])]
 
 

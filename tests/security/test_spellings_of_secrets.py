@@ -149,6 +149,8 @@ def test_no_file_page_or_line_of_a_run_shows_a_secret_with_odd_characters(monkey
         assert [name for name, content in records("outputs").items() if text.encode() in content] == []
         assert text not in shown.out + shown.err
     assert "TRACKER_API_KEY" in Path("outputs/run/config.yaml").read_text()
+    assert json.loads(Path("outputs/run/data.json").read_text())["name"] == "${oc.env:TRACKER_API_KEY}"
+    assert "dataset    ${oc.env:TRACKER_API_KEY}, " in shown.out
 
 
 def test_what_a_process_prints_is_masked(monkeypatch, tmp_path):

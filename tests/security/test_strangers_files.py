@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -137,7 +138,7 @@ def test_names_without_end_in_a_file_do_not_take_time_without_end(tmp_path, pick
 
 
 @ENDLESS
-def test_names_without_end_in_a_part_of_a_checkpoint_do_not_take_time_without_end(tmp_path, pickled):
+def test_names_without_end_in_a_part_take_no_time_without_end(tmp_path, pickled):
     part = tmp_path / "rank-0.pt"
     part.write_bytes(archive_with(pickled))
     files = {part.name: sha256(part.read_bytes()).hexdigest()}
@@ -169,10 +170,23 @@ def test_what_a_failed_run_kept_of_its_last_step_runs_nothing(capsys, tmp_path):
     assert not Path("it-ran").exists()
 
 
-@each("group", ["model", "task", "dataset", "optimizer", "schedule", "scaler", "logger"])
-@each("path", ["os.system", "builtins.eval", "mptrain.cli.main.main", "pty.spawn"])
+@functools.cache
+def saved():
+    return compose(TINY).yaml
+
+
+GROUPS = ("model", "task", "dataset", "optimizer", "schedule", "scaler", "logger")
+
+
+@each(
+    ("group", "path"),
+    [
+        *((group, "os.system") for group in GROUPS),
+        *(("model", path) for path in ("builtins.eval", "mptrain.cli.main.main", "pty.spawn")),
+    ],
+)
 def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
-    text = compose(TINY).yaml.split("\n")
+    text = saved().split("\n")
     place = text.index(f"{group}:") + 1
     text[place] = f"  _target_: {path}"
     with pytest.raises(ConfigError, match="is not in an allowed package"):
@@ -201,7 +215,7 @@ def test_what_runs_trackers_is_none(capsys, stranger, target):
     ["allow: [strangers_module]", "allow: ['${seed}', strangers_module]", "allow: '${model.hidden}'", "'${model}'"],
 )
 def test_a_saved_configuration_cannot_say_whose_code_is_trusted(stranger, said):
-    text = compose(TINY).yaml.replace("extensions:\n  allow: []", f"extensions:\n  {said}")
+    text = saved().replace("extensions:\n  allow: []", f"extensions:\n  {said}")
     assert said in text
     for words in ((), ("train.epochs=1",), ("model.nonsense=1",), ("~extensions.allow",), ("extensions={}",)):
         with pytest.raises(ConfigError, match="the saved configuration runs code from outside mptrain"):
@@ -252,7 +266,7 @@ def test_a_file_of_options_cannot_say_whose_code_is_trusted(capsys, stranger):
 
 
 @pytest.mark.parametrize("flags", [(), ("--cfg", "job"), ("-m", "seed=0,1")])
-def test_a_file_at_the_top_cannot_have_a_module_imported_by_looking_for_options_in_it(capsys, stranger, flags):
+def test_a_file_at_the_top_imports_no_module_by_its_search_path(capsys, stranger, flags):
     Path("conf").mkdir()
     from mptrain.config import location
 
@@ -307,7 +321,7 @@ def test_a_recipe_cannot_call_what_mptrain_does_not_offer(tmp_path, word):
 )
 def test_yaml_makes_no_objects_and_computes_nothing(text):
     with pytest.raises(ConfigError):
-        reload(compose(TINY).yaml.replace("seed: 0", text))
+        reload(saved().replace("seed: 0", text))
     assert not Path("it-ran").exists()
 
 

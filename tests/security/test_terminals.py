@@ -57,13 +57,7 @@ def sweep(tmp_path):
     folder = planned.folder
     fields = json.loads((folder / "sweep.json").read_text())
     for job, status in zip(fields["jobs"], ("done", "failed"), strict=True):
-        job |= {
-            "varied": [EVIL],
-            "arm": EVIL,
-            "reason": EVIL,
-            "status": status,
-            "code": 4,
-        }
+        job |= {"varied": [EVIL], "arm": EVIL, "reason": EVIL, "status": status, "code": 4}
     (folder / "sweep.json").write_text(json.dumps(fields))
     run = folder / fields["jobs"][0]["name"]
     run.mkdir()

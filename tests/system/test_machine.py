@@ -85,7 +85,7 @@ def test_a_folders_place_is_known_only_where_the_system_says_it(tmp_path, monkey
 def test_a_process_ends_with_its_parent(tmp_path, linux):
     child = (
         "import ctypes, signal, sys, time, types\n"
-        "from mptrain import machine\n"
+        "from mptrain.system import machine\n"
         f"if not {linux}: machine.ctypes = types.SimpleNamespace(CDLL=lambda *a, **k: object())\n"
         "machine.ends_with_parent(signal.SIGKILL)\n"
         "print('ready', flush=True)\n"
@@ -94,7 +94,7 @@ def test_a_process_ends_with_its_parent(tmp_path, linux):
     parent = (
         "import subprocess, sys\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline()\n"
+        "assert child.stdout.readline() == b'ready\\n'\n"
         "print(child.pid, flush=True)\n"
     )
     done = subprocess.run(
@@ -118,7 +118,7 @@ def test_large_files_are_written_without_advice_to_the_system(tmp_path):
     assert (tmp_path / "large").stat().st_size == 2**25
 
 
-def test_objects_of_which_none_is_dropped_are_looked_at_neither_while_they_are_made_nor_ever_after():
+def test_frozen_objects_are_never_looked_at_by_the_collector():
     looks = []
     gc.unfreeze()
     gc.callbacks.append(lambda phase, info: looks.append(phase))
@@ -133,7 +133,7 @@ def test_objects_of_which_none_is_dropped_are_looked_at_neither_while_they_are_m
         gc.unfreeze()
 
 
-def test_garbage_of_an_earlier_run_in_the_process_is_collected_before_objects_are_frozen_again():
+def test_garbage_is_collected_before_objects_are_frozen_again():
     class Run:
         pass
 

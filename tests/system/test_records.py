@@ -6,10 +6,10 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.runlog.record_writer import step_json
@@ -45,24 +45,9 @@ def test_kind_names_exactly_the_numbers_that_json_cannot_hold(value, kind):
 
 def test_step_line_has_every_field_in_declared_order_and_no_clock():
     fields = strict(step_json(RECORD))
-    assert list(fields) == [
-        "learner",
-        "step",
-        "updates",
-        "epoch",
-        "loss",
-        "loss_scale",
-        "overflow",
-        "skipped",
-        "grad_norm",
-        "lr",
-        "nonfinite",
-    ]
+    assert " ".join(fields) == ("learner step updates epoch loss loss_scale overflow skipped grad_norm lr nonfinite")
     assert fields["grad_norm"] is None
     assert fields["nonfinite"] == {"grad_norm": "inf"}
-
-
-def test_a_finite_step_has_no_nonfinite_entry_and_takes_one_line():
     line = step_json(replace(RECORD, grad_norm=1.5))
     assert "nonfinite" not in strict(line)
     assert "\n" not in line
@@ -77,6 +62,7 @@ def test_every_float_survives_the_line_bit_for_bit(value):
     assert math.isnan(value) or math.copysign(1, back) == math.copysign(1, value)
 
 
+@settings(max_examples=40)
 @given(*[st.floats()] * 4, st.integers(0, 2**62), st.booleans(), st.text())
 def test_the_short_way_to_a_step_line_is_the_long_one(loss, scale, norm, lr, number, flag, learner):
     record = StepRecord(learner, number, number, number, loss, scale, flag, not flag, norm, lr)
@@ -90,6 +76,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text().filter(lambda key: key != "nonfinite"), values))
 def test_nested_values_are_strict_json_too(fields):
     parsed = strict(as_json(fields))
@@ -101,11 +88,6 @@ def test_nested_nonfinite_numbers_become_null_and_are_listed_by_path():
         "metrics": {"loss": None, "all": [1.0, None]},
         "nonfinite": {"metrics.loss": "nan", "metrics.all.1": "inf"},
     }
-
-
-def test_records_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        RECORD.step = 8
 
 
 def test_records_and_errors_import_no_torch():

@@ -69,7 +69,7 @@ def test_a_fused_optimizer_says_so_and_takes_scale_and_flag():
 
 
 @pytest.mark.parametrize("skip", [0.0, 1.0])
-def test_fused_kernels_divide_by_the_scale_and_leave_everything_where_an_overflow_was_found(skip):
+def test_fused_kernels_divide_by_the_scale_and_heed_the_flag(skip):
     one, two = torch.ones(1), torch.tensor([2.0])
     shared = {"weight_decay": 0.0, "maximize": False, "lr": one, "grad_scale": two, "found_inf": torch.tensor([skip])}
     adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
@@ -84,22 +84,10 @@ def test_fused_kernels_divide_by_the_scale_and_leave_everything_where_an_overflo
     steps = {
         "sgd": moved(private.fused_sgd_, [], **sgd),
         "adam": moved(private.fused_adam_, *moments, **adam),
-        "adamw": moved(
-            private.fused_adamw_,
-            [[torch.zeros(1)], [torch.zeros(1)], [], [one]][0],
-            *[[torch.zeros(1)], [], [one]],
-            **adam,
-        ),
+        "adamw": moved(private.fused_adamw_, [torch.zeros(1)], [torch.zeros(1)], [], [one], **adam),
         "adagrad": moved(private.fused_adagrad_, [torch.zeros(1)], [one], eps=1e-10, lr_decay=0.0),
     }
     assert steps == pytest.approx(dict.fromkeys(steps, 1.0 - skip))
-
-
-def test_the_scale_of_gradscaler_moves_as_it_does_there():
-    for found, expected in ((0.0, 4.0), (1.0, 1.0)):
-        scale, tracker = torch.tensor([2.0]), torch.zeros(1, dtype=torch.int32)
-        private.amp_update_scale_(scale, tracker, torch.tensor([found]), 2.0, 0.5, 1)
-        assert scale.item() == expected
 
 
 def test_a_backward_pass_begins_with_the_gradient_given_and_knows_its_nodes():
@@ -125,17 +113,6 @@ def test_storages_have_the_key_of_their_memory_also_empty_ones():
     assert len({private.storage_key(each.untyped_storage()) for each in (one, other, empty, torch.ones(0))}) == 4
 
 
-def test_a_file_is_read_by_a_module_that_raises_its_own_errors(tmp_path):
-    torch.save(torch.ones(1), tmp_path / "one.pt")
-    torch.load(tmp_path / "one.pt", weights_only=True)
-    assert issubclass(private.weights_only_unpickler().UnpicklingError, Exception)
-
-
-def test_process_groups_can_be_given_another_time():
-    distributed = torch.distributed.distributed_c10d
-    assert callable(getattr(torch.distributed, "set_timeout", None) or distributed._set_pg_timeout)
-
-
 def test_operators_within_a_region_without_modes_are_seen_by_none():
     seen = []
 
@@ -153,6 +130,12 @@ def test_operators_within_a_region_without_modes_are_seen_by_none():
 
 
 def test_classes_trees_and_questions():
+    distributed = torch.distributed.distributed_c10d
+    assert callable(getattr(torch.distributed, "set_timeout", None) or distributed._set_pg_timeout)
+    assert issubclass(private.weights_only_unpickler().UnpicklingError, Exception)
+    scale, tracker = torch.tensor([2.0]), torch.zeros(1, dtype=torch.int32)
+    private.amp_update_scale_(scale, tracker, torch.tensor([1.0]), 2.0, 0.5, 1)
+    assert scale.item() == 1.0
     assert issubclass(nn.SyncBatchNorm, private.BatchNorm)
     assert issubclass(nn.ConvTranspose3d, private.Convolution)
     assert issubclass(nn.Dropout2d, private.Dropout)
@@ -179,15 +162,7 @@ def test_private_names_stand_nowhere_else():
 
 #: Attributes that begin with one underscore and are not torch's, and those of `torch.nn.Module` that documented hooks lack.
 NOT_OURS = {
-    "_Hash",
-    "_dts",
-    "_exit",
-    "_get_node",
-    "_getframe",
-    "_gts",
-    "_non_persistent_buffers_set",
-    "_replace",
-    "_requeue",
+    *["_Hash", "_dts", "_exit", "_get_node", "_getframe", "_gts", "_non_persistent_buffers_set", "_replace", "_requeue"]
 }
 
 #: Modules about the operators of torch's dispatcher, most of which have such names.
