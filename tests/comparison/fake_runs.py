@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from omegaconf import OmegaConf
 
@@ -19,30 +20,27 @@ CPU = "cpu (1 threads, AVX512)"
 VERSIONS = {"mptrain": "0.2.0", "python": "3.11.7", "torch": "2.15.0", "cuda": "13.2"}
 
 
+CONFIG = """
+seed: 0
+device: auto
+threads: 1
+dataset: {_target_: mptrain.workloads.images.datasets.digits.load_digits, augment: false, workers: 0}
+optimizer: {_target_: mptrain.optimizer.SGD, lr: 0.05}
+model: {_target_: mptrain.workloads.classification.models.convnet.cnn, widths: [32, 64]}
+train: {epochs: 3, batch_size: 10, channels_last: true}
+run: {name: null, root: outputs}
+log: {ring: 32}
+learners: {}
+"""
+
+
 def yaml_of(seed=0, precision="fp32", **changes):
     """A resolved configuration; changes are dotted keys with ``__`` for the dots."""
-    scaled = precision != "fp32"
-    config = OmegaConf.create(
-        {
-            "seed": seed,
-            "device": "auto",
-            "threads": 1,
-            "dataset": {
-                "_target_": "mptrain.workloads.images.datasets.digits.load_digits",
-                "augment": False,
-                "workers": 0,
-            },
-            "optimizer": {"_target_": "mptrain.optimizer.SGD", "lr": 0.05},
-            "scaler": {"init_scale": 65536.0, "min_scale": 1.0} if scaled else {"on_overflow": "skip"},
-            "model": {"_target_": "mptrain.workloads.classification.models.convnet.cnn", "widths": [32, 64]},
-            "train": {"epochs": 3, "batch_size": 10, "channels_last": True},
-            "run": {"name": None, "root": "outputs"},
-            "log": {"ring": 32},
-            "learners": {},
-            "precision": {"name": precision, **MODES[precision], "tf32": False, "eval": "same"},
-            "chosen": {"precision": precision, "model": "cnn", "dataset": "digits"},
-        }
-    )
+    scaler = {"on_overflow": "skip"} if precision == "fp32" else {"init_scale": 65536.0, "min_scale": 1.0}
+    mode = {"name": precision, **MODES[precision], "tf32": False, "eval": "same"}
+    chosen = {"precision": precision, "model": "cnn", "dataset": "digits"}
+    own = {"seed": seed, "scaler": scaler, "precision": mode, "chosen": chosen}
+    config = OmegaConf.merge(OmegaConf.create(CONFIG), own)
     for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
     return OmegaConf.to_yaml(config)
@@ -69,7 +67,7 @@ def measures(seed=0, top1=0.95, precision="fp32", keys=None, **changes):
         "skipped": 0,
         "skip_rate": 0.0,
         "overflows": {},
-        "scale": {"first": 1.0, "min": 1.0, "max": 1.0, "last": 1.0},
+        "scale": dict.fromkeys(("first", "min", "max", "last"), 1.0),
         "terms_per_second": 1000.0,
         "term": "samples",
         "train_seconds": 3.0,
@@ -99,15 +97,7 @@ def arm(name, top1s, precision=None, keys=None, **changes):
 
 def failed(run, reason="every step overflowed"):
     """The same run, ended in numerical failure."""
-    return RunMeasures(
-        **{
-            **{name: getattr(run, name) for name in RunMeasures.__dataclass_fields__},
-            "status": "failed",
-            "exit_code": 4,
-            "reason": reason,
-            "metrics": {},
-        }
-    )
+    return replace(run, status="failed", exit_code=4, reason=reason, metrics={})
 
 
 def step(number, updates, loss=1.0, learner="main", skipped=False, scale=1024.0):
@@ -120,6 +110,8 @@ def epoch(number, at, updates, learner="main", **val):
 
 def some_summary(**changes):
     """What a run writes at its end."""
+    scale = {"first": 65536.0, "min": 16384.0, "max": 65536.0, "last": 16384.0}
+    main = {"updates": 28, "skipped": 2, "skip_rate": 2 / 30, "overflows": {"calibrating": 2}, "scale": scale}
     return {
         "metric_name": "top1",
         "higher_is_better": True,
@@ -128,15 +120,7 @@ def some_summary(**changes):
         "val": {"loss": 0.3, "top1": 0.92},
         "test": {"loss": 0.4, "top1": 0.9},
         "steps": 30,
-        "learners": {
-            "main": {
-                "updates": 28,
-                "skipped": 2,
-                "skip_rate": 2 / 30,
-                "overflows": {"calibrating": 2},
-                "scale": {"first": 65536.0, "min": 16384.0, "max": 65536.0, "last": 16384.0},
-            }
-        },
+        "learners": {"main": main},
         "samples": 285,
         "term": "samples",
         "terms_per_second": 90.0,

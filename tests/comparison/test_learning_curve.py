@@ -43,21 +43,15 @@ def test_without_two_validations_the_training_loss_is_known_by_windows(tmp_path)
     ]
 
 
-def test_long_runs_have_fifty_windows(tmp_path):
-    steps = [step(number, number) for number in range(1, 2001)]
-    assert len(course(tmp_path, *steps, steps=2000)) == 50
-
-
-def test_skipped_and_nonfinite_losses_and_other_learners_do_not_count(tmp_path):
+def test_skipped_and_nonfinite_losses_of_a_window_do_not_count(tmp_path):
     steps = [step(number, number, 0.5) for number in range(1, 9)]
     steps += [step(9, 8, 7.0, skipped=True), step(10, 9, math.nan)]
     steps += [step(10, 10, 99.0, learner="other")]
-    (found,) = course(tmp_path, *steps, steps=10)
+    (found,) = course(tmp_path / "a", *steps, steps=10)
     assert (found.updates, found.values) == (9, {"train_loss": pytest.approx(0.5)})
-
-
-def test_a_window_without_an_applied_step_says_nothing(tmp_path):
-    assert course(tmp_path, *(step(number, 0, skipped=True) for number in range(1, 11)), steps=10) == ()
+    assert course(tmp_path / "b", *(step(number, 0, skipped=True) for number in range(1, 11)), steps=10) == ()
+    long = (step(number, number) for number in range(1, 501))
+    assert len(course(tmp_path / "c", *long, steps=500)) == 50
 
 
 def run(*moments, name="val_top1"):
@@ -71,28 +65,16 @@ SKIPPED = run((10, 8, 0.1), (20, 16, 0.2), (30, 24, 0.3))
 WHOLE = run((10, 10, 0.1), (20, 20, 0.2), (30, 30, 0.3))
 
 
-def test_at_equal_samples_both_have_seen_the_same_data():
-    _, found = align([(SKIPPED, WHOLE)], "top1")
-    assert (found.by, found.at, found.quantity) == ("samples", 300, "val_top1")
-    assert found.value.mean == pytest.approx(0.3)
-    assert found.difference.mean == pytest.approx(0.0)
-
-
-def test_at_equal_updates_the_reference_is_taken_between_two_validations():
-    found, _ = align([(SKIPPED, WHOLE)], "top1")
-    assert (found.by, found.at, found.quantity) == ("updates", 24, "val_top1")
-    assert found.value.mean == pytest.approx(0.3)
-    assert found.difference.mean == pytest.approx(0.3 - 0.24)
-
-
-def test_all_pairs_are_at_the_point_that_the_shortest_run_reached():
+def test_runs_are_compared_at_equal_updates_and_equal_samples():
+    updates, samples = align([(SKIPPED, WHOLE)], "top1")
+    assert (updates.by, updates.at, updates.quantity) == ("updates", 24, "val_top1")
+    assert (updates.value.mean, updates.difference.mean) == pytest.approx((0.3, 0.3 - 0.24))  # between two validations
+    assert (samples.by, samples.at, samples.quantity) == ("samples", 300, "val_top1")
+    assert (samples.value.mean, samples.difference.mean) == pytest.approx((0.3, 0.0))
     updates, samples = align([(SKIPPED, WHOLE), (WHOLE, run((10, 10, 0.1), (20, 20, 0.4)))], "top1")
-    assert (updates.at, samples.at) == (20, 200)
+    assert (updates.at, samples.at) == (20, 200)  # what the shortest run reached
     assert samples.difference.mean == pytest.approx((0.0 + 0.2 - 0.4) / 2)
     assert samples.difference.n == 2
-
-
-def test_the_reference_alone_is_at_what_all_its_runs_reached():
     updates, samples = align_reference([SKIPPED, WHOLE], "top1")
     assert (updates.at, samples.at, updates.difference) == (24, 300, None)
     assert updates.value.mean == pytest.approx((0.3 + 0.24) / 2)
@@ -138,20 +120,17 @@ def test_the_mean_move_between_the_last_two_validations_counts():
     assert convergence_warnings(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.05) == []
 
 
-def test_of_one_validation_the_training_loss_tells():
-    (note,) = convergence_warnings(arm((2.0, 1.99, 1.98), (2.0, 2.0, 1.9), name="train_loss"), "top1", 0.03)
-    assert "fell by only 3 %" in note
-    assert convergence_warnings(arm((2.0, 1.0), name="train_loss"), "top1", 0.03) == []
-    (note,) = convergence_warnings(arm((2.0, 2.5), name="train_loss"), "top1", 0.03)
-    assert "fell by only 0 %" in note
+@pytest.mark.parametrize(
+    ("courses", "percent"), [([(2.0, 1.99, 1.98), (2.0, 2.0, 1.9)], 3), ([(2.0, 2.5)], 0), ([(2.0, 1.0)], None)]
+)
+def test_of_one_validation_the_training_loss_tells(courses, percent):
+    found = convergence_warnings(arm(*courses, name="train_loss"), "top1", 0.03)
+    assert [f"fell by only {percent} %" in note for note in found] == ([] if percent is None else [True])
 
 
 @pytest.mark.parametrize("values", [(), (2.0,), (2.0, math.nan)])
 def test_where_nothing_tells_that_is_said(values):
     found = convergence_warnings(arm((*values, math.nan), name="train_loss"), "top1", 0.03)
     assert "the records do not show whether fp32 learned" in found[0]
-
-
-def test_runs_that_did_not_end_and_those_without_a_course_are_left_out():
     assert convergence_warnings(arm((0.1, 0.9), status="failed"), "top1", 0.01) == []
     assert convergence_warnings(Arm("fp32", (measures(0, course=()),)), "top1", 0.01) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_runs import run_command
+from parallel.warm_commands import run_command
 
 OWN = """
 import torch

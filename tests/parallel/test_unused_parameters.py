@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_runs import environment, run_command
+from parallel.warm_commands import run_command
+from small_runs import environment
 
 pytestmark = pytest.mark.distributed
 
@@ -52,18 +53,18 @@ def losses(folder):
 @pytest.mark.parametrize(
     "used", ["on the first rank", *(pytest.param(w, marks=pytest.mark.slow) for w in ("always", "never"))]
 )
-def test_what_the_first_batch_leaves_out_is_looked_for_by_itself(tmp_path, used):
+def test_what_the_first_batch_leaves_out_is_looked_for(tmp_path, used):
+    found = []
     for name, words in (("by itself", ()), ("asked", ("distributed.find_unused_parameters=true",))):
-        folder = tmp_path / name
-        folder.mkdir()
-        ended = train(folder, used, *words)
+        (tmp_path / name).mkdir()
+        ended = train(tmp_path / name, used, *words)
         assert ended.returncode == 0, ended.stderr
-    one, other = losses(tmp_path / "by itself"), losses(tmp_path / "asked")
-    assert len(one) == 16
-    assert one == other
+        found.append(losses(tmp_path / name))
+    assert len(found[0]) == 16
+    assert found[0] == found[1]
 
 
-def test_what_a_later_batch_leaves_out_ends_the_run_in_a_line_and_it_goes_on_when_asked_to_look(tmp_path):
+def test_what_a_later_batch_leaves_out_ends_the_run_until_asked(tmp_path):
     ended = train(tmp_path, "at first")
     assert ended.returncode == 2, ended.stderr
     assert "rank 1: side.weight has no gradient in this batch, but every parameter had one in the first" in ended.stderr

@@ -130,14 +130,9 @@ def test_small_updates_of_fp16_weights_are_seen_to_change_nothing():
     assert shares[1e-6] > 0.95 > 0.5 > shares[1e-1]
 
 
-def test_weights_that_are_updated_in_half_precision_show_lost_updates_by_standing_still():
-    overrides = (
-        "precision=fp16_pure",
-        "precision.optimizer_state=parameters",
-        "optimizer.lr=1e-5",
-        "schedule=constant",
-    )
-    _, record, before, gradients, _ = looked_at(*overrides)
+def test_weights_updated_in_half_precision_show_lost_updates():
+    words = ("precision=fp16_pure", "precision.optimizer_state=parameters", "optimizer.lr=1e-5", "schedule=constant")
+    _, record, before, gradients, _ = looked_at(*words)
     name = next(name for name in before if name.endswith("weight"))
     moving, same = record.unchanged[name]
     assert moving == int((gradients[name] != 0).sum())
@@ -145,15 +140,11 @@ def test_weights_that_are_updated_in_half_precision_show_lost_updates_by_standin
 
 
 def test_a_refused_step_has_no_updates_and_shows_what_overflowed():
-    _, record, *_ = looked_at("precision=fp16_static", "scaler.scale=1e9")
+    parts, record, *_ = looked_at("precision=fp16_static", "scaler.scale=1e9")
     assert record.overflow
     assert "updates" not in record.tensors
     assert record.unchanged == {}
     assert any(counts.inf or counts.nan for counts in record.tensors["activation_gradients"].values())
-
-
-def test_modules_are_left_as_they_were():
-    parts, *_ = looked_at("precision=fp16_static")
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in parts.model.modules())
 
 
@@ -198,10 +189,8 @@ def test_a_gan_has_a_line_for_each_of_its_networks(tmp_path):
 
 def test_lstm_outputs_and_states_are_counted_together(tmp_path):
     kept = Kept()
-    loop = loop_of(
-        tmp_path, "model=char_lstm", "diagnostics=histograms", "train.max_steps=1", "train.batch_size=8", kept=kept
-    )
-    loop.train_epoch()
+    words = ("model=char_lstm", "diagnostics=histograms", "train.max_steps=1", "train.batch_size=8")
+    loop_of(tmp_path, *words, kept=kept).train_epoch()
     (record,) = kept.of(HistogramRecord)
     assert all(math.isfinite(counts.largest) for named in record.tensors.values() for counts in named.values())
     assert any("lstm" in name.lower() or "rnn" in name.lower() for name in record.tensors["activations"])

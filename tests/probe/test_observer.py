@@ -53,34 +53,27 @@ def test_a_shared_module_is_one_module_and_its_calls_are_counted():
     assert ("", "threshold_backward") in names(seen, "backward")
 
 
-def test_a_piece_that_is_computed_again_in_the_backward_pass_belongs_to_its_module():
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4))
+class Checkpointed(nn.Module):
+    def __init__(self, inner, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
 
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=False)
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
-    seen = observed(Checkpointed(), torch.randn(3, 4, requires_grad=True))
+
+def test_what_the_backward_pass_repeats_belongs_to_its_module():
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4))
+    seen = observed(Checkpointed(inner, reentrant=False), torch.randn(3, 4, requires_grad=True))
     assert ("inner.0", "addmm") in names(seen, "forward")
     assert ("inner.0", "addmm") in names(seen, "backward")
-    assert [module for module, operator in names(seen, "backward") if operator == "mm"] == ["inner.2"] * 2 + [
-        "inner.0"
-    ] * 2
+    products = [module for module, operator in names(seen, "backward") if operator == "mm"]
+    assert products == ["inner.2", "inner.2", "inner.0", "inner.0"]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_call_that_is_repeated_in_the_backward_pass_is_counted_once(reentrant):
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=reentrant)
-
-    seen = observed(Checkpointed(), torch.randn(3, 4, requires_grad=True))
+def test_what_the_backward_pass_repeats_is_counted_once(reentrant):
+    seen = observed(Checkpointed(nn.Linear(4, 4), reentrant), torch.randn(3, 4, requires_grad=True))
     assert seen.trail.calls == {"": 1, "inner": 1}
     assert [module for module, operator in names(seen, "backward") if operator == "mm"] == ["inner"] * 2
 
@@ -112,20 +105,15 @@ def test_dtypes_and_magnitudes_are_those_of_the_results():
     assert total == 8
 
 
-def test_the_first_operator_that_makes_something_infinite_is_told_from_those_that_hand_it_on():
+def test_the_first_infinite_operator_is_told_from_those_behind_it():
     class Grows(nn.Module):
         def forward(self, x):
             return (x.half() * 300).mul_(300).float() + 1
 
     seen = observed(nn.Sequential(Grows(), nn.ReLU()), torch.ones(3, requires_grad=True))
     [broken] = [one for one in seen.operations if one.breaks and one.phase == "forward"]
-    assert (broken.module, broken.operator, broken.outputs[0].dtype, broken.largest_input) == (
-        "0",
-        "mul_",
-        "float16",
-        300,
-    )
-    assert broken.outputs[0].inf == 3
+    assert (broken.module, broken.operator, broken.largest_input) == ("0", "mul_", 300)
+    assert (broken.outputs[0].dtype, broken.outputs[0].inf) == ("float16", 3)
     assert not next(one for one in seen.operations if one.operator == "relu").finite_inputs
 
 
@@ -184,7 +172,7 @@ class Calls(nn.Module):
         return self.function.apply(x)
 
 
-def test_a_custom_function_that_returns_another_dtype_is_told_from_one_that_casts_by_itself():
+def test_a_function_of_another_dtype_is_told_from_one_that_casts():
     given = torch.ones(3, 4, dtype=torch.float16)
     model = nn.Sequential(nn.Linear(4, 4).half(), Calls(Wide), Calls(Careful), Calls(Widens))
     functions = observed(model, given).functions
@@ -210,8 +198,12 @@ def test_what_torch_refuses_is_kept_with_its_place():
     assert trail.raised_in[0] == "1"
 
 
+def hooks_of(model):
+    return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "amp_bf16"])
-def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators(precision):
+def test_looking_changes_no_bit_of_a_step_or_of_generators(precision):
     words = (
         "model=cnn",
         "dataset.train_samples=32",
@@ -228,16 +220,15 @@ def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators
     plain = others.learners[0].weights.gradients.by_name()
     generator = torch.get_rng_state()
 
-    before = {name: value.clone() for name, value in parts.model.state_dict().items()}
-    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in parts.model.modules()]
-    found = {}
-    clear = parts.learners[0].weights.gradients.zero_grad
+    before, hooks = {name: value.clone() for name, value in parts.model.state_dict().items()}, hooks_of(parts.model)
+    found, gradients = {}, parts.learners[0].weights.gradients
+    clear = gradients.zero_grad
 
     def keep_and_clear():
-        found.update({name: grad.clone() for name, grad in parts.learners[0].weights.gradients.by_name().items()})
+        found.update({name: grad.clone() for name, grad in gradients.by_name().items()})
         clear()
 
-    object.__setattr__(parts.learners[0].weights.gradients, "zero_grad", keep_and_clear)
+    object.__setattr__(gradients, "zero_grad", keep_and_clear)
     torch.manual_seed(0)
     object.__setattr__(moment, "random", {**moment.random, "torch": torch.get_rng_state()})
     [seen] = observe_step(parts, moment)
@@ -246,8 +237,7 @@ def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators
     assert all(torch.equal(found[name], grad) for name, grad in plain.items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, before[name]) for name, value in parts.model.state_dict().items())
-    after = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in parts.model.modules()]
-    assert after == hooks
+    assert hooks_of(parts.model) == hooks
 
 
 def test_every_learner_of_a_task_is_seen_with_its_own_gradients(tmp_path):

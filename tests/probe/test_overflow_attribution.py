@@ -23,32 +23,33 @@ def clean(scale, steps):
     return [(False, scale, scale)] * steps
 
 
-def test_the_descent_from_the_first_scale_calibrates_until_a_scale_has_lasted_as_long_as_it_takes_to_grow():
-    trace = [
-        (True, 64.0, 32.0),
-        *clean(32.0, SETTLED - 1),
-        (True, 32.0, 16.0),
-        *clean(16.0, SETTLED + 15),
-        (True, 16.0, 8.0),
-        *clean(8.0, DESCENDED - 1),
-        (True, 8.0, 4.0),
-        *clean(4.0, DESCENDED),
-        (True, 4.0, 2.0),
-    ]
-    assert [phase for phase in phases_of(trace) if phase] == ["calibrating"] * 4 + ["unexpected"]
+DESCENT = [
+    *((True, 64.0, 32.0), *clean(32.0, SETTLED - 1)),
+    *((True, 32.0, 16.0), *clean(16.0, SETTLED + 15)),
+    *((True, 16.0, 8.0), *clean(8.0, DESCENDED - 1)),
+    *((True, 8.0, 4.0), *clean(4.0, DESCENDED)),
+    (True, 4.0, 2.0),
+]
+GROWTH = [
+    *(*clean(64.0, SETTLED), (True, 64.0, 32.0), *clean(32.0, SETTLED)),
+    *((False, 32.0, 64.0), (True, 64.0, 32.0), *clean(32.0, 3), (True, 32.0, 16.0)),
+]
+GROWN = [*clean(16.0, SETTLED), (False, 16.0, 32.0)]
 
 
-def test_the_first_growth_ends_the_descent():
-    trace = [
-        *clean(64.0, SETTLED),
-        (True, 64.0, 32.0),
-        *clean(32.0, SETTLED),
-        (False, 32.0, 64.0),
-        (True, 64.0, 32.0),
-        *clean(32.0, 3),
-        (True, 32.0, 16.0),
-    ]
-    assert [phase for phase in phases_of(trace) if phase] == ["calibrating", "growth probe", "unexpected"]
+@each(
+    ("trace", "expected"),
+    [
+        (clean(8.0, 3), []),
+        (DESCENT, [*["calibrating"] * 4, "unexpected"]),  # until a scale has lasted as long as it takes to grow
+        (GROWTH, ["calibrating", "growth probe", "unexpected"]),
+        ([*GROWN, (True, 32.0, 16.0), *clean(16.0, 3), (True, 16.0, 8.0)], ["growth probe", "unexpected"]),
+        ([*GROWN, *clean(32.0, 10), (True, 32.0, 16.0), (True, 16.0, 8.0)], ["growth probe", "unexpected"]),
+        ([*GROWN, (True, 32.0, 32.0), (True, 32.0, 16.0), (True, 16.0, 16.0)], ["growth probe", "growth probe", "unexpected"]),
+    ],
+)  # fmt: skip
+def test_phases_follow_the_course_of_the_scale(trace, expected):
+    assert [phase for phase in phases_of(trace) if phase] == expected
 
 
 @pytest.mark.parametrize(("steps", "phase"), [(SETTLED - 1, "calibrating"), (SETTLED, "growth probe")])
@@ -62,23 +63,6 @@ def test_a_state_of_before_the_descent_was_counted_is_taken_up():
     history = OverflowHistory.from_state(saved, floor=1.0)
     assert history.observe(overflow=True, loss=1.0, scale=4.0, next_scale=2.0) == "calibrating"
     assert history.counts == {"abnormal": 2, "calibrating": 1}
-
-
-def test_an_overflow_after_growth_is_a_probe_and_the_next_at_the_old_scale_is_not():
-    settled = clean(16.0, SETTLED)
-    trace = [*settled, (False, 16.0, 32.0), (True, 32.0, 16.0), *clean(16.0, 3), (True, 16.0, 8.0)]
-    phases = phases_of(trace)
-    assert [phase for phase in phases if phase] == ["growth probe", "unexpected"]
-
-
-def test_a_grown_scale_stays_a_probe_until_it_falls():
-    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), *clean(32.0, 10), (True, 32.0, 16.0), (True, 16.0, 8.0)]
-    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "unexpected"]
-
-
-def test_hysteresis_leaves_a_probe_a_probe():
-    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), (True, 32.0, 32.0), (True, 32.0, 16.0), (True, 16.0, 16.0)]
-    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "growth probe", "unexpected"]
 
 
 def test_trap_26_overflows_at_a_constant_scale_are_seen_and_counted():
@@ -98,10 +82,6 @@ def test_trap_01_overflows_in_a_row_are_counted_and_one_clean_step_ends_the_row(
     assert history.clean == 1
 
 
-def test_clean_steps_have_no_phase():
-    assert phases_of(clean(8.0, 3)) == [None, None, None]
-
-
 @each("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2, SETTLED + 3])
 def test_trap_37_a_history_survives_json_at_any_place(cut):
     trace = [(True, 64.0, 32.0), *clean(32.0, SETTLED), (False, 32.0, 64.0), (True, 64.0, 32.0), (True, 32.0, 16.0)]
@@ -114,34 +94,27 @@ def test_trap_37_a_history_survives_json_at_any_place(cut):
     assert second == whole
 
 
-def test_offenders_are_named_with_their_kind_in_order():
+def test_trap_14_offenders_are_named_in_order_and_all_counted():
     names = ["a", "b", "c", "d", "e"]
-    count, found = nonfinite_parameters(names, [1.0, math.inf, -1.0, math.nan, 0.0])
-    assert count == 2
-    assert found == (("b", "inf"), ("d", "nan"))
-
-
-def test_trap_14_a_parameter_without_a_gradient_is_no_offender():
-    assert nonfinite_parameters(["a"], [-1.0]) == (0, ())
-
-
-def test_of_many_offenders_the_first_are_named_and_all_counted():
+    found = nonfinite_parameters(names, [1.0, math.inf, -1.0, math.nan, 0.0])  # -1: there is no gradient
+    assert found == (2, (("b", "inf"), ("d", "nan")))
     names = [f"p{index}" for index in range(MAX_TENSORS + 5)]
     count, found = nonfinite_parameters(names, [math.nan] * len(names))
     assert count == MAX_TENSORS + 5
     assert [name for name, _ in found] == names[:MAX_TENSORS]
 
 
-def test_what_no_lower_scale_would_mend_is_unexpected_from_the_first_step_on():
-    broken_loss = OverflowHistory(floor=1.0)
-    assert broken_loss.observe(overflow=True, loss=math.nan, scale=64.0, next_scale=32.0) == "unexpected"
-    at_the_floor = OverflowHistory(floor=1.0)
-    assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "unexpected"
-    static = OverflowHistory(floor=1024.0)
-    assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "unexpected"
-    rounded = float(torch.tensor(1e30))  # a scale is an FP32 number, and 1e30 is none
-    assert rounded > 1e30
-    static = OverflowHistory(floor=1e30)
-    assert static.observe(overflow=True, loss=2.0, scale=rounded, next_scale=rounded) == "unexpected"
-    dynamic = OverflowHistory(floor=1.0)
-    assert dynamic.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=512.0) == "calibrating"
+ROUNDED = float(torch.tensor(1e30))  # a scale is an FP32 number, and 1e30 is none
+
+
+@each(
+    ("floor", "loss", "scale", "after", "phase"),
+    [
+        (1.0, math.nan, 64.0, 32.0, "unexpected"),  # no lower scale would mend it
+        *((floor, 2.0, scale, scale, "unexpected") for floor, scale in ((1.0, 1.0), (1024.0, 1024.0), (1e30, ROUNDED))),
+        (1.0, 2.0, 1024.0, 512.0, "calibrating"),
+    ],
+)
+def test_what_no_lower_scale_would_mend_is_unexpected_at_once(floor, loss, scale, after, phase):
+    assert ROUNDED > 1e30
+    assert OverflowHistory(floor=floor).observe(overflow=True, loss=loss, scale=scale, next_scale=after) == phase

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from mptrain.report.diagnosis_page import diagnosis_page, write_diagnosis
 from mptrain.report.html_and_markdown import html
 from mptrain.report.run_blocks import operator_blocks, summary
@@ -35,7 +33,7 @@ FOUND = Examination(
 )  # fmt: skip
 
 
-def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
+def test_the_page_goes_from_the_verdict_to_the_operators():
     page = diagnosis_page(FOUND)
     assert page.status.text == "fails in the backward pass alone"
     assert page.lead == "Only gradients overflow: <script>."
@@ -60,13 +58,13 @@ def modules():
     return diagnosis_page(FOUND).sections[4].blocks[0]
 
 
-def test_modules_are_in_the_order_of_calls_and_the_one_that_breaks_is_marked():
+def test_modules_are_in_the_order_of_calls_with_the_break_marked():
     assert [row[0].text for row in modules().rows] == ["body.0", "<b>x</b>", "(loss)"]
     assert [row[-1].text for row in modules().rows] == ["", "first not finite (backward)", ""]
     assert modules().rows[0][1].text == "Conv2d, 2 calls"
 
 
-def test_numbers_near_the_end_of_fp16_catch_the_eye_and_fp32_of_the_loss_does_not():
+def test_numbers_near_the_end_of_fp16_catch_the_eye():
     near, broken, loss = (dict(zip(modules().head, row, strict=True)) for row in modules().rows)
     size, share, subnormal = (near[f"forward {name}"] for name in ("largest", "of 65,504", "below 2^-14"))
     assert (size.text, share.text, share.tone, subnormal.tone) == ("6e+04", "92 %", "warn", "warn")
@@ -77,27 +75,22 @@ def test_numbers_near_the_end_of_fp16_catch_the_eye_and_fp32_of_the_loss_does_no
 def test_a_finite_step_is_good_and_has_nothing_to_try():
     page = diagnosis_page(replace(FOUND, cause="none", remedies=(), notes=()))
     assert (page.status.text, page.status.tone) == ("finite", "good")
-    assert page.lead.endswith("mptrain doctor with the same words checks the gradients at every loss scale.")
+    assert "mptrain doctor" in page.lead
     assert "doctor" not in diagnosis_page(FOUND).lead
     assert not page.sections[2].blocks
 
 
 def test_operators_are_summed_up_and_listed_forward_first():
-    assert (
-        summary(OPERATORS)
-        == "Of 4 operators in one step, 3 returned float16, 1 returned float32; 1 cast between dtypes."
-    )
+    assert summary(OPERATORS).startswith("Of 4 operators in one step, 3 returned float16, 1 returned float32; 1 cast")
     _, every = operator_blocks(OPERATORS)
     assert [row[1].text for row in every.blocks[0].rows] == ["exp", "mm", "cast"]
     assert [cell.text for cell in every.blocks[0].rows[2]] == ["forward", "cast", "float32", "float16", "1"]
     assert operator_blocks({}) == []
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_three_files_are_written_and_replaced(tmp_path, again):
-    if again:
-        write_diagnosis(tmp_path / "diagnosis", replace(FOUND, verdict="older"))
-    path = write_diagnosis(tmp_path / "diagnosis", FOUND)
+def test_three_files_are_written_and_replaced(tmp_path):
+    for verdict in ("older", FOUND.verdict):
+        path = write_diagnosis(tmp_path / "diagnosis", replace(FOUND, verdict=verdict))
     assert sorted(one.name for one in path.parent.iterdir()) == [
         f"step-001234-generator.{ending}" for ending in ("html", "json", "md")
     ]

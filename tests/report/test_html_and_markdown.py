@@ -26,7 +26,7 @@ def test_a_paragraph_shows_exactly_the_text(text):
 
 
 @given(st.one_of(NASTY, st.sampled_from(HOSTILE)))
-def test_a_cell_of_a_table_shows_exactly_the_text_and_stays_one_cell(text):
+def test_a_cell_of_a_table_shows_the_text_and_stays_one_cell(text):
     rendered = READER.render(f"| a | b |\n|---|---|\n| {markdown(text)} | end |\n")
     cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
     assert [words_of(cell) for cell in cells] == [plain(text), "end"]
@@ -41,16 +41,8 @@ def test_no_text_gets_out_of_a_fence(text):
     assert rendered.count("<") == 6
 
 
-def test_no_name_opens_a_tag_that_the_page_closes_behind_it():
-    assert READER.render(f"a {markdown('<b')} > b") == "<p>a &lt;b &gt; b</p>\n"
-
-
-def test_names_with_underscores_stay_readable_in_the_source():
+def test_names_stay_readable_and_addresses_do_not_become_links():
+    assert READER.render(f"a {markdown('<b')} > b") == "<p>a &lt;b &gt; b</p>\n"  # closed by the page behind it
     assert markdown("amp_dynamic scaler.init_scale=65536") == "amp_dynamic scaler.init_scale=65536"
-
-
-def test_addresses_do_not_become_links():
     text = markdown("https://example.invalid www.example.invalid a@example.invalid")
-    assert "https:" not in text
-    assert "www." not in text
-    assert "@" not in text
+    assert not [one for one in ("https:", "www.", "@") if one in text]

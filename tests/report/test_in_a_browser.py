@@ -5,6 +5,7 @@ import struct
 import pytest
 from report.browser import CHROMIUM, visit
 from report.folders import HOSTILE, make_comparison, make_run
+from report.microscope import make_looked_at
 from report.test_write_report import hostile_run
 
 from mptrain.comparison.results import write_comparisons
@@ -30,10 +31,8 @@ PAGE_WIDTH = "document.documentElement.scrollWidth"
 TEXT = "document.body.innerText"
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_a_comparison_is_legible_asks_for_nothing_and_complains_of_nothing(tmp_path, width):
-    write_comparisons(SweepPaths(tmp_path).comparison, {"": make_comparison(tmp_path, seeds=2)})
-    page = write_report(tmp_path).html
+def require_legible(page, width):
+    """Open a page at a width in CSS pixels: no figure is cut or too small to read, and nothing else is asked for."""
     seen = visit(page, width, [PAGE_WIDTH, SMALLEST_TEXT, CUT_TEXT], picture=True)
     assert seen.requests == [page.resolve().as_uri()]
     assert seen.complaints == []
@@ -42,6 +41,16 @@ def test_a_comparison_is_legible_asks_for_nothing_and_complains_of_nothing(tmp_p
     assert smallest >= 9.5
     assert cut == 0
     assert struct.unpack(">I", seen.png[16:20])[0] == width
+
+
+def test_pages_are_legible_and_ask_for_nothing(tmp_path):
+    write_comparisons(SweepPaths(tmp_path).comparison, {"": make_comparison(tmp_path, seeds=2)})
+    compared = write_report(tmp_path).html
+    run = make_looked_at(tmp_path / "run", overflows={3: "calibrating", 30: "growth probe"})
+    looked_at = write_report(run).html
+    for width in (400, 1280):
+        require_legible(compared, width)
+        require_legible(looked_at, width)
 
 
 def test_hostile_names_are_shown_and_do_nothing(tmp_path):
@@ -57,7 +66,7 @@ def test_hostile_names_are_shown_and_do_nothing(tmp_path):
     assert HOSTILE[3] in text
 
 
-def test_a_page_that_was_tampered_with_still_loads_and_runs_nothing(tmp_path):
+def test_a_page_that_was_tampered_with_loads_and_runs_nothing(tmp_path):
     page = write_report(make_run(tmp_path / "run")).html
     bad = '<script>document.title="run"</script><img src="https://example.invalid/x.png"></body>'
     page.write_text(page.read_text().replace("</body>", bad))

@@ -1,11 +1,14 @@
 import math
 
+import pytest
 from report.folders import make_run, warning
 
 from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, read_history
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, read_run
 from mptrain.system.records import EventRecord
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def history_of(path, **options):
@@ -22,10 +25,13 @@ def test_every_learner_has_its_own_curves(tmp_path):
 
 
 def test_the_norm_of_an_overflow_is_left_out_and_the_rest_is_not(tmp_path):
-    learner = history_of(make_run(tmp_path / "run", overflows={5: "unexpected"})).learners["main"]
-    assert learner.grad_norm.count == 59
+    history = history_of(make_run(tmp_path / "run", overflows={5: "unexpected"}))
+    learner = history.learners["main"]
+    assert (learner.grad_norm.count, learner.loss.count, history.scaled) == (59, 60, True)
     assert not learner.grad_norm.lost()
-    assert learner.loss.count == 60
+    diverged = history_of(make_run(tmp_path / "one", scale=1.0, loss=lambda step: math.nan if step > 50 else 1.0))
+    assert diverged.learners["main"].loss.lost() == list(range(51, 61))
+    assert not diverged.scaled
 
 
 def test_overflows_are_counted_all_and_kept_few(tmp_path):
@@ -49,7 +55,7 @@ def test_a_damaged_line_ends_the_curves_with_a_sentence(tmp_path):
     assert history.evaluations["val"]["top1"].count == 3
 
 
-def test_an_event_that_lacks_its_fields_is_left_out_with_a_sentence(tmp_path):
+def test_an_event_that_lacks_its_fields_is_left_out(tmp_path):
     path = make_run(
         tmp_path / "run", events=[EventRecord("overflow", 3, {}), EventRecord("evaluation", 3, {"metrics": 7})]
     )
@@ -64,9 +70,12 @@ def test_only_unusual_events_are_told(tmp_path):
         EventRecord("checkpoint", 9, {"metric": 1.0}),
         EventRecord("data_order", 0, {"epoch": 0}),
         EventRecord("unusable", 9, {"split": "val", "samples": {"a.png": "empty"}}),
+        EventRecord("resume", 30, {"notes": ["scaler began anew"], "warnings": []}),
     ]
-    occurrences = history_of(make_run(tmp_path / "run", events=events)).occurrences.kept()
-    assert occurrences == [(7, "warning", "mind the gap"), (9, "unusable", "split: val; samples: a.png empty")]
+    told = history_of(make_run(tmp_path / "run", events=events)).occurrences.kept()
+    assert told[:2] == [(7, "warning", "mind the gap"), (9, "unusable", "split: val; samples: a.png empty")]
+    assert told[2][2].startswith("notes: scaler began anew")
+    assert len(told) == 3
 
 
 def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
@@ -83,13 +92,3 @@ def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
     assert not history.occurrences.count
     shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operator"))
     assert shown.blocks[0].text == "Of 2 operators in one step, 2 returned float16; no casts between dtypes."
-
-
-def test_an_unscaled_run_is_known_as_such(tmp_path):
-    assert not history_of(make_run(tmp_path / "one", scale=1.0)).scaled
-    assert history_of(make_run(tmp_path / "two", scale=8.0)).scaled
-
-
-def test_losses_that_are_not_finite_are_remembered(tmp_path):
-    history = history_of(make_run(tmp_path / "run", loss=lambda step: math.nan if step > 50 else 1.0))
-    assert history.learners["main"].loss.lost() == list(range(51, 61))

@@ -21,7 +21,8 @@ from mptrain.system.records import EventRecord
 def hostile_run(path, **more):
     """Write a run with hostile text in every free-text field."""
     everything = " ".join(HOSTILE)
-    config = CONFIG.format(precision="fp32") + f"note: {json.dumps(everything)}\n"
+    note = json.dumps(everything.encode("utf-8", "ignore").decode())  # no parser of YAML takes half a character
+    config = CONFIG.format(precision="fp32") + f"note: {note}\n"
     config = config.replace("model: mlp", f"model: {json.dumps(HOSTILE[0] + HOSTILE[8])}")
     events = [*(warning(text) for text in HOSTILE), EventRecord("resume", 3, {HOSTILE[1]: [HOSTILE[5]]})]
     run = {"learners": (HOSTILE[0], HOSTILE[7] + HOSTILE[5], "_hidden"), "overflows": {5: "unexpected", 9: "<b>"}}
@@ -43,22 +44,18 @@ def hostile_comparison(folder):
     return folder
 
 
-def test_a_report_is_two_documents_and_their_figures(tmp_path):
-    path = make_run(tmp_path / "run")
-    written = write_report(path)
-    assert (written.html, written.md) == (path / "report.html", path / "report.md")
-    for name in ("loss", "metric", "loss-scale", "lr", "grad-norm"):
-        assert (path / "figures" / f"{name}.svg").read_text().startswith("<?xml")
-        assert f"](figures/{name}.svg)" in written.md.read_text()
-
-
-def test_the_same_records_give_the_same_bytes(tmp_path):
+def test_a_report_is_two_documents_and_figures_always_the_same(tmp_path):
     path = make_run(tmp_path / "run", overflows={4: "calibrating"})
     written = write_report(path)
-    before = [written.html.read_bytes(), written.md.read_bytes(), (path / "figures" / "loss.svg").read_bytes()]
-    assert before == [
-        each.read_bytes() for each in (write_report(path).html, written.md, path / "figures" / "loss.svg")
-    ]
+    assert (written.html, written.md) == (path / "report.html", path / "report.md")
+    figures = [path / "figures" / f"{name}.svg" for name in ("loss", "metric", "loss-scale", "lr", "grad-norm")]
+    for figure in figures:
+        assert figure.read_text().startswith("<?xml")
+        assert f"](figures/{figure.name})" in written.md.read_text()
+    files = [written.html, written.md, figures[0]]
+    before = [file.read_bytes() for file in files]
+    write_report(path)
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_a_folder_that_is_nothing_of_ours_is_named(tmp_path):
@@ -95,23 +92,19 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
 
 
 def test_a_long_run_is_written_in_seconds_and_stays_small(tmp_path):
-    path = make_run(
-        tmp_path / "run", steps=4000, overflows=dict.fromkeys(range(1, 4000, 5), "unexpected"), scale=2.0**900
-    )
-    record, events = path / "steps.jsonl", path / "events.jsonl"
-    lines = record.read_text().splitlines(keepends=True)
+    overflows = dict.fromkeys(range(1, 2000, 5), "unexpected")
+    path = make_run(tmp_path / "run", steps=2000, overflows=overflows, scale=2.0**900)
+    record = path / "steps.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
     with record.open("w") as file:  # ten times as long, and a spike
-        for part in range(10):
-            for number, line in enumerate(lines, 1):
-                step = part * len(lines) + number
-                fields = {**json.loads(line), "step": step, "loss": 987654.0 if step == 23456 else 1.0}
-                file.write(json.dumps(fields) + "\n")
-    events.write_text(events.read_text())
+        for step in range(1, 20_001):
+            fields = {**lines[(step - 1) % 2000], "step": step, "loss": 987654.0 if step == 13456 else 1.0}
+            file.write(json.dumps(fields) + "\n")
     began = time.process_time()
     written = write_report(path)
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 10
     assert written.html.stat().st_size < 2_000_000
-    assert "40,000 steps" in written.html.read_text()
+    assert "20,000 steps" in written.html.read_text()
 
 
 def test_reports_never_import_torch(tmp_path):
@@ -121,6 +114,7 @@ def test_reports_never_import_torch(tmp_path):
     write_comparisons(SweepPaths(compared).comparison, {"": make_comparison(compared, seeds=1)})
     code = (
         "import sys, pathlib\n"
+        "import mptrain.report.diagnosis_page, mptrain.report.run_blocks, mptrain.runlog.manifest\n"
         "from mptrain.report.report_files import write_report\n"
         "for folder in sys.argv[1:]: write_report(pathlib.Path(folder))\n"
         "print(sorted({'torch', 'matplotlib.pyplot', 'hydra'} & set(sys.modules)))"

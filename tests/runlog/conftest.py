@@ -31,16 +31,10 @@ def python():
     children = []
 
     def start(code, *arguments):
-        child = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        children.append(child)
-        return child
+        command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        children.append(subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes))
+        return children[-1]
 
     yield start
     for child in children:
@@ -50,51 +44,38 @@ def python():
 
 
 @pytest.fixture
+def succeed(python):
+    """Run a piece of Python in a child process to its end, which must be in order; returns what it printed."""
+
+    def run(code, *arguments):
+        child = python(code, *arguments)
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
 def paths(tmp_path):
-    """The paths of an empty run directory."""
     return RunPaths(tmp_path)
 
 
 def make_step(step, loss=0.5, grad_norm=1.25):
-    return StepRecord(
-        learner="main",
-        step=step,
-        updates=step,
-        epoch=0,
-        loss=loss,
-        loss_scale=1024.0,
-        overflow=not math.isfinite(grad_norm),
-        skipped=False,
-        grad_norm=grad_norm,
-        lr=0.1,
-    )
+    return StepRecord("main", step, step, 0, loss, 1024.0, not math.isfinite(grad_norm), False, grad_norm, 0.1)
 
 
 def make_epoch(epoch, **val):
-    return EpochRecord(
-        learner="main",
-        epoch=epoch,
-        step=10 * epoch,
-        updates=9 * epoch,
-        skipped=1,
-        train_loss=0.1 + epoch,
-        loss_scale=2.0,
-        lr=1e-3,
-        val=val,
-        seconds=1.5,
-        terms_per_second=640.0,
-    )
+    return EpochRecord("main", epoch, 10 * epoch, 9 * epoch, 1, 0.1 + epoch, 2.0, 1e-3, val, 1.5, 640.0)
 
 
 @pytest.fixture(scope="session")
 def step_record():
-    """Makes a step record from its step, loss and gradient norm."""
     return make_step
 
 
 @pytest.fixture(scope="session")
 def epoch_record():
-    """Makes an epoch record from its epoch and validation metrics."""
     return make_epoch
 
 

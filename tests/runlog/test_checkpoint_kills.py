@@ -98,15 +98,10 @@ assert seen == sorted(seen) and {1, 2} == set(seen), seen
 )
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_checkpoint(tmp_path, python, seed):
-    child = python(RANDOM, tmp_path, seed)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 0, err
+def test_sigkill_at_random_moments_leaves_a_valid_checkpoint(tmp_path, succeed):
+    succeed(RANDOM, tmp_path, 0)
 
 
 @pytest.mark.parametrize("then", [6, 5], ids=["the next step", "the same step again"])
-def test_death_before_each_single_file_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_path, python, then):
-    child = python(EVERY_OPERATION, tmp_path, then)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 0, err
+def test_death_at_each_operation_leaves_the_old_or_the_new(tmp_path, succeed, then):
+    succeed(EVERY_OPERATION, tmp_path, then)

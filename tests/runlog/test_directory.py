@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,26 +25,10 @@ for _ in range(10):
     print(create_run(pathlib.Path(sys.argv[1]), "cnn-digits-fp32").root)
 """
 
-HOLD = """
-import sys, pathlib
-from mptrain.runlog import RunState, open_run
-run = open_run(pathlib.Path(sys.argv[1]))
-with run.lock():
-    run.write_state(run.read_state().begin())
-    print("running", flush=True)
-    sys.stdin.read()
-"""
-
 
 def state(started=""):
     fresh = RunState(id="x", argv=(), command="mptrain").begin()
     return replace(fresh, attempts=(replace(fresh.attempts[0], started=started),)) if started else fresh
-
-
-def is_dead(run):
-    """Whether a run was killed: it says that it is running, or nothing, while no process holds it."""
-    state = run.read_state()
-    return (state is None or state.status == "running") and run.holder() is None
 
 
 def test_a_nameless_run_is_dated_and_labelled(tmp_path):
@@ -55,7 +38,7 @@ def test_a_nameless_run_is_dated_and_labelled(tmp_path):
     assert run.root.is_dir()
 
 
-def test_two_processes_that_race_for_the_same_names_share_no_directory(tmp_path, python):
+def test_two_processes_that_race_for_names_share_no_directory(tmp_path, python):
     children = [python(CREATE, tmp_path) for _ in range(2)]
     for child in children:
         child.stdin.write("go\n")
@@ -67,11 +50,6 @@ def test_two_processes_that_race_for_the_same_names_share_no_directory(tmp_path,
         made += out.split()
     assert len(made) == len(set(made)) == 20
     assert all(Path(path).is_dir() for path in made)
-
-
-def test_a_label_never_leads_out_of_the_root(tmp_path):
-    run = create_run(tmp_path, "../../etc/passwd-x\n")
-    assert run.root.parent.parent == tmp_path
 
 
 def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, monkeypatch):
@@ -111,40 +89,29 @@ def test_an_escaping_name_creates_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 @pytest.mark.parametrize("name", [None, "a"])
-def test_a_root_that_cannot_be_written_is_a_storage_error(tmp_path, monkeypatch, number, name):
+def test_a_root_that_cannot_be_written_is_a_storage_error(tmp_path, monkeypatch, name):
     def refuse(path, *_):
-        raise OSError(number, os.strerror(number), str(path))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        create_run(tmp_path / "file", "x", name)
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(StorageError, match="cannot create") as caught:
         create_run(tmp_path / "outputs", "x", name)
     assert "run.root" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", [None, "a"])
-def test_a_root_that_is_a_file_is_a_storage_error(tmp_path, name):
-    (tmp_path / "outputs").write_text("")
-    with pytest.raises(StorageError, match="outputs"):
-        create_run(tmp_path / "outputs", "x", name)
-
-
-def test_an_existing_run_is_found_and_a_missing_one_is_none(tmp_path):
+def test_a_run_whose_maker_was_killed_at_once_has_no_state(tmp_path):
     assert existing_run(tmp_path, "a") is None
-    create_run(tmp_path, "x", "a").write_state(state())
-    assert existing_run(tmp_path, "a").read_state() is not None
-
-
-def test_a_directory_whose_maker_was_killed_at_once_is_a_run_without_a_state(tmp_path):
     run = create_run(tmp_path, "x", "a")
-    with run.lock():
-        run.write_config("seed: 0\n", [])
-    found = existing_run(tmp_path, "a")
-    assert found.read_state() is None
-    assert is_dead(found)
+    run.write_config("seed: 0\n", [])
+    assert existing_run(tmp_path, "a").read_state() is None
     run.paths.data.write_text("{}\n")  # the last that is written before run.json
-    assert is_dead(existing_run(tmp_path, "a"))
+    assert existing_run(tmp_path, "a").read_state() is None
+    run.write_state(state())
+    assert existing_run(tmp_path, "a").read_state() is not None
 
 
 def test_a_foreign_directory_is_neither_a_run_nor_overwritten(tmp_path):
@@ -158,26 +125,14 @@ def test_a_foreign_directory_is_neither_a_run_nor_overwritten(tmp_path):
         open_run(tmp_path / "b")
 
 
-def test_running_without_a_process_is_dead_and_with_one_is_not(tmp_path, python):
-    run = create_run(tmp_path, "x", "a")
-    run.write_state(state())
-    child = python(HOLD, run.root)
-    assert child.stdout.readline() == "running\n"
-    assert not is_dead(run)
-    assert run.holder().pid == child.pid
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert is_dead(run)
-    run.write_state(run.read_state().end("done", "", 0, 5))
-    assert not is_dead(run)
-
-
-def test_the_last_run_is_the_one_started_last_wherever_it_lies(tmp_path):
+def test_the_last_run_is_the_one_started_last_wherever_it_lies(tmp_path, monkeypatch):
     create_run(tmp_path, "x").write_state(state("2026-01-01T00:00:00.000+00:00"))
     newest = create_run(tmp_path, "x", "sweeps/lr/3")
     newest.write_state(state("2026-01-03T00:00:00.000+00:00"))
     create_run(tmp_path, "x", "named").write_state(state("2026-01-02T00:00:00.000+00:00"))
     assert last_run(tmp_path).root == newest.root
+    monkeypatch.chdir(tmp_path.parent)
+    assert last_run(Path(tmp_path.name)).root == newest.root.relative_to(tmp_path.parent)
 
 
 def test_the_last_run_passes_over_broken_hidden_and_nested_ones(tmp_path):
@@ -191,12 +146,6 @@ def test_the_last_run_passes_over_broken_hidden_and_nested_ones(tmp_path):
     assert last_run(tmp_path).root == good.root
 
 
-def test_a_relative_root_finds_its_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    create_run(Path("outputs"), "x", "a").write_state(state())
-    assert last_run(Path("outputs")).root == Path("outputs/a")
-
-
 @pytest.mark.parametrize("root", ["", "missing"])
 def test_no_run_at_all_is_an_error_with_a_hint(tmp_path, root):
     with pytest.raises(StorageError, match="no run") as caught:
@@ -204,22 +153,22 @@ def test_no_run_at_all_is_an_error_with_a_hint(tmp_path, root):
     assert "train" in caught.value.hint
 
 
-def test_a_run_that_is_not_there_leads_to_one_of_a_similar_name_and_a_file_to_its_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        *(("tracd", "outputs/traced"), ("outputs/trace", "outputs/traced"), ("outputs/traced/run.json", "outputs/traced")),
+        ("quite_another", "run.json"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_there_leads_to_one_of_a_similar_name(tmp_path, monkeypatch, wrong, hint):
     monkeypatch.chdir(tmp_path)
-    run = create_run(Path("outputs"), "x", "traced")
-    run.write_state(state())
-    for wrong, hint in (
-        ("tracd", "did you mean outputs/traced?"),
-        ("outputs/trace", "did you mean outputs/traced?"),
-        ("outputs/traced/run.json", "it is a file of a run; use outputs/traced"),
-        ("quite_another", "give a folder that contains a run.json, or last"),
-    ):
-        with pytest.raises(StorageError, match="no run directory") as raised:
-            open_run(Path(wrong))
-        assert raised.value.hint == hint
+    create_run(Path("outputs"), "x", "traced").write_state(state())
+    with pytest.raises(StorageError, match="no run directory") as raised:
+        open_run(Path(wrong))
+    assert hint in raised.value.hint
 
 
-def test_what_a_killed_process_had_begun_to_write_is_removed_in_all_folders_of_a_run(tmp_path):
+def test_drafts_of_a_killed_process_are_removed_in_all_folders(tmp_path):
     run = create_run(tmp_path, "label")
     run.paths.samples.mkdir()
     drafts = [temporary(run.root / "run.json"), temporary(run.paths.samples / "picture.png")]
@@ -227,12 +176,11 @@ def test_what_a_killed_process_had_begun_to_write_is_removed_in_all_folders_of_a
     for path in (*drafts, *kept):
         path.touch()
     run.remove_drafts()
-    assert not any(path.exists() for path in drafts)
-    assert all(path.exists() for path in kept)
+    assert [path.exists() for path in (*drafts, *kept)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("written", [["run.lock"], ["run.lock", "config.yaml"], ["run.lock", "run.json.0123abcd.tmp"]])
-def test_a_run_that_was_killed_before_it_had_a_state_is_said_to_be_one_and_how_it_starts(tmp_path, written):
+def test_a_run_killed_before_it_had_a_state_is_told_how_to_start(tmp_path, written):
     killed = create_run(tmp_path, "x", "a").root
     for name in written:
         (killed / name).touch()

@@ -54,46 +54,33 @@ def test_an_attempt_says_which_process_began_where_and_how_it_ended():
     assert ended.attempts[0].ended >= ended.attempts[0].started
 
 
-def test_beginning_again_forgets_how_the_last_attempt_ended_and_keeps_its_record():
+def test_beginning_again_forgets_the_end_but_keeps_the_record():
     again = FRESH.begin().end("failed", "why", 4, 1).begin(1)
     assert (again.status, again.reason, again.exit_code) == ("running", "", None)
     assert [attempt.exit_code for attempt in again.attempts] == [4, None]
     assert again.started == again.attempts[1].started
+    killed = FRESH.begin().begin(5).end("done", "", 0, 9)
+    assert [attempt.ended is None for attempt in killed.attempts] == [True, False]
 
 
-def test_a_killed_attempt_stays_without_an_end():
-    assert [attempt.ended is None for attempt in FRESH.begin().begin(5).end("done", "", 0, 9).attempts] == [
-        True,
-        False,
-    ]
+ATTEMPT = {"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0, "changes": []}
 
 
 @each(
-    ("change", "words"),
+    ("text", "words"),
     [
-        ({"schema": 3}, "schema 3"),
-        ({"schema": None}, "no schema number"),
-        ({"status": "finished"}, 'status="finished": must be .running., .done'),
-        ({"attempts": [{"pid": 1}]}, "damaged"),
-        (
-            {"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0, "changes": []}]},
-            r"attempts\.0\.started=5: must be a valid string",
-        ),
-        ({"attempts": 3}, "damaged"),
+        *(({"schema": 3}, "schema 3"), ({"schema": None}, "no schema number"), ({"status": "finished"}, "status")),
+        *(({"attempts": [{"pid": 1}]}, "damaged"), ({"attempts": [ATTEMPT]}, r"attempts\.0\.started"), ({"attempts": 3}, "damaged")),
         ({"argv": None}, "damaged"),
+        *((text, r"run\.json") for text in ("", "{", "[]", '{"schema": 2}', '{"schema": NaN}')),
     ],
-)
-def test_a_state_that_cannot_be_understood_is_refused_with_the_file_name(change, words):
-    text = json.dumps({**json.loads(FRESH.to_json()), **change})
+)  # fmt: skip
+def test_a_state_that_cannot_be_understood_is_refused(text, words):
+    if isinstance(text, dict):
+        text = json.dumps({**json.loads(FRESH.to_json()), **text})
     with pytest.raises(StorageError, match=words) as caught:
         parse_state(text, Path("outputs/x/run.json"))
     assert "outputs/x/run.json" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', '{"schema": NaN}'])
-def test_what_is_no_state_is_refused(text):
-    with pytest.raises(StorageError, match=r"run\.json"):
-        parse_state(text, Path("run.json"))
 
 
 def test_a_field_that_a_later_version_added_is_passed_over():

@@ -120,7 +120,7 @@ def test_the_records_count_up_to_the_moment_of_saving(saver, gate, writer, paths
     assert gate.load_latest().manifest.records["events.jsonl"] == length
 
 
-def test_records_are_forced_to_the_disk_before_the_checkpoint_that_counts_on_them(saver, gate, writer, monkeypatch):
+def test_records_are_forced_to_the_disk_before_their_checkpoint(saver, gate, writer, monkeypatch):
     force, order = writer.force, []
     monkeypatch.setattr(writer, "force", lambda names: (force(names), order.append(sorted(names))))
     monkeypatch.setattr(CheckpointStore, "save", lambda *_, **__: order.append("checkpoint"))
@@ -147,24 +147,22 @@ def test_memory_is_used_again_for_the_next_copy():
     def addresses(state):
         return [tensor.data_ptr() for tensor in (*state["model"].values(), state["step"])]
 
-    state = {
-        "model": {str(size): torch.randn(size) for size in (1, 1000, 77)},
-        "step": torch.zeros(1, dtype=torch.int64),
-    }
+    model = {str(size): torch.randn(size) for size in (1, 1000, 77)}
+    state = {"model": model, "step": torch.zeros(1, dtype=torch.int64)}
     copy = HostCopy(everything=True)
     first = addresses(copy.take(state))
-    state["model"]["77"].fill_(3.0)
+    model["77"].fill_(3.0)
     second = copy.take(state)
     assert addresses(second) == first
     assert not set(first) & set(addresses(state))
     assert torch.equal(second["model"]["77"], torch.full((77,), 3.0))
-    state["model"]["1000"] = torch.randn(999)
+    model["1000"] = torch.randn(999)
     third = copy.take(state)
     assert [a == b for a, b in zip(addresses(third), first, strict=True)] == [True, False, True, True]
-    assert torch.equal(third["model"]["1000"], state["model"]["1000"])
+    assert torch.equal(third["model"]["1000"], model["1000"])
 
 
-def test_a_device_copies_without_the_host_waiting_although_the_state_has_host_tensors(monkeypatch):
+def test_a_device_copies_without_the_host_waiting(monkeypatch):
     class Event:
         waited = 0
 
@@ -193,7 +191,7 @@ def test_a_device_copies_without_the_host_waiting_although_the_state_has_host_te
     assert (calls, event.waited) == ([(["cpu"], False)], 1)
 
 
-def test_without_memory_for_a_copy_the_state_itself_is_written_at_once(saver, gate, monkeypatch):
+def test_without_memory_for_a_copy_the_state_is_written_at_once(saver, gate, monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
 
@@ -206,7 +204,7 @@ def test_without_memory_for_a_copy_the_state_itself_is_written_at_once(saver, ga
     assert torch.equal(gate.load_latest().state["weights"], weights)
 
 
-def test_an_error_of_the_thread_is_raised_once_by_whatever_is_called_next(saver, gate):
+def test_an_error_of_the_thread_is_raised_once_by_the_next_call(saver, gate):
     gate.refuses = True
     save(saver, {})
     saver.check()

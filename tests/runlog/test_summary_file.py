@@ -13,18 +13,12 @@ from mptrain.system.errors import StorageError
 
 def test_numbers_come_back_also_the_nonfinite_ones(tmp_path):
     path = tmp_path / "summary.json"
-    numbers = {"loss": math.inf, "skip_rate": 0.01, "scales": [1.0, 2.0], "test": {"top1": 0.5}}
+    numbers = {"loss": math.inf, "skip_rate": 0.01, "test": {"top1": 0.5}, "numbers": {"a.b": [0.0, -math.inf]}}
     write_summary(path, numbers)
     assert read_summary(path) == numbers
     text = path.read_text()
     assert "Infinity" not in text
     assert next(iter(json.loads(text))) == "schema"
-
-
-def test_deeper_nonfinite_numbers_come_back_too(tmp_path):
-    numbers = {"numbers": {"loss": math.inf, "a.b": [0.0, -math.inf]}}
-    write_summary(tmp_path / "s", numbers)
-    assert read_summary(tmp_path / "s") == numbers
 
 
 def test_a_missing_summary_is_empty(tmp_path):
@@ -40,10 +34,7 @@ def test_reserved_names_are_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "damaged"),
-        ("[]", "damaged"),
-        ("{}", "no schema"),
-        ('{"schema": 9}', "schema 9"),
+        *(("{", "damaged"), ("[]", "damaged"), ("{}", "no schema"), ('{"schema": 9}', "schema 9")),
         ('{"schema": 2, "nonfinite": {"loss": "inf"}}', "non-finite"),
         ('{"schema": 2, "loss": NaN}', "NaN is not JSON"),
     ],
