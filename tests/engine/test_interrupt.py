@@ -69,10 +69,6 @@ def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_
     assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes().count(b"\n") == 1
 
 
-def test_asked_to_end_says_by_which_signal():
-    assert EndRequested("SIGTERM").name == "SIGTERM"
-
-
 def test_a_second_ctrl_c_before_the_first_checkpoint_leaves_a_run_that_begins_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     attempted = Loop.attempt

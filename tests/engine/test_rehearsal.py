@@ -23,7 +23,7 @@ def first_batch(parts):
     return parts.prepare(next(parts.loaders["train"].batches(0)))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
 def test_it_leaves_weights_buffers_generators_and_gradients_as_they_were(precision):
     parts, _ = parts_of("model=cnn", "dataset.train_samples=32", "train.ema_decay=0.9", f"precision={precision}")
     parts.model.train()
@@ -39,9 +39,8 @@ def test_it_leaves_weights_buffers_generators_and_gradients_as_they_were(precisi
     assert learner.weights.gradients.missing() == list(learner.weights.names)
 
 
-@pytest.mark.parametrize("precision", ["fp16_dynamic", "bf16"])
-def test_an_operator_without_a_half_kernel_is_refused_with_what_to_do(precision):
-    parts, _ = parts_of(*TINY, f"precision={precision}")
+def test_an_operator_without_a_half_kernel_is_refused_with_what_to_do():
+    parts, _ = parts_of(*TINY, "precision=fp16_dynamic")
 
     def loss(model, batch):
         return torch.linalg.svdvals(model(batch.inputs)).sum()
@@ -88,32 +87,6 @@ def test_a_buffer_that_is_replaced_is_not_counted_twice(tmp_path):
     assert counter.seen.item() == 3  # the rehearsal's is not among them
     warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
     assert not any("0.seen" in warning for warning in warnings)
-
-
-class Grows(nn.Module):
-    """Puts a longer tensor in the place of its buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, images):
-        self.seen = torch.cat([self.seen, torch.ones(1)])
-        return images
-
-
-def test_a_buffer_that_no_refused_step_can_restore_is_warned_of(tmp_path):
-    kept = Kept()
-    loop = loop_of(tmp_path, *TINY, "train.max_steps=3", kept=kept)
-    loop.parts.model.insert(0, grows := Grows())
-    loop.parts.plan.guard.__init__(loop.parts.model)
-    del loop.parts.loaders["val"], loop.parts.loaders["test"]
-    loop.run()
-    assert len(grows.seen) == 4  # the rehearsal's is not among them
-    warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
-    assert warnings[-1] == (
-        "1 buffers become tensors that a skipped step cannot restore: of another shape or dtype, or shared: 0.seen"
-    )
 
 
 def test_overfitting_learns_one_batch_by_heart(tmp_path):

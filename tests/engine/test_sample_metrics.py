@@ -146,25 +146,6 @@ def test_a_score_that_repeated_samples_bias_has_the_error_of_a_jackknife():
     assert 0.3 < (high - low) / 2 / (1.96 * np.std(fresh)) < 3
 
 
-def test_the_error_of_a_frechet_distance_is_that_of_other_samples():
-    from mptrain.workloads.gan.task import frechet_distance
-
-    draws = np.random.default_rng(0)
-    mixing = [draws.normal(size=(64, 64)) / 8 for _ in range(2)]
-
-    def some(count=200):
-        return [np.maximum(draws.normal(size=(count, 64)) @ mix, 0).astype(np.float32) for mix in mixing]
-
-    class Frechet(Says):
-        def score(self, answers):
-            return {"frechet": frechet_distance(*map(np.stack, zip(*answers, strict=True)))}
-
-    spread = np.std([frechet_distance(*some()) for _ in range(30)], ddof=1)
-    gathered = gathered_of([1.0] * 200, list(zip(*some(), strict=True)))
-    low, high = gathered.intervals(Frechet(), gathered.metrics(Frechet()))["frechet"]
-    assert 0.7 < (high - low) / 2 / (1.96 * spread) < 2
-
-
 def test_no_interval_leaves_the_range_of_its_metric():
     class Bounded(Says):
         shares = ()
