@@ -275,21 +275,28 @@ def test_any_other_sparse_gradient_is_refused_by_name(monkeypatch):
         run(OwnSparse, "precision=fp16_dynamic", monkeypatch=monkeypatch)
 
 
-class Clips(nn.Module):
-    """Clips its weights through ``.data`` where the caller says: nothing in a version counter shows it."""
-
-    begins = 0
+class Small(nn.Module):
+    """Two layers, drawn alike each time, with a tanh between them."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.body, self.head, self.passes = nn.Linear(64, 16), nn.Linear(16, 10), 0
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, images):
+        return self.head(torch.tanh(self.body(images.flatten(1))))
+
+
+class Clips(Small):
+    """Clips its weights through ``.data`` where the caller says: nothing in a version counter shows it."""
+
+    begins = passes = 0
 
     def forward(self, images):
         self.passes += 1
         if self.passes > type(self).begins:
             self.body.weight.data.clamp_(-0.05, 0.05)
-        return self.head(torch.tanh(self.body(images.flatten(1))))
+        return super().forward(images)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16_dynamic"])
@@ -306,15 +313,17 @@ def test_one_that_begins_later_is_right_without_master_weights_and_refused_with_
         run(Clips, "precision=bf16", "train.batch_size=4", batches=20, monkeypatch=monkeypatch)
 
 
-class Later(Clips):
+class Later(Small):
     """Halves a weight in place from some pass on: seen in that very step."""
+
+    passes = 0
 
     def forward(self, images):
         self.passes += 1
         if self.passes > 3:
             with torch.no_grad():
                 self.body.weight.mul_(0.5)
-        return self.head(torch.tanh(self.body(images.flatten(1))))
+        return super().forward(images)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -328,16 +337,14 @@ def test_one_that_begins_later_in_place_is_written_through_at_once(accumulate, m
         torch.testing.assert_close(half[name], value, rtol=0.01, atol=2e-3)
 
 
-class Averages(nn.Module):
+class Averages(Small):
     """A frozen copy of a layer that follows it, in place or as a new parameter, as target networks do."""
 
     assigns, rate = False, 0.02
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(1)
-        self.body, self.slow, self.head = nn.Linear(64, 16), nn.Linear(64, 16), nn.Linear(16, 10)
-        self.slow.requires_grad_(False)
+        self.slow = nn.Linear(64, 16).requires_grad_(False)
 
     def forward(self, images):
         if self.training:
@@ -363,15 +370,13 @@ def test_a_frozen_average_is_saved_as_it_is_and_small_changes_in_half_precision_
     torch.testing.assert_close(saved["slow.weight"].float(), wide.model.slow.weight, rtol=0.02, atol=2e-3)
 
 
-class Accumulates(nn.Module):
+class Accumulates(Small):
     """A step counter, a running mean that is assigned, the last mean, and the rows of a queue: only two accumulate."""
 
     rate = 0.02
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(1)
-        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
         for name, shape in {"steps": (), "mean": 16, "last": 16, "queue": (64, 16)}.items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -401,14 +406,12 @@ class Writes(Accumulates):
         return super().forward(images)
 
 
-class Observes(nn.Module):
+class Observes(Small):
     """Statistics of BatchNorm, as a mean over all batches or not, and observers as in quantisation, which start at inf."""
 
     def __init__(self, momentum):
         super().__init__()
-        torch.manual_seed(1)
-        self.body, self.norm = nn.Linear(64, 16), nn.BatchNorm1d(16, momentum=momentum)
-        self.head = nn.Linear(16, 10)
+        self.norm = nn.BatchNorm1d(16, momentum=momentum)
         for name, value in {"low": torch.inf, "high": -torch.inf, "most": -torch.inf}.items():
             self.register_buffer(name, torch.full((17,), value))
 
@@ -482,13 +485,12 @@ def test_a_rehearsal_leaves_no_trace_in_plain_attributes(monkeypatch):
         assert torch.equal(getattr(parts.model, name), getattr(alone.model, name)), name
 
 
-class Tied(nn.Module):
+class Tied(Small):
     """A table that shortens the rows it reads, tied to the matrix of the head, and a count that two modules share."""
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(1)
-        self.table, self.body, self.head = nn.Embedding(10, 16, max_norm=0.5), nn.Linear(64, 16), nn.Linear(16, 10)
+        self.table = nn.Embedding(10, 16, max_norm=0.5)
         self.head.weight = self.table.weight
         self.body.register_buffer("seen", torch.zeros(()))
         self.head.register_buffer("seen", self.body.seen)
@@ -537,7 +539,7 @@ def test_tensors_that_half_precision_rounds_away_are_found(kind, rate, precision
     assert rounded == ROUNDED
 
 
-class Casts(Clips):
+class Casts(Small):
     def forward(self, images):
         self.head.bias.data = self.head.bias.data.double()
         return self.body(images.flatten(1)) @ self.head.weight.T + self.head.bias.float()
@@ -644,16 +646,14 @@ def test_master_weights_keep_what_rounding_took_unless_the_change_is_larger():
 
 
 @pytest.mark.parametrize("name", ["targets", "mask"])
-def test_float64_in_a_batch_is_named(name, monkeypatch):
+def test_float64_in_a_batch_is_named(name):
     parts, _ = mptrain.build.parts.build(compose(TINY))
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    batch = replace(batch, targets=batch.targets.double()) if name == "targets" else replace(
-        batch, more={"mask": torch.ones(len(batch.inputs), dtype=torch.float64)}
-    )  # fmt: skip
+    wide = torch.ones(len(batch.inputs), dtype=torch.float64)
+    batch = replace(batch, targets=wide) if name == "targets" else replace(batch, more={"mask": wide})
 
     def loss(model, micro):
-        factor = micro.targets if name == "targets" else micro.more["mask"]
-        return (model(micro.inputs).mean(1) * factor).mean()
+        return (model(micro.inputs).mean(1) * micro.more.get("mask", micro.targets)).mean()
 
     object.__setattr__(parts.learners[0].objective, "loss", loss)
     with pytest.raises(ConfigError, match=f"not a float32 scalar: the batch's {name} is float64") as caught:

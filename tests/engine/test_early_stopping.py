@@ -223,15 +223,6 @@ def test_both_need_validation_data(monkeypatch):
     assert "dataset.val_share=0.1" in refused.value.hint
 
 
-def test_looking_at_one_batch_for_the_name_of_a_metric_changes_no_number(tmp_path):
-    plain = loop_of(tmp_path / "plain", *WORDS, "train.epochs=2", "precision=amp_dynamic")
-    plain.run()
-    words = ("train.early_stopping.metric=top5", "train.early_stopping.mode=max", "train.early_stopping.patience=9")
-    looked = loop_of(tmp_path / "looked", *WORDS, "train.epochs=2", "precision=amp_dynamic", *words)
-    looked.run()
-    assert steps_of(plain) == steps_of(looked)
-
-
 def test_a_checkpoint_of_an_older_mptrain_has_no_state_of_either(tmp_path):
     loop = loop_of(tmp_path, *WORDS, *NEVER)
     interrupt_after(loop, 8)

@@ -147,11 +147,3 @@ def test_tokens_cannot_be_infinite(tmp_path):
 def test_a_run_says_beforehand_which_fault_it_has(count, steps):
     parts, _ = parts_of(*TINY, "inject.step=4", "inject.tensor=input", f"inject.count={count}")
     assert parts.notes == (f"a fault is injected on purpose: inf into input, {steps}",)
-
-
-def test_without_a_step_nothing_is_put_in():
-    parts, _ = parts_of(*TINY)
-    batch = parts.prepare(next(parts.loaders["train"].batches(0, start=0)))
-    with parts.fault.at(1, batch) as given:
-        assert given is batch
-    assert parts.fault.records(1) == parts.notes == ()

@@ -1,12 +1,14 @@
 """Weights and records of a run are the same bits whether anybody looks at it or not."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
 import torch
 
 from mptrain.system.records import StepRecord
-from tests.small_runs import Kept, loop_of, whole_and_resumed
+from tests.small_runs import Kept, loop_of, steps_of, whole_and_resumed
 
 WORKLOADS = {
     "convolutions": (
@@ -16,7 +18,13 @@ WORKLOADS = {
         "train.batch_size=16",
         "train.epochs=1",
     ),
-    "state carried along": ("model=char_lstm", "train.max_steps=3", "train.batch_size=8", "model.dropout=0.2"),
+    "state carried along": (
+        "model=char_lstm",
+        "train.max_steps=3",
+        "train.batch_size=8",
+        "model.dropout=0.2",
+        "model.hidden_size=8",
+    ),
     "attention": ("model=transformer", "train.max_steps=2", "train.batch_size=4", "train.accumulate=2"),
     "two networks": (
         "model=dcgan",
@@ -73,3 +81,36 @@ def test_a_resumed_run_has_every_histogram_once(tmp_path):
     expected = whole.storage.paths.histograms.read_bytes()
     assert resumed.storage.paths.histograms.read_bytes() == expected
     assert [json.loads(line)["step"] for line in expected.splitlines()] == [1, 2, 4, 6, 8, 10, 12]
+
+
+WORDS = (
+    "model=cnn", "dataset.image_size=8", "dataset.train_samples=160", "train.batch_size=16", "train.epochs=2",
+    "scaler=dynamic", "scaler.init_scale=16777216", "scaler.growth_interval=3", "checkpoint.every_epochs=null",
+)  # fmt: skip
+
+
+def two_epochs(folder, *words, record=True):
+    loop = loop_of(folder, *WORDS, *words)
+    if not record:
+        for ring in loop.telemetry.rings:
+            ring.record = lambda *_: None
+    for _ in range(2):
+        loop.train_epoch()
+        loop.progress.epoch, loop.progress.batch = loop.progress.epoch + 1, 0
+    return loop
+
+
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
+def test_weights_and_scale_are_the_same_bits_with_a_ring_of_any_length_and_without_one(tmp_path, precision):
+    word = f"precision={precision}"
+    usual = two_epochs(tmp_path, word)
+    others = [two_epochs(tmp_path, word, f"log.ring={length}") for length in (1, 7, 1000)]
+    assert len(steps_of(usual)) == 20
+    assert all(steps_of(other) == steps_of(usual) for other in others)
+    silent = two_epochs(tmp_path, word, record=False)
+    assert steps_of(silent) == []
+    for other in (*others, silent):
+        assert all(map(torch.equal, *(loop.parts.full_precision().values() for loop in (usual, other))))
+        own, expected = other.parts.learners[0], usual.parts.learners[0]
+        assert own.moving().keys() == expected.moving().keys()
+        assert all(torch.equal(value, expected.moving()[name]) for name, value in own.moving().items())

@@ -154,11 +154,32 @@ def operators_kept(tmp_path, *words):
     return loop, loop.parts.plan.products.operators
 
 
-@pytest.mark.parametrize("precision", ["amp_bf16", "bf16"])
-def test_a_network_without_half_precision_sums_runs_without_a_dispatch_mode(tmp_path, native_half, precision):
+class Functional(Rarely):
+    """Normalises by a function, for which no module stands."""
+
+    def __init__(self, num_classes, **facts):
+        super().__init__(num_classes)
+        del self.norm
+
+    def forward(self, images):
+        return self.last(nn.functional.layer_norm(self.first(images.flatten(1)), (16,)))
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "kept"),
+    [
+        (None, "amp_bf16", frozenset()),
+        (None, "bf16", frozenset()),
+        (Rarely, "amp_bf16", SUMS | ATTENTION),
+        (Functional, "amp_bf16", {torch.ops.aten.native_layer_norm.default}),
+    ],
+)
+def test_kernels_are_kept_that_some_step_may_need(tmp_path, native_half, monkeypatch, network, precision, kept):
+    if network:
+        monkeypatch.setattr(mptrain.build.model, "build_model", lambda config, dataset: network(**dataset.facts()))
     loop, operators = operators_kept(tmp_path, f"precision={precision}")
-    assert operators == frozenset()
-    assert isinstance(loop.parts.plan.products.context, contextlib.nullcontext)
+    assert kept <= operators
+    assert isinstance(loop.parts.plan.products.context, contextlib.nullcontext) == (not operators) == (network is None)
 
 
 def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatch):
@@ -171,12 +192,6 @@ def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatc
     assert steps_of(without) == steps_of(within)
     theirs = within.parts.full_precision()
     assert all(torch.equal(value, theirs[name]) for name, value in without.parts.full_precision().items())
-
-
-def test_a_sum_that_only_some_steps_run_keeps_its_kernel(tmp_path, native_half, monkeypatch):
-    monkeypatch.setattr(mptrain.build.model, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
-    _, operators = operators_kept(tmp_path, "precision=amp_bf16")
-    assert operators == SUMS | ATTENTION
 
 
 def test_evaluation_keeps_kernels_that_training_has_no_use_for():
@@ -197,21 +212,6 @@ def test_evaluation_keeps_kernels_that_training_has_no_use_for():
         attention(0.1).float().sum().backward()
     products.leave_out_idle(model, census.in_half)
     assert torch.equal(evaluated(), expected)
-
-
-def test_a_sum_that_no_module_stands_for_keeps_its_kernel_where_it_ran(tmp_path, native_half, monkeypatch):
-    class Functional(Rarely):
-        def forward(self, images):
-            return self.last(nn.functional.layer_norm(self.first(images.flatten(1)), (16,)))
-
-    def build(config, dataset):
-        model = Functional(**dataset.facts())
-        del model.norm
-        return model
-
-    monkeypatch.setattr(mptrain.build.model, "build_model", build)
-    _, operators = operators_kept(tmp_path, "precision=amp_bf16")
-    assert torch.ops.aten.native_layer_norm.default in operators
 
 
 def test_embeddings_keep_their_kernel_only_where_their_weights_are_half(tmp_path, native_half):

@@ -79,11 +79,7 @@ def test_answers_are_resampled_too():
     gathered = gathered_of([1.0] * 400, answers)
     low, high = gathered.intervals(Says(), gathered.metrics(Says()))["middle"]
     assert (high - low) / 2 == pytest.approx(1.96 * 1.2533 * np.std(answers) / 20, rel=0.3)  # of a normal's median
-
-
-def test_an_interval_is_the_same_each_time():
-    gathered = gathered_of([0.0, 1.0, 0.25] * 30, list(range(90)))
-    assert gathered.intervals(Says(), gathered.metrics(Says())) == gathered.intervals(Says(), gathered.metrics(Says()))
+    assert gathered.intervals(Says(), gathered.metrics(Says()))["middle"] == (low, high)
 
 
 def test_few_samples_and_what_never_varies_have_no_interval():

@@ -9,18 +9,18 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Tests of whole runs, or of other packages, that look at the modules of a package; at a module where its name is given.
 BESIDES = {
     "engine": (
-        "integration/test_modes.py",
+        "integration/test_workloads.py",
         "integration/test_giving_up.py",
         "integration/test_classification.py",
         "integration/test_killed.py",
     ),
-    "precision": ("engine/test_rehearsal.py", "engine/test_step.py", "integration/test_modes.py"),
+    "precision": ("engine/test_rehearsal.py", "engine/test_step.py", "integration/test_workloads.py"),
     "scaler": ("engine/test_step.py", "engine/test_resume.py", "integration/test_giving_up.py"),
     "optimizer": (
         "engine/test_step.py",
         "engine/test_step_runner.py",
         "engine/test_resume.py",
-        "integration/test_modes.py",
+        "integration/test_workloads.py",
     ),
     "numerics": ("engine/test_step.py", "probe/test_histograms.py", "integration/test_recommended_scales.py"),
     "schedule": ("engine/test_step.py",),
@@ -39,7 +39,7 @@ BESIDES = {
     "recipe": ("cli/test_reproduce.py",),
     "report": ("security/test_odd_files.py",),
     "cli": ("security/test_terminals.py", "integration/test_command_line.py"),
-    "build": ("integration/test_obstacles.py", "engine/test_resume.py", "integration/test_modes.py"),
+    "build": ("integration/test_obstacles.py", "engine/test_resume.py", "integration/test_workloads.py"),
     "config": ("cli/test_bad_input.py", "security/test_strangers_files.py", "integration/test_obstacles.py"),
     "workloads": (
         "engine/test_step.py",
@@ -47,9 +47,9 @@ BESIDES = {
         "integration/test_other_data.py",
         "integration/test_language.py",
         "integration/test_detect.py",
-        "integration/test_speech.py",
+        "integration/test_workloads.py",
     ),
-    "logger": ("integration/test_processes_change_nothing.py",),
+    "logger": ("integration/test_command_line.py",),
     "system": ("engine/test_resume.py", "engine/test_evaluate.py", "security", "cli"),
 }
 
