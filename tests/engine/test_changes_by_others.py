@@ -337,14 +337,16 @@ def test_one_that_begins_later_in_place_is_written_through_at_once(accumulate, m
         torch.testing.assert_close(half[name], value, rtol=0.01, atol=2e-3)
 
 
-class Averages(Small):
+class Averages(nn.Module):
     """A frozen copy of a layer that follows it, in place or as a new parameter, as target networks do."""
 
     assigns, rate = False, 0.02
 
     def __init__(self):
         super().__init__()
-        self.slow = nn.Linear(64, 16).requires_grad_(False)
+        torch.manual_seed(1)
+        self.body, self.slow, self.head = nn.Linear(64, 16), nn.Linear(64, 16), nn.Linear(16, 10)
+        self.slow.requires_grad_(False)
 
     def forward(self, images):
         if self.training:
@@ -485,12 +487,13 @@ def test_a_rehearsal_leaves_no_trace_in_plain_attributes(monkeypatch):
         assert torch.equal(getattr(parts.model, name), getattr(alone.model, name)), name
 
 
-class Tied(Small):
+class Tied(nn.Module):
     """A table that shortens the rows it reads, tied to the matrix of the head, and a count that two modules share."""
 
     def __init__(self):
         super().__init__()
-        self.table = nn.Embedding(10, 16, max_norm=0.5)
+        torch.manual_seed(1)
+        self.table, self.body, self.head = nn.Embedding(10, 16, max_norm=0.5), nn.Linear(64, 16), nn.Linear(16, 10)
         self.head.weight = self.table.weight
         self.body.register_buffer("seen", torch.zeros(()))
         self.head.register_buffer("seen", self.body.seen)

@@ -118,7 +118,7 @@ WORKLOADS = {
 
 def words_of(name, precision):
     words = (*WORKLOADS[name].words, f"precision={precision}", "checkpoint.every_epochs=null")
-    if precision == "fp16_pure" and name != "gan":
+    if precision == "fp16_pure" and name in ("lstm", "transformer", "speech"):
         words += ("optimizer.eps=1e-4",)
     if precision.endswith("static") and name == "speech":
         words += ("scaler.scale=128",)
