@@ -11,7 +11,7 @@ from small_runs import loop_of, parts_of
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.runlog import RunDirectory, RunState
-from mptrain.system.errors import CheckpointError, ConfigError, StorageError
+from mptrain.system.errors import CheckpointError, ConfigError
 from mptrain.system.files import read_text
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
@@ -75,17 +75,6 @@ def test_train_makes_a_classifier_of_the_same_data_when_it_is_first_used(monkeyp
     assert record.metrics["frechet"] > 0
     evaluate(parts, parts.loaders["val"], "val", 0, 0, stop=lambda: False)
     assert asked == ["digits"]
-
-
-def test_a_run_is_found_by_its_name_below_the_folder_of_runs(trained):
-    root = trained.storage.paths.root
-    parts, _ = parts_of(*PAIR, f"task.classifier={root.name}", f"run.root={root.parent}")
-    assert parts.task.metric == "frechet"
-
-
-def test_what_is_no_run_is_refused_in_one_line(tmp_path):
-    with pytest.raises(StorageError, match="no run directory"):
-        parts_of(*PAIR, f"task.classifier={tmp_path / 'nothing'}")
 
 
 def test_a_run_that_does_not_say_how_pictures_become_inputs_is_refused(trained, monkeypatch):

@@ -24,24 +24,15 @@ def test_what_a_learner_does_not_say_is_what_all_share():
 
 
 def test_each_part_can_differ_and_null_turns_clipping_off():
-    config = compose(
-        [
-            "train.clip_norm=3",
-            "learners.a.scaler.init_scale=8",
-            "learners.a.schedule.warmup=5",
-            "learners.a.clip_norm=null",
-        ]
-    )
-    own = config.for_learner("a")
+    words = ["learners.a.scaler.init_scale=8", "learners.a.schedule.warmup=5", "learners.a.clip_norm=null"]
+    own = compose(["train.clip_norm=3", *words]).for_learner("a")
     assert own.scaler.build().init_scale == 8.0
     assert own.schedule.arguments["warmup"] == 5
     assert own.clip_norm is None
 
 
 def test_a_target_of_its_own_takes_none_of_the_shared_arguments():
-    config = compose(
-        ["optimizer=adam", "+learners.a.optimizer={_target_: mptrain.optimizer.SGD, lr: 0.1}"],
-    )
+    config = compose(["optimizer=adam", "+learners.a.optimizer={_target_: mptrain.optimizer.SGD, lr: 0.1}"])
     assert config.for_learner("a").optimizer.path == "mptrain.optimizer.SGD"
     assert config.for_learner("a").optimizer.arguments == {"lr": 0.1}
 
@@ -50,10 +41,8 @@ def test_the_saved_text_keeps_what_differs():
     config = compose(["learners.critic.optimizer.lr=0.5"])
     again = reload(config.yaml)
     assert again.for_learner("critic") == config.for_learner("critic")
-    assert (
-        reload(config.yaml, ["learners.critic.optimizer.lr=0.25"]).for_learner("critic").optimizer.arguments["lr"]
-        == 0.25
-    )
+    changed = reload(config.yaml, ["learners.critic.optimizer.lr=0.25"]).for_learner("critic")
+    assert changed.optimizer.arguments["lr"] == 0.25
 
 
 def test_choosing_another_option_of_a_group_drops_what_a_learner_had_changed_in_the_old_one():

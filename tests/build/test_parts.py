@@ -18,8 +18,10 @@ from mptrain.system.errors import ConfigError
 from mptrain.workloads.base.task import Objective
 
 
-@pytest.mark.parametrize("channels_last", ["true", "false"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16_dynamic", "fp16_pure", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "channels_last"),
+    [("fp32", "true"), ("fp16_dynamic", "true"), ("fp16_pure", "true"), ("bf16", "false")],
+)
 def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(monkeypatch, precision, channels_last):
     parts, _ = parts_of(
         "model=resnet18", "dataset.train_samples=16", "train.batch_size=8", f"precision={precision}",
@@ -49,13 +51,12 @@ def test_a_network_too_large_to_build_is_a_wrong_configuration():
         parts_of("model=mlp", "model.hidden=[99999999999999999999]")
 
 
-@pytest.mark.parametrize("group", ["model", "dataset"])
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("group", "raised", "said"),
     [
-        ("FileNotFoundError('no x.bin')", "FileNotFoundError: no x.bin"),
-        ("AssertionError", "AssertionError: AssertionError"),
-        ("KeyError('x')", "KeyError: 'x'"),
+        ("model", "FileNotFoundError('no x.bin')", "FileNotFoundError: no x.bin"),
+        ("model", "AssertionError", "AssertionError: AssertionError"),
+        ("dataset", "KeyError('x')", "KeyError: 'x'"),
     ],
 )
 def test_what_a_users_constructor_raises_is_told_as_theirs(tmp_path, monkeypatch, group, raised, said):
@@ -89,10 +90,7 @@ def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesake
     assert trained_by("net1") == ["net1.weight", "net1.bias"]
     assert trained_by("net1.bias", "net10") == names[1:]
     assert trained_by("") == names
-    with pytest.raises(
-        ConfigError,
-        match=r"trains generator, but mptrain.workloads.classification.models.convnet.cnn has only the modules net1, net10",
-    ):
+    with pytest.raises(ConfigError, match=r"trains generator, but .*cnn has only the modules net1, net10"):
         trained_by("generator")
 
 

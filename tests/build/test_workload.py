@@ -17,19 +17,19 @@ SPEECH = "dataset=tone_words does not have: it has vocabulary_size, feature_size
     ("words", "said"),
     [
         ("task=detect dataset=digits", f"task=detect needs boxes, which {PICTURES}"),
-        ("task=transcribe dataset=digits", f"task=transcribe needs decode, which {PICTURES}"),
-        ("task=enhance dataset=digits", f"task=enhance needs upscale, which {PICTURES}"),
-        ("task=audio dataset=digits", f"task=audio needs levels, sample_rate, which {PICTURES}"),
-        ("task=language dataset=digits", f"task=language needs vocabulary_size, which {PICTURES}"),
         ("task=translate dataset=python_docs", "task=translate needs target_vocabulary_size, decode_source, which"),
         ("task=classify dataset=python_docs", "task=classify needs num_classes, which"),
         ("task=gan dataset=python_docs", "model=cnn needs num_classes, in_channels, which"),
-        ("model=cnn dataset=tone_words", f"task=classify needs num_classes, which {SPEECH}"),
+        (
+            "model=cnn dataset=tone_words dataset.train_samples=8 dataset.val_samples=4",
+            f"task=classify needs num_classes, which {SPEECH}",
+        ),
         ("model=cnn dataset=digit_scenes", "task=classify does not work with dataset=digit_scenes, which has boxes"),
-        ("model=dcgan dataset=digit_scenes", "task=gan does not work with dataset=digit_scenes, which has boxes"),
-        ("model=ssd_small dataset=digits", f"task=detect needs boxes, which {PICTURES}"),
         ("model=edsr_small dataset=digits", f"task=enhance needs upscale, which {PICTURES}"),
-        ("model=wavenet_small dataset=tone_words", f"task=audio needs levels, which {SPEECH}"),
+        (
+            "model=wavenet_small dataset=tone_words dataset.train_samples=8 dataset.val_samples=4",
+            f"task=audio needs levels, which {SPEECH}",
+        ),
         ("model=deepspeech2_small dataset=digits", f"task=transcribe needs decode, which {PICTURES}"),
         (
             "model=char_lstm dataset=tone_words",
@@ -54,7 +54,10 @@ def test_parts_that_do_not_go_together_leave_no_run_behind(words, said, tmp_path
             "task=enhance works with dataset=photo_folder, photos; dataset=digits works with task=classify, gan; ",
         ),
         ("model=cnn dataset=python_docs task=gan", "model=cnn works with dataset=cifar10, "),
-        ("model=cnn dataset=tone_words", "task=classify works with dataset=cifar10, "),
+        (
+            "model=cnn dataset=tone_words dataset.train_samples=8 dataset.val_samples=4",
+            "task=classify works with dataset=cifar10, ",
+        ),
         ("task.label_smoothing=0 dataset=digit_scenes", "task=classify works with dataset=cifar10, "),
     ],
 )
@@ -69,9 +72,8 @@ def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys)
     words = ["model=cnn", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.image_size=8"]
     assert main([*words, f"run.root={tmp_path / 'runs'}"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: task=classify needs num_classes, which dataset=image_folder does not have")
-    assert error.endswith(": the images are not in class folders, and at least two classes are needed")
-    assert hint.lstrip().startswith("hint: put those of each class into ROOT/CLASS")
+    assert "task=classify needs num_classes" in error
+    assert "ROOT/CLASS" in hint
 
 
 def test_data_sets_name_tasks_that_there_are_and_every_model_s_own_choice_is_among_them():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from mptrain.engine.clock import WARM_UP, Clock, NoMeter, NvmlMeter, energy_meter
+from mptrain.engine.clock import WARM_UP, Clock, NoMeter, NvmlMeter
 from mptrain.engine.parts import Progress
 
 
@@ -56,10 +56,6 @@ def test_energy_of_which_a_part_is_unknown_is_unknown():
     clock.begin()
     clock.end()
     assert clock.progress.joules != clock.progress.joules
-
-
-def test_a_cpu_has_no_energy():
-    assert isinstance(energy_meter(torch.device("cpu")), NoMeter)
 
 
 def test_an_energy_counter_that_fails_costs_no_run():

@@ -118,20 +118,18 @@ def fails():
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-@pytest.mark.parametrize("at_end", [RuntimeError("operation failed due to a previous error during capture"), None])
-def test_a_failed_capture_leaves_nothing(device, at_end):
+@pytest.mark.parametrize(
+    ("body", "at_end", "raised"),
+    [
+        (fails, RuntimeError("operation failed due to a previous error during capture"), "not permitted when stream"),
+        (fails, None, "not permitted when stream"),
+        (lambda: None, RuntimeError("invalid capture"), "invalid capture"),
+    ],
+)
+def test_a_failed_capture_leaves_nothing(device, body, at_end, raised):
     device.at_end = at_end
-    capture = CudaGraphs(DEVICE)
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-        capture(fails)
-    assert (device.stream, device.asking, device.capturing, device.drawn) == ("main", [], False, 7)
-    assert list(device.pools.values()) == [0]
-
-
-def test_a_capture_whose_end_fails_leaves_nothing(device):
-    device.at_end = RuntimeError("invalid capture")
-    with pytest.raises(RuntimeError, match="invalid capture"):
-        CudaGraphs(DEVICE)(lambda: None)
+    with pytest.raises(RuntimeError, match=raised):
+        CudaGraphs(DEVICE)(body)
     assert (device.stream, device.asking, device.capturing, device.drawn) == ("main", [], False, 7)
     assert list(device.pools.values()) == [0]
 

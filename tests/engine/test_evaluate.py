@@ -142,12 +142,3 @@ def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, preci
     wide = precision != "fp32" and "although" in said
     assert ("precision.eval=fp32" in stopped.value.hint) == wide
     assert ("compare with precision=fp32" in stopped.value.hint) == (precision != "fp32" and "diverged" in said)
-
-
-def test_an_evaluation_that_alone_is_nan_in_fp32_is_not_to_be_compared_with_fp32(tmp_path):
-    loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.max_steps=1")
-    loop.run()
-    loop.progress.last["val"] = {"loss": math.nan}
-    with pytest.raises(NumericsError, match="the last loss on val is nan, although no training step") as stopped:
-        loop.require_success()
-    assert stopped.value.hint.startswith(f"mptrain diagnose {loop.storage.paths.root} examines an evaluation")

@@ -87,13 +87,7 @@ def test_the_summary_says_what_a_comparison_needs(tmp_path):
     assert summary["peak_memory"] > 0
     assert summary["facts"]["upcast"] is False
     assert summary["facts"]["parameters"] > 100
-    if summary["steps"] > 10:
-        assert summary["steady_terms_per_second"] > 0
-
-
-def test_a_run_shorter_than_the_warm_up_has_no_steady_speed(tmp_path):
-    summary = loop_of(tmp_path, *TINY, "train.max_steps=5").run()
-    assert summary["steady_terms_per_second"] is None
+    assert summary["steady_terms_per_second"] is None  # a run shorter than the warm-up has no steady speed
 
 
 def test_dimensions_that_tensor_cores_do_not_take_are_counted_by_their_elements():

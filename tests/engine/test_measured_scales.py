@@ -38,8 +38,7 @@ def learner_with_gradients(*words):
     return learner
 
 
-@pytest.mark.parametrize("scaler", RULES)
-@pytest.mark.parametrize("precision", ["fp16_dynamic", "amp_dynamic"])
+@pytest.mark.parametrize(("scaler", "precision"), [*((rule, "fp16_dynamic") for rule in RULES), ("als", "amp_dynamic")])
 def test_a_network_learns_in_fp16_under_each_rule_and_its_scale_finds_its_place(tmp_path, scaler, precision):
     kept = Kept()
     loop = loop_of(tmp_path, *TINY, f"precision={precision}", f"scaler={scaler}", "train.epochs=12", kept=kept)
@@ -78,7 +77,7 @@ def test_what_is_measured_is_that_of_the_scaled_gradients(tmp_path):
     assert learner.scale_state["fast"].item() == pytest.approx(0.01 * x, rel=1e-6)
 
 
-@pytest.mark.parametrize("scaler", ["none", "static", "dynamic", "mxnet", "fairseq", "smooth"])
+@pytest.mark.parametrize("scaler", ["none", "dynamic", "fairseq", "smooth"])
 def test_a_rule_that_needs_nothing_measured_launches_nothing_for_it(scaler):
     """The verdict takes one norm, one stack, and what decides; a measuring rule's takes more."""
 

@@ -7,11 +7,13 @@ import math
 import pytest
 from loops import each
 from multiplying_tasks import LOSSES, MIDDLES
-from precision.modes import NAMES, mode
+from precision.modes import mode
 from small_runs import loop_of, steps_of
 
 from mptrain.system.errors import EnvironmentRefused
 
+#: Modes that differ in the dtypes of weights and products.
+NAMES = ("fp32", "amp_dynamic", "amp_bf16", "fp16_dynamic", "fp16_pure", "bf16", "bf16_pure")
 OWN = (
     "extensions.allow=[multiplying_tasks]",
     "model._target_=multiplying_tasks.network",

@@ -79,11 +79,7 @@ def test_answers_are_resampled_too():
     gathered = gathered_of([1.0] * 400, answers)
     low, high = gathered.intervals(Says(), gathered.metrics(Says()))["middle"]
     assert (high - low) / 2 == pytest.approx(1.96 * 1.2533 * np.std(answers) / 20, rel=0.3)  # of a normal's median
-
-
-def test_an_interval_is_the_same_each_time():
-    gathered = gathered_of([0.0, 1.0, 0.25] * 30, list(range(90)))
-    assert gathered.intervals(Says(), gathered.metrics(Says())) == gathered.intervals(Says(), gathered.metrics(Says()))
+    assert gathered.intervals(Says(), gathered.metrics(Says()))["middle"] == (low, high)
 
 
 def test_few_samples_and_what_never_varies_have_no_interval():
@@ -144,25 +140,6 @@ def test_a_score_that_repeated_samples_bias_has_the_error_of_a_jackknife():
         for seed in range(2, 60)
     ]
     assert 0.3 < (high - low) / 2 / (1.96 * np.std(fresh)) < 3
-
-
-def test_the_error_of_a_frechet_distance_is_that_of_other_samples():
-    from mptrain.workloads.gan.task import frechet_distance
-
-    draws = np.random.default_rng(0)
-    mixing = [draws.normal(size=(64, 64)) / 8 for _ in range(2)]
-
-    def some(count=200):
-        return [np.maximum(draws.normal(size=(count, 64)) @ mix, 0).astype(np.float32) for mix in mixing]
-
-    class Frechet(Says):
-        def score(self, answers):
-            return {"frechet": frechet_distance(*map(np.stack, zip(*answers, strict=True)))}
-
-    spread = np.std([frechet_distance(*some()) for _ in range(30)], ddof=1)
-    gathered = gathered_of([1.0] * 200, list(zip(*some(), strict=True)))
-    low, high = gathered.intervals(Frechet(), gathered.metrics(Frechet()))["frechet"]
-    assert 0.7 < (high - low) / 2 / (1.96 * spread) < 2
 
 
 def test_no_interval_leaves_the_range_of_its_metric():

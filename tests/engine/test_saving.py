@@ -89,32 +89,22 @@ def test_a_run_whose_last_save_was_not_finished_goes_on_from_the_one_before(tmp_
     assert steps_of(rest) == steps_of(whole)
 
 
-@pytest.mark.parametrize("how", ["the end", "a signal"])
+@pytest.mark.parametrize("how", ["the end", "a signal", "a bug"])
 def test_the_end_waits_until_what_was_saved_is_on_the_disk(tmp_path, monkeypatch, how):
-    loop = loop_of(tmp_path, *WORDS)
+    loop = loop_of(tmp_path, *WORDS, *(("checkpoint.every_steps=4",) if how == "a bug" else ()))
     opened = hold(loop, monkeypatch)
     threading.Timer(0.3, opened.set).start()
     started = time.monotonic()
     if how == "the end":
         loop.run()
-    else:
+    elif how == "a signal":
         interrupt_after(loop, 3)
+    else:
+        at_step(loop, 5, {}.popitem)
+        with pytest.raises(KeyError):
+            loop.run()
     assert time.monotonic() - started > 0.2
-    assert loop.storage.store.load_latest().manifest.step == (loop.planned if how == "the end" else 3)
-
-
-def test_an_exception_waits_as_well(tmp_path, monkeypatch):
-    loop = loop_of(tmp_path, *WORDS, "checkpoint.every_steps=4")
-    opened = hold(loop, monkeypatch)
-
-    def fail():
-        threading.Timer(0.1, opened.set).start()
-        raise KeyError("a bug")
-
-    at_step(loop, 5, fail)
-    with pytest.raises(KeyError):
-        loop.run()
-    assert loop.storage.store.load_latest().manifest.step == 4
+    assert loop.storage.store.load_latest().manifest.step == {"the end": loop.planned, "a signal": 3, "a bug": 4}[how]
 
 
 def refuse(*args, **known):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import Learner, train_step
 from mptrain.scaler import NoScaler
@@ -49,9 +49,8 @@ def assert_equal_states(before, after):
 MODES = ["fp32", "amp_dynamic", "amp_static", "amp_bf16", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"]
 
 
-@each("precision", MODES)
-@each("poison", [float("inf"), float("nan")])
-def test_trap_23_24_25_a_refused_step_leaves_weights_state_counts_and_buffers_bit_unchanged(precision, poison):
+@each(("precision", "poison"), zip(MODES, itertools.cycle([float("inf"), float("nan")]), strict=False))
+def test_trap_23_24_25_a_refused_step_changes_no_bit_but_the_scale(precision, poison):
     parts, _ = parts_of("model=cnn", "dataset.train_samples=96", f"precision={precision}")
     ring = ring_for(parts)
     good, *_ = batches(parts, 3)
@@ -122,9 +121,14 @@ def test_trap_02_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_gr
 
 
 @pytest.mark.parametrize(
-    "extra", [(), ("train.clip_norm=0.5",), ("train.accumulate=3",), ("train.clip_norm=0.5", "train.accumulate=4")]
+    ("optimizer", "extra"),
+    [
+        ("sgd", ()),
+        ("adam", ("train.clip_norm=0.5",)),
+        ("adamw", ("train.accumulate=3",)),
+        ("adagrad", ("train.clip_norm=0.5", "train.accumulate=4")),
+    ],
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
 def test_trap_05_fp32_with_scale_2_to_the_20_gives_bit_identical_losses(tmp_path, optimizer, extra):
     words = (*TINY, "precision=fp32", f"optimizer={optimizer}", "dataset.train_samples=100", *extra)
     plain = loop_of(tmp_path, *words)
@@ -219,36 +223,8 @@ def test_trap_15_a_static_scale_that_applies_overflows_records_them_and_moves_th
     assert any(not value.isfinite().all() for value in loop.parts.full_precision().values())
 
 
-class TestBufferGuard:
-    def test_restores_all_dtypes_and_only_where_refused(self):
-        model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(3))
-        model.register_buffer("flag", torch.tensor([True, False]))
-        guard = BufferGuard(model)
-        assert guard.count == 7
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        for skip, expected in ((1.0, True), (0.0, False)):
-            guard.snapshot()
-            for _, buffer in model.named_buffers():
-                buffer.copy_(torch.full_like(buffer, float("nan")) if buffer.is_floating_point() else ~buffer.bool())
-            guard.restore(torch.tensor([skip]))
-            same = [torch.equal(before[name], buffer) for name, buffer in model.named_buffers()]
-            assert all(same) if expected else not any(same)
-
-    def test_a_shared_buffer_stays_shared(self):
-        shared = nn.BatchNorm1d(4)
-        model = nn.ModuleList([shared, nn.ModuleList([shared])])
-        guard = BufferGuard(model)
-        assert guard.count == 3
-        assert model[0].running_mean is model[1][0].running_mean
-
-    def test_a_model_without_buffers_is_fine(self):
-        guard = BufferGuard(nn.Linear(2, 2))
-        guard.snapshot()
-        guard.restore(torch.ones(1))
-        assert guard.count == 0
-
-
-def _fused_kernels_without_values():
+@pytest.fixture(scope="module")
+def valueless():
     """torch has no implementation of its fused optimizers for tensors without values: they write in place, no more."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
@@ -256,11 +232,6 @@ def _fused_kernels_without_values():
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}{overload}", "Meta"):
                 library.impl(f"{name}{overload}", lambda *args, **kwargs: None)
     return library
-
-
-@pytest.fixture(scope="module")
-def valueless():
-    return _fused_kernels_without_values()
 
 
 def fake_steps(objective=None, overrides=()):
@@ -317,17 +288,16 @@ def test_a_class_that_is_no_rule_is_refused_by_name():
 class TestWithoutTheHost:
     """The whole step runs on tensors that have no values, so nothing in it can depend on one."""
 
-    @each("optimizer", ["sgd", "adam", "adamw", "adagrad"])
     @each(
-        "mode",
+        ("optimizer", "mode"),
         [
-            ("precision=fp32",),
-            ("precision=amp_dynamic",),
-            ("precision=fp16_dynamic", "scaler.hysteresis=2"),
-            ("precision=fp16_dynamic", "train.ema_decay=0.99"),
-            ("precision=fp16_static", "scaler.on_overflow=apply"),
-            ("precision=fp16_pure", "precision.optimizer_state=parameters", "scaler=none"),
-            ("precision=bf16",),
+            ("adamw", ("precision=fp32",)),
+            ("sgd", ("precision=amp_dynamic",)),
+            ("adam", ("precision=fp16_dynamic", "scaler.hysteresis=2")),
+            ("adagrad", ("precision=fp16_dynamic", "train.ema_decay=0.99")),
+            ("sgd", ("precision=fp16_static", "scaler.on_overflow=apply")),
+            ("adam", ("precision=fp16_pure", "precision.optimizer_state=parameters", "scaler=none")),
+            ("sgd", ("precision=bf16",)),
         ],
     )
     def test_no_host_read_in_the_step(self, optimizer, mode):
@@ -338,12 +308,8 @@ class TestWithoutTheHost:
         "read",
         [
             lambda loss: loss.item(),
-            lambda loss: loss.tolist(),
             lambda loss: bool(loss > 0),
-            float,
             lambda loss: loss[loss > 0],
-            lambda loss: loss.nonzero(),
-            lambda loss: torch.full((2,), 1.0) if loss.isfinite() else loss,
         ],
     )
     def test_planted_reads_are_found(self, read):

@@ -16,7 +16,14 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
 from mptrain.system.records import EventRecord, HistogramRecord
 
-GAN = ("model=dcgan", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=3")
+GAN = (
+    "model=dcgan",
+    "model.width=4",
+    "dataset.image_size=16",
+    "dataset.train_samples=96",
+    "train.batch_size=16",
+    "train.epochs=2",
+)
 
 
 class Again:
@@ -49,18 +56,16 @@ def run_with(tmp_path, monkeypatch, capture, *words):
 @pytest.mark.parametrize(
     "words",
     [
-        (*TINY, "precision=fp32"),
-        (*TINY, "precision=amp_dynamic"),
         (*TINY, "precision=fp16_dynamic", "optimizer=adamw", "train.clip_norm=0.5"),
         (*TINY, "precision=fp16_dynamic", "train.accumulate=2", "scaler.init_scale=1e8", "scaler.max_scale=null"),
         (*TINY, "precision=fp16_static", "train.ema_decay=0.9"),
         (*TINY, "dataset.train_samples=100", "precision=fp32"),
-        (*TINY, "model=resnet18", "precision=amp_dynamic", "train.epochs=1"),
+        (*TINY, "model=cnn", "precision=amp_dynamic", "train.epochs=2"),
         (*TINY, "precision=amp_dynamic", "inject.step=7", "inject.count=2", "inject.tensor=gradient:1.weight"),
         (*TINY, "precision=amp_dynamic", "diagnostics=histograms", "diagnostics.every=4"),
         GAN,
     ],
-    ids=["fp32", "amp", "adamw", "accumulated", "average", "short last batch", "buffers", "fault", "looked at", "gan"],
+    ids=["adamw", "accumulated", "average", "short last batch", "buffers", "fault", "looked at", "gan"],
 )
 def test_captured_steps_train_bit_for_bit_like_launched_ones(tmp_path, monkeypatch, words):
     plain, _ = run_with(tmp_path / "plain", monkeypatch, None, *words)
@@ -73,37 +78,17 @@ def test_captured_steps_train_bit_for_bit_like_launched_ones(tmp_path, monkeypat
     assert all(torch.equal(value, ours[name]) for name, value in plain.parts.model.state_dict().items())
 
 
-def test_a_step_that_cannot_be_captured_is_launched_with_a_warning_and_loses_nothing(tmp_path, monkeypatch):
+def test_a_step_that_cannot_be_captured_is_launched_with_a_warning(tmp_path, monkeypatch):
     words = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=1e8", "scaler.max_scale=null")
     plain, _ = run_with(tmp_path / "plain", monkeypatch, None, *words)
-    capture = Again(refuse=RuntimeError("operation not permitted when stream is capturing\nmore"))
-    # A CUDA graph launches nothing while it is captured; this one trains in vain, on copies.
-    values = {}
+    refused = []
 
-    def refusing(body):
-        loop = values["loop"]
-        state = {name: tensor.clone() for name, tensor in loop.parts.full_precision().items()}
-        moments = [one.weights.updater.state_dict() for one in loop.parts.learners]
-        kept = [{n: {k: t.clone() for k, t in s.items()} for n, s in m["state"].items()} for m in moments]
-        counts = [m["step"].clone() for m in moments]
-        fixed = [{name: value.clone() for name, value in one.moving().items()} for one in loop.parts.learners]
-        tensors = [one.moving() for one in loop.parts.learners]
-        try:
-            capture(body)
-        finally:
-            for learner, saved, count, old, places in zip(
-                loop.parts.learners, kept, counts, fixed, tensors, strict=True
-            ):
-                learner.weights.masters.load_full_precision(state)
-                learner.weights.updater.load_state_dict({"step": count, "state": saved})
-                for name, value in old.items():
-                    places[name].copy_(value)
+    def refusing(body):  # a CUDA graph launches nothing while it is captured
+        refused.append(body)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(mptrain.engine.loop, "capture_on", lambda device: refusing)
-    kept = Kept()
-    values["loop"] = loop = loop_of(tmp_path / "graph", *words, "train.engine=graph", kept=kept)
-    loop.run()
-    assert capture.captured == 1
+    loop, kept = run_with(tmp_path / "graph", monkeypatch, refusing, *words)
+    assert len(refused) == 1
     assert steps_of(plain) == steps_of(loop)
     warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
     assert [text for text in warnings if "operation not permitted when stream is capturing" in text]

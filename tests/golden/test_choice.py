@@ -53,11 +53,8 @@ def test_the_program_takes_every_family_rule_and_fault():
     factors, is_valid = runs.factors(CONFIGS), runs.Valid(CONFIGS)
     for number, scaler in enumerate(factors["scaler"]):  # there are more rules than families
         row = {name: values[number % len(values)] for name, values in factors.items()}
-        row |= {
-            "scaler": scaler,
-            "ranks": "one",
-            "fault": "infinite" if number % 2 or scaler in ("none", "static") else "high_scale",
-        }
+        fault = "infinite" if number % 2 or scaler in ("none", "static") else "high_scale"
+        row |= {"scaler": scaler, "ranks": "one", "fault": fault}
         assert is_valid(row), runs.name_of(row)
     assert len(factors["scaler"]) >= len(factors["family"])
     assert not is_valid({**row, "scaler": "none", "fault": "high_scale"})

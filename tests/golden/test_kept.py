@@ -36,12 +36,8 @@ def test_clock_memory_and_the_order_of_reading_leave_no_trace(tmp_path, monkeypa
 def test_a_name_of_a_tensor_leaves_none_in_histograms_and_a_dtype_or_a_kind_of_number_does(tmp_path):
     def digest(name="0.weight", dtype="float16", kind="inf"):
         tensors = {"weights": {name: {"dtype": dtype, "largest": None}}}
-        line = {
-            "learner": "main",
-            "step": 1,
-            "tensors": tensors,
-            "nonfinite": {f"tensors.weights.{name}.largest": kind},
-        }
+        nonfinite = {f"tensors.weights.{name}.largest": kind}
+        line = {"learner": "main", "step": 1, "tensors": tensors, "nonfinite": nonfinite}
         (tmp_path / "histograms.jsonl").write_text(json.dumps(line) + "\n")
         return kept._histograms(tmp_path / "histograms.jsonl")
 

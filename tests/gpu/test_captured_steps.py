@@ -16,6 +16,10 @@ from mptrain.system.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
+GAN = ("model=dcgan", "dataset=synthetic", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16",
+       "train.epochs=2", "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
+RECURRENT = ("model=char_lstm", "model.layers=2", "model.dropout=0.2", "train.max_steps=8", "train.batch_size=4",
+             "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
 MODES = ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_static", "fp16_pure", "bf16"]
 
 
@@ -55,21 +59,26 @@ def test_a_graph_trains_bit_for_bit_like_an_eager_step(tmp_path, words, optimize
     assert all(torch.equal(value, ours[name]) for name, value in eager.parts.model.state_dict().items())
 
 
-def test_dropout_draws_the_same_in_a_graph(tmp_path):
-    words = (*TINY, "precision=fp16_dynamic", "model.dropout=0.3")
+@pytest.mark.parametrize(
+    ("words", "graphs", "rel"),
+    [
+        ((*TINY, "precision=fp16_dynamic", "model.dropout=0.3"), 1, 0),
+        ((*TINY, "dataset.train_samples=100", "precision=fp16_dynamic", "model.dropout=0.3", "train.epochs=6"), 2, 0),
+        (GAN, 1, 1e-2),  # cuDNN's transposed convolutions add in any order
+        (RECURRENT, 0, 1e-3),  # and so may its recurrent networks; dropout between their layers is not captured
+    ],
+    ids=["dropout", "evaluations and a short last batch", "gan", "refused"],
+)
+def test_a_graph_draws_what_an_eager_step_does(tmp_path, words, graphs, rel):
     eager, _ = trained(tmp_path / "eager", *words)
     graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
-    assert not refusals
-    assert steps_of(eager) == steps_of(graph)
-
-
-def test_evaluations_and_a_short_last_batch_between_graphs_change_nothing(tmp_path):
-    words = (*TINY, "dataset.train_samples=100", "precision=fp16_dynamic", "model.dropout=0.3", "train.epochs=6")
-    eager, _ = trained(tmp_path / "eager", *words)
-    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
-    assert not refusals
-    assert len(graph._runner._graphs) == 2
-    assert steps_of(eager) == steps_of(graph)
+    assert bool(refusals) == (not graphs)
+    assert len(graph._runner._graphs) == graphs
+    if not rel:
+        assert steps_of(eager) == steps_of(graph)
+    for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
+        assert one["skipped"] == other["skipped"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=rel)
 
 
 def test_an_interrupted_run_of_graphs_goes_on_like_an_undisturbed_one(tmp_path):
@@ -78,27 +87,6 @@ def test_an_interrupted_run_of_graphs_goes_on_like_an_undisturbed_one(tmp_path):
     assert steps_of(resumed) == steps_of(whole)
     ours = resumed.parts.model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in whole.parts.model.state_dict().items())
-
-
-def test_a_refused_capture_leaves_no_trace_in_the_random_numbers(tmp_path):
-    words = ("model=char_lstm", "model.layers=2", "model.dropout=0.2", "train.max_steps=8", "train.batch_size=4",
-             "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
-    eager, _ = trained(tmp_path / "eager", *words)
-    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
-    assert refusals
-    for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)  # cuDNN may add in another order
-
-
-def test_a_gan_is_captured_too(tmp_path):
-    words = ("model=dcgan", "dataset=synthetic", "dataset.image_size=16", "dataset.train_samples=96",
-             "train.batch_size=16", "train.epochs=2", "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
-    eager, _ = trained(tmp_path / "eager", *words)
-    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
-    assert not refusals
-    for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
-        assert one["skipped"] == other["skipped"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-2)  # cuDNN's transposed convolutions add in any order
 
 
 def steps_with(*words):

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from small_runs import TINY, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import TINY, loop_of, parts_of, steps_of, whole_and_resumed
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
@@ -87,12 +87,7 @@ def test_no_step_under_a_rule_that_looks_at_more_than_overflows_waits_for_the_de
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "bf16"])
 def test_a_run_goes_on_bit_for_bit_on_the_device(tmp_path, precision):
     words = (*TINY, f"device={DEVICE}", f"precision={precision}", "train.max_steps=12")
-    whole = loop_of(tmp_path, *words)
-    whole.run()
-    half = loop_of(tmp_path, *words)
-    interrupt_after(half, 5)
-    rest = continue_loop(half, *words)
-    rest.run()
+    whole, rest = whole_and_resumed(tmp_path, *words, after=5)
     assert steps_of(whole) == steps_of(rest)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, run_command, run_in_process
+from small_runs import TINY, command, environment, run_command, run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,9 +22,10 @@ def only_run(folder):
     return found.parent
 
 
-def test_the_default_command_learns_digits_and_leaves_a_whole_run_directory(tmp_path):
+def test_the_default_command_learns_digits_and_leaves_a_whole_run(tmp_path):
     done = run_command("train.epochs=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert all(letter.isprintable() or letter == "\n" for letter in done.stdout + done.stderr)  # in a pipe
     run = only_run(tmp_path)
     names = {path.name for path in run.iterdir()}
     assert names >= {
@@ -35,20 +38,13 @@ def test_the_default_command_learns_digits_and_leaves_a_whole_run_directory(tmp_
     assert len((run / "epochs.csv").read_text().splitlines()) == 4
 
 
-def test_output_in_a_pipe_has_no_control_characters(tmp_path):
-    done = run_command(*TINY, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for text in (done.stdout, done.stderr):
-        assert all(letter.isprintable() or letter == "\n" for letter in text)
-
-
 @pytest.mark.process
-def test_five_runs_started_at_once_get_five_directories(tmp_path):
-    with ThreadPoolExecutor(5) as pool:
-        runs = list(pool.map(lambda _: run_command(*TINY, "train.max_steps=2", cwd=tmp_path), range(5)))
-    assert [run.returncode for run in runs] == [0] * 5
+def test_runs_started_at_once_get_directories_of_their_own(tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(lambda _: run_command(*TINY, "train.max_steps=2", cwd=tmp_path), range(3)))
+    assert [run.returncode for run in runs] == [0] * 3
     folders = list(tmp_path.glob("outputs/*/*/run.json"))
-    assert len(folders) == 5
+    assert len(folders) == 3
     assert {len((path.parent / "steps.jsonl").read_text().splitlines()) for path in folders} == {2}
 
 
@@ -95,3 +91,57 @@ def test_a_wheel_carries_its_configs_and_runs_from_another_directory(tmp_path):
     done = run_command(*TINY, "train.max_steps=2", cwd=elsewhere, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert only_run(elsewhere)
+
+
+CODE = """
+import sys
+from mptrain.cli.main import main
+code = main({words!r})
+print(code, *sorted({heavy!r} & sys.modules.keys()))
+"""
+HEAVY = {"torch._dynamo", "torch._inductor", "sympy", "scipy.stats", "matplotlib", "sklearn", "pandas", "triton"}
+
+
+@pytest.mark.process
+def test_a_run_needs_neither_the_compiler_nor_statistics_nor_figures(tmp_path):
+    for precision in ("amp_dynamic", "fp16_dynamic"):
+        words = [*TINY, "device=cpu", f"precision={precision}", "train.max_steps=2"]
+        found = subprocess.run(
+            [sys.executable, "-c", CODE.format(words=words, heavy=HEAVY)],
+            capture_output=True, text=True, check=True, cwd=tmp_path, env=environment(),
+        )  # fmt: skip
+        assert found.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.process
+def test_ctrl_c_at_any_moment_of_a_start_shows_no_traceback(tmp_path):
+    for moment in range(6):
+        run = subprocess.Popen(
+            command(*TINY, "train.epochs=50"), cwd=tmp_path, env=environment(), start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        time.sleep(0.2 + 0.25 * moment)
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=120)
+        assert run.returncode in (130, -signal.SIGINT), said
+        assert "Traceback" not in said
+        assert "error" not in said.replace("error: interrupted by SIGINT", "")
+
+
+SWEPT = (
+    "model=cnn", "precision=fp16_dynamic", "scaler.init_scale=16777216", "dataset.image_size=8",
+    "dataset.train_samples=160", "train.batch_size=16", "train.epochs=2", "threads=1",
+)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_forked_job_and_a_fresh_process_write_the_same_records(tmp_path):
+    swept = run_command("-m", *SWEPT, "seed=3,4", "run.name=swept", "--jobs", "2", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    alone = run_command(*SWEPT, "seed=4", "run.name=alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    (job,) = (tmp_path / "outputs" / "swept").glob("001-*/steps.jsonl")
+    expected = (tmp_path / "outputs" / "alone" / "steps.jsonl").read_bytes()
+    assert expected.count(b"\n") == 20
+    assert b'"overflow": true' in expected
+    assert job.read_bytes() == expected

@@ -90,23 +90,3 @@ def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(comp
     insisted = run_in_process(*words, "--anyway", cwd=tmp_path)
     assert insisted.returncode == 0
     assert "Not comparable: " in insisted.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "compare needs arms or runs"),
-        (("precision=fp32", "seed=0,1"), "only one arm"),
-        (("precision=fp32,amp_dynamic", "--margin", "0"), "--margin 0: must be a positive number"),
-        (("precision=fp32,amp_dynamic", "--reference", "fp23"), "did you mean fp32?"),
-        (("precision=fp32,amp_dynamc", "seed=0,1"), "did you mean amp_dynamic?"),
-        (("outputs/nowhere",), "there is no run outputs/nowhere"),
-        (("precision=fp32,amp_dynamic", "seed=0,1", "--margn", "0.1"), "did you mean --margin?"),
-    ],
-)
-def test_bad_words_are_refused_before_anything_is_run(tmp_path, words, said):
-    finished = run_in_process("compare", *words, cwd=tmp_path)
-    assert finished.returncode == 2
-    assert said in finished.stderr
-    assert "Traceback" not in finished.stderr
-    assert not (tmp_path / "outputs").exists()

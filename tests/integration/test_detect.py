@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import torch
-from PIL import Image
 from precision_promises import PROMISED
-from small_runs import Kept, loop_of, parts_of, steps_of, whole_and_resumed
+from small_runs import Kept, loop_of, parts_of, steps_of
 
-from mptrain.engine.evaluate import evaluate
 from mptrain.engine.rehearsal import rehearse
 from mptrain.system.records import EvalRecord
 
@@ -69,41 +64,3 @@ def test_micro_batches_of_which_some_have_no_box_are_trained(monkeypatch):
     assert cut[1] == 0.0
     assert all(value > 0 for place, value in enumerate(cut) if place != 1)
     rehearse(parts, batch)
-
-
-def test_a_resumed_run_is_the_same_to_the_bit(tmp_path):
-    words = (*NARROW, *scaled("fp16_dynamic"), "train.epochs=2", "dataset.test_samples=0")
-    whole, continued = whole_and_resumed(tmp_path, *words, after=5)
-    assert [row["loss"] for row in steps_of(continued)] == [row["loss"] for row in steps_of(whole)]
-    for name, value in whole.parts.model.state_dict().items():
-        assert torch.equal(value, continued.parts.model.state_dict()[name]), name
-
-
-def test_own_pictures_are_trained_on_and_bad_ones_counted(tmp_path):
-    folder = tmp_path / "train"
-    folder.mkdir()
-    said = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "square"}]}
-    for number in range(12):
-        image = Image.new("L" if number % 2 else "RGB", (48, 36))
-        box = (4 + 2 * number, 5, 20 + 2 * number, 25)
-        image.paste(255 if number % 2 else (255, 255, 255), box)
-        image.save(folder / f"{number}.png")
-        said["images"].append({"id": number, "file_name": f"{number}.png", "width": 48, "height": 36})
-        if number != 3:  # a picture without boxes
-            bbox = [box[0], box[1], 16, 20]
-            said["annotations"].append({"id": number, "image_id": number, "category_id": 1, "bbox": bbox})
-    (folder / "5.png").write_bytes((folder / "5.png").read_bytes()[:-40])  # its header can be read, its pixels cannot
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(said))
-    words = (
-        "model=ssd_small", "model.width=2", "dataset=coco", f"dataset.root={tmp_path}", "dataset.train=train",
-        "dataset.val=train", "dataset.on_error=skip", "dataset.image_size=32", "dataset.channels=1", "dataset.workers=0", "train.batch_size=6",
-        "train.epochs=1",
-    )  # fmt: skip
-    parts, _ = parts_of(*words, *scaled("fp16_dynamic"))
-    rehearse(parts, parts.prepare(next(parts.loaders["train"].batches(0))))
-    found = evaluate(parts, parts.loaders["val"], "val", 0, 0, lambda: False, exhibit=True)
-    assert found.record.samples == 11
-    assert parts.loaders["val"].split.skipped == 1
-    assert 0 <= found.record.metrics["map50"] <= 1
-    assert found.exhibits["boxes"].pixels.shape == (5, 3, 192, 192)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -74,27 +73,10 @@ def sweep_of(folder):
     return json.loads((folder / "outputs" / "mine" / "sweep.json").read_text())
 
 
-def test_the_second_batch_follows_from_the_metrics_of_the_first(folder):
-    words = (*SEARCH, "hydra.sweeper.factor=0.5", "optimizer.lr=0.000001,0.1")
-    found = run_command(*words, "--jobs", "2", cwd=folder, **path_of(folder))
-    assert found.returncode == 0, found.stderr
-    assert re.findall(r"\d/\d points valid", found.stdout) == ["2/2 points valid", "1/1 points valid"]
-    assert "configure it to maximize this metric" in found.stdout
-    sweep = sweep_of(folder)
-    assert [(job["name"], job["status"]) for job in sweep["jobs"]] == [
-        ("000-optimizer.lr=1e-06", "done"), ("001-optimizer.lr=0.1", "done"), ("002-optimizer.lr=0.05", "done"),
-    ]  # fmt: skip
-    assert sweep["words"] == [word for word in words if word != "-m"]
-    assert (folder / "outputs" / "mine" / "002-optimizer.lr=0.05" / "summary.json").exists()
-    again = run_command("resume", "mine", cwd=folder, **path_of(folder))
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "outputs/mine is already done\n" in again.stdout
-
-
 def test_sigterm_saves_the_jobs_and_the_same_words_use_moving_the_search(folder):
-    words = (*SEARCH, "run.resume=auto", "hydra.sweeper.factor=0.5", "optimizer.lr=0.01,0.1", "log.seconds=0.05")
+    words = (*SEARCH, "run.resume=auto", "hydra.sweeper.factor=0.5", "optimizer.lr=0.000001,0.1", "log.seconds=0.05")
     process = subprocess.Popen(
-        command(*words, "train.max_minutes=0.06", "train.epochs=100000"),
+        command(*words, "train.max_minutes=0.04", "train.epochs=100000"),
         cwd=folder,
         env=environment(**path_of(folder)),
         stdout=subprocess.PIPE,
@@ -112,9 +94,13 @@ def test_sigterm_saves_the_jobs_and_the_same_words_use_moving_the_search(folder)
     assert [job["status"] for job in sweep_of(folder)["jobs"]] == ["preempted", "waiting"]
     assert "to run the rest: mptrain resume outputs/mine\n" in output
 
-    again = run_command(*words, "train.max_minutes=0.06", "train.epochs=100000", cwd=folder, **path_of(folder))
+    again = run_command(*words, "train.max_minutes=0.04", "train.epochs=100000", cwd=folder, **path_of(folder))
     assert again.returncode == 0, again.stdout + again.stderr
-    assert [job["status"] for job in sweep_of(folder)["jobs"]] == ["done", "done", "done"]
+    assert [(job["name"], job["status"]) for job in sweep_of(folder)["jobs"]] == [
+        ("000-optimizer.lr=1e-06", "done"),
+        ("001-optimizer.lr=0.1", "done"),
+        ("002-optimizer.lr=0.05", "done"),  # half of the better one, as its metric said
+    ]
 
 
 def test_without_a_sweeper_nothing_of_this_is_imported(folder):

@@ -69,13 +69,6 @@ def test_an_empty_path_is_not_the_present_folder(path):
         train(*TEXT, f"dataset.path={path}")
 
 
-def test_a_folder_without_a_file_to_train_on_is_refused():
-    Path("data").mkdir()
-    Path("data/valid.txt").write_text("some text " * 200)
-    with pytest.raises(DataError, match=r"valid.txt, but no file to train on"):
-        train(*TEXT, "dataset.path=data")
-
-
 @pytest.mark.parametrize(
     ("words", "again", "message"),
     [
@@ -102,13 +95,6 @@ def test_a_run_is_found_by_its_name():
     assert resume("mine", ["train.max_steps=3"], lambda opening: []).summary["steps"] == 3
 
 
-def test_a_run_that_ran_out_of_time_says_so_and_how_to_give_it_more(tmp_path):
-    done = run_in_process(*TINY, "train.epochs=100000", "train.max_minutes=0.005", "run.name=r", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "train.max_minutes=0.005 reached after" in done.stdout
-    assert "mptrain resume outputs/r train.max_minutes=0.01\n" in done.stdout
-
-
 def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     words = (*TINY, "model.hidden=[7,5]", "train.max_steps=2", "run.name=r")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
@@ -123,11 +109,3 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     refused = run_in_process("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--output . is a folder" in refused.stderr
-
-
-def test_another_vocabulary_is_named_as_such_also_where_it_changes_shapes():
-    Path("book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    train(*TEXT)
-    Path("book.txt").write_text("aabbcc ddee. " * 100)
-    with pytest.raises(CheckpointError, match=r"has other labels \(classes, tokens\) than"):
-        resume("outputs/run", ["train.max_steps=4"], lambda opening: [])

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from capability import without
-from precision_promises import PROMISED
-from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import parts_of
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.system.errors import ConfigError, DataError
-from mptrain.system.records import EvalRecord, StepRecord
-from mptrain.workloads.base.batch import Batch
 
 pytestmark = pytest.mark.workload
 
 LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "model.layers=2", "dataset.sequence_length=8",
         "train.batch_size=8", "dataset.train_samples=44", "dataset.max_vocabulary=50", "dataset.val_share=0.02",
         "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
-TRANSFORMER = ("model=transformer", "model.width=8", "model.heads=2", "dataset.sequence_length=8", "train.batch_size=8",
-               "dataset.train_samples=44", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 BIG = ("model=big_lstm_small", "model.embedding_size=8", "model.hidden_size=16", "model.projection=8", "model.samples=20",
        "model.cutoffs=[10,20]", "dataset.sequence_length=8", "train.batch_size=8", "dataset.train_samples=44",
        "dataset.max_vocabulary=50", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
-#: mode: dtype of parameters, dtype of products
-MODES = {name: (parameters, products) for name, (parameters, products, _) in PROMISED.items()}
 
 
 def stepper(parts):
@@ -47,85 +34,6 @@ def batches(parts, count):
 
 def state_of(model):
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-
-class TestChoices:
-    def test_a_language_model_chooses_its_task_and_its_data(self):
-        for model in ("word_lstm", "char_lstm", "transformer"):
-            config = compose([f"model={model}"])
-            assert config.task.path == "mptrain.workloads.language.task.Language"
-            assert config.dataset.path == "mptrain.workloads.language.datasets.python_docs.load_python_docs"
-            assert config.dataset.arguments["tokens"] == ("word" if model == "word_lstm" else "char")
-            assert config.dataset.arguments["stream"] == (model != "transformer")
-
-    def test_the_command_line_has_the_last_word(self, tmp_path):
-        text = tmp_path / "story.txt"
-        text.write_text("once upon a time there was a loss\n" * 100)
-        words = ("model=word_lstm", "dataset=text", f"dataset.path={text}", "dataset.tokens=char", "optimizer=sgd")
-        config = compose([*words, "dataset.sequence_length=16", "train.batch_size=4"])
-        assert config.optimizer.path == "mptrain.optimizer.SGD"
-        dataset = config.dataset.build(seed=0, batch_size=4)
-        assert (dataset.name, dataset.lanes, dataset.sequence_length) == ("text", 4, 16)
-        assert dataset.vocabulary.tokens == "char"
-
-    @pytest.mark.parametrize(
-        ("words", "error", "said"),
-        [
-            (("model=word_lstm", "dataset=digits"), ConfigError, "vocabulary_size"),
-            (("dataset=python_docs",), ConfigError, "num_classes"),
-            (("model=transformer", "dataset.stream=true"), ConfigError, "carries no state"),
-            (("model=transformer", "model.heads=5"), ConfigError, "model.width=64 is not a multiple of model.heads=5"),
-            (("model=word_lstm", "dataset.sequence_length=100000"), ConfigError, "needs 100001"),
-            (("model=word_lstm", "dataset=text", "dataset.path=/nosuch/file"), DataError, "looked for /nosuch/file"),
-        ],
-    )
-    def test_what_does_not_go_together_is_refused_in_words(self, words, error, said):
-        with pytest.raises(error, match=said):
-            parts_of(*words)
-
-
-@pytest.mark.parametrize("words", [LSTM, TRANSFORMER], ids=["lstm", "transformer"])
-@pytest.mark.parametrize("precision", MODES)
-def test_four_epochs_are_finite_learn_and_have_the_promised_dtypes(tmp_path, precision, words):
-    kept, (parameters, compute) = Kept(), MODES[precision]
-    eps = ("optimizer.eps=1e-4",) if precision == "fp16_pure" else ()
-    loop = loop_of(tmp_path, *words, f"precision={precision}", "train.epochs=4", *eps, kept=kept)
-    seen = set()
-    for module in loop.parts.model.modules():
-        if isinstance(module, (nn.Linear, nn.LSTM)):
-            module.register_forward_hook(
-                lambda _, __, output: seen.add((output[0] if isinstance(output, tuple) else output).dtype)
-            )
-    loop.run()
-    assert seen == {compute}
-    steps = kept.of(StepRecord)
-    assert len(steps) == 24
-    assert all(math.isfinite(step.loss) for step in steps)
-    assert steps[-1].loss < steps[0].loss
-    assert kept.of(EvalRecord)[-1].metrics["perplexity"] == pytest.approx(
-        math.exp(kept.of(EvalRecord)[-1].metrics["loss"])
-    )
-    norms = {id(p) for module in loop.parts.kept.values() for p in module.parameters()}
-    for name, parameter in loop.parts.model.named_parameters():
-        assert parameter.dtype == (torch.float32 if id(parameter) in norms else parameters), name
-
-
-@pytest.mark.parametrize("precision", MODES)
-def test_trap_37_the_state_goes_on_in_the_middle_of_an_epoch_bit_for_bit(tmp_path, precision):
-    words = (*LSTM, f"precision={precision}", "model.dropout=0.3", "train.epochs=3")
-    words += ("optimizer.eps=1e-4",) if precision == "fp16_pure" else ()
-    whole = loop_of(tmp_path, *words)
-    whole.run()
-    half = loop_of(tmp_path, *words)
-    interrupt_after(half, 9)
-    rest = continue_loop(half, *words)
-    assert rest.progress.batch == 3  # of 5 and a short one
-    assert rest.parts.model.hidden.any()
-    rest.run()
-    assert steps_of(whole) == steps_of(rest)
-    one, other = whole.parts.full_precision(), rest.parts.full_precision()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parts.model.buffers(), rest.parts.model.buffers(), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "bf16"])
@@ -202,36 +110,6 @@ def test_two_epochs_begin_alike_whatever_was_carried_at_the_end_of_the_first():
     assert losses[:6] == losses[6:]
 
 
-@pytest.mark.parametrize("softmax", ["sampled", "adaptive", "full"])
-@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
-def test_the_big_lstm_learns_in_small_and_goes_on_bit_for_bit_whatever_its_softmax(tmp_path, precision, softmax):
-    words = (*BIG, f"precision={precision}", f"model.softmax={softmax}", "model.dropout=0.1", "train.epochs=3")
-    kept = Kept()
-    whole = loop_of(tmp_path, *words, kept=kept)
-    whole.run()
-    steps = kept.of(StepRecord)
-    assert len(steps) == 18
-    assert all(math.isfinite(step.loss) for step in steps)
-    assert sum(not step.skipped for step in steps) > 8
-    perplexities = [record.metrics["perplexity"] for record in kept.of(EvalRecord) if record.split == "val"]
-    assert perplexities[-1] < perplexities[0] < 60
-    assert whole.parts.model.hidden.shape == (2, 8, 8)
-    assert whole.parts.model.cell.shape == (2, 8, 16)
-    half = loop_of(tmp_path, *words)
-    interrupt_after(half, 9)
-    rest = continue_loop(half, *words)
-    rest.run()
-    assert steps_of(whole) == steps_of(rest)
-    one, other = whole.parts.full_precision(), rest.parts.full_precision()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_the_first_loss_of_the_shipped_big_lstm_on_its_validation_text_is_the_logarithm_of_the_vocabulary():
-    parts, _ = parts_of("model=big_lstm_small", "precision=fp32", "dataset.val_share=0.02")
-    metrics = evaluate(parts, parts.loaders["val"], "val", 0, 0, stop=lambda: False).record.metrics
-    assert metrics["loss"] == pytest.approx(math.log(parts.task.vocabulary_size), rel=0.01)
-
-
 def test_in_every_precision_a_sampled_softmax_draws_the_same_tokens_step_by_step():
     drawn = {}
     for precision in ("fp32", "amp_dynamic", "fp16_dynamic", "bf16"):
@@ -241,30 +119,3 @@ def test_in_every_precision_a_sampled_softmax_draws_the_same_tokens_step_by_step
             step(batch)
         drawn[precision] = torch.get_rng_state()
     assert all(torch.equal(state, drawn["fp32"]) for state in drawn.values())
-
-
-@pytest.fixture(scope="module")
-def valueless():
-    """torch has no implementation of its fused optimizers for tensors without values: they write in place, no more."""
-    library = torch.library.Library("aten", "IMPL", "Meta")
-    for name in ("_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
-        for overload in ("", ".tensor_lr"):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}{overload}", "Meta"):
-                library.impl(f"{name}{overload}", lambda *args, **kwargs: None)
-    return library
-
-
-@pytest.mark.usefixtures("valueless")
-@pytest.mark.parametrize("words", [LSTM, TRANSFORMER, BIG], ids=["lstm", "transformer", "big"])
-@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "amp_bf16", "fp16_dynamic", "bf16"])
-def test_no_step_reads_a_value_on_the_host(precision, words):
-    with without(host=False):
-        parts, _ = parts_of(*words, f"precision={precision}", "train.clip_norm=1", "train.accumulate=3")
-    batch = batches(parts, 1)[0]
-    _, step = stepper(parts)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        more = {name: torch.empty_like(tensor) for name, tensor in batch.more.items()}
-        fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets), batch.counts, more)
-        for _ in range(2):
-            step(fake)
-    assert isinstance(parts.learners[0].updates, torch._subclasses.FakeTensor)

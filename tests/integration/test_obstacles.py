@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,9 @@ def test_a_changed_configuration_is_refused_with_the_keys_that_differ(capsys):
     assert run(capsys, *words)[0] == 0
     code, _, errors = run(capsys, *words, "run.resume=auto", "optimizer.lr=0.01", "seed=3")
     assert code == 2
-    assert errors[0] == "error: outputs/run: seed was 0, now 3"
-    assert errors[1] == "error: outputs/run: optimizer.lr was 0.05, now 0.01"
-    assert errors[-1].startswith("hint: choose another run.name, or change it on purpose: mptrain resume outputs/run")
+    assert "seed was 0, now 3" in errors[0]
+    assert "optimizer.lr was 0.05, now 0.01" in errors[1]
+    assert "mptrain resume outputs/run" in errors[-1]
     assert main(["resume", "outputs/run", "train.max_steps=5", "log.ring=1", "optimizer.lr=0.01"]) == 0
     assert "changed: optimizer.lr was 0.05, now 0.01" in capsys.readouterr().out
     assert len(Path("outputs/run/steps.jsonl").read_text().splitlines()) == 5
@@ -53,17 +52,8 @@ def test_an_existing_name_is_refused_and_a_missing_one_must_exist(capsys):
     assert run(capsys, *words)[0] == 0
     code, _, errors = run(capsys, *words)
     assert code == 6
-    assert errors == [
-        "error: run directory outputs/run exists",
-        "hint: continue it with run.resume=auto, or choose another run.name",
-    ]
-
-
-def test_a_finished_run_is_already_done(capsys):
-    assert run(capsys, *TINY, "train.max_steps=2", "run.name=run")[0] == 0
-    code, output, _ = run(capsys, "resume", "outputs/run")
-    assert code == 0
-    assert "outputs/run is already done" in output
+    assert "outputs/run" in errors[0]
+    assert "run.resume=auto" in errors[1]
 
 
 def test_a_change_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(capsys):
@@ -154,46 +144,44 @@ def test_when_all_checkpoints_are_damaged_the_run_says_so(capsys):
     assert "damaged" in errors[0]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(capsys):
-    assert run(capsys, *TINY, "precision=fp32", "train.max_steps=4", "run.name=run")[0] == 0
-    steps = Path("outputs/run/steps.jsonl").read_text()
-    for path in Path("outputs/run/checkpoints").iterdir():
-        path.unlink()
-    state = json.loads(Path("outputs/run/run.json").read_text())
-    Path("outputs/run/run.json").write_text(json.dumps({**state, "status": "running"}))
-    code, output, _ = run(capsys, "resume", "outputs/run")
-    assert code == 0
-    assert "there is no checkpoint yet: starting from the beginning" in output
-    assert Path("outputs/run/steps.jsonl").read_text() == steps
+#: Words, exit code, and what the error and its hint name.
+STOPPED = {
+    "data that are missing": (("dataset=imagenet", "model=resnet18"), 6, ("data/imagenet", "dataset=digits")),
+    "no such device": ((*TINY, "device=cuda:1"), 3, ("device=cuda:1",)),
+    "no such arithmetic": ((*TINY, "precision=tf32", "device=cpu"), 3, ("precision=tf32", "precision.force=true")),
+    "a root below a file": ((*TINY, "run.root=file/outputs"), 6, ("file/outputs",)),
+    "batch norm of one sample": (
+        ("model=resnet18", "dataset.train_samples=33", "train.batch_size=16"), 2, ("one sample out of 33", "batch size"),
+    ),
+    "not one update": (
+        (*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3"), 4,
+        ("none of 3 updates was applied", "mptrain diagnose "),
+    ),
+    "an infinite perplexity": (
+        ("model=word_lstm", "optimizer.lr=10000", "dataset.sequence_length=8", "dataset.train_samples=128",
+         "train.batch_size=16", "train.epochs=1", "precision=fp32"), 4, ("diverged", "perplexity"),
+    ),
+    "one learner that overflows": (
+        ("model=dcgan", "model.width=2", "dataset.image_size=8", "dataset.train_samples=128", "precision=fp16_dynamic",
+         "train.max_consecutive_overflows=3", "learners.generator.scaler.init_scale=1.7e38",
+         "learners.generator.scaler.max_scale=1.7e38"), 4, ("3 steps in a row of the generator", "learners.generator.scaler."),
+    ),
+    "a model for another task": (
+        ("model=dcgan", "task=classify", "optimizer=sgd", "dataset.train_samples=64"), 2, ("DCGAN and Classify",),
+    ),
+}  # fmt: skip
 
 
-def test_missing_data_says_where_it_looked_and_what_needs_no_download(capsys):
-    code, _, errors = run(capsys, "dataset=imagenet", "model=resnet18")
-    assert code == 6
-    assert "data/imagenet" in errors[0]
-    assert "dataset=digits" in errors[1]
-    assert not Path("outputs").exists()
-
-
-def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch):
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_run_that_cannot_go_on_ends_with_a_code_and_a_hint(capsys, monkeypatch, name):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    code, _, errors = run(capsys, *TINY, "device=cuda:1")
-    assert code == 3
-    assert errors[0].startswith("error: device=cuda:1: torch sees no CUDA device")
-    code, _, errors = run(capsys, *TINY, "precision=tf32", "device=cpu")
-    assert code == 3
-    assert errors == [
-        "error: precision=tf32 on cpu: a CPU has no TF32",
-        "hint: use precision=fp32, or set precision.force=true to run anyway",
-    ]
-
-
-def test_a_root_that_cannot_be_made_is_refused(capsys):
     Path("file").write_text("")
-    code, _, errors = run(capsys, *TINY, "run.root=file/outputs")
-    assert code == 6
-    assert "file/outputs" in errors[0]
-    assert errors[1].startswith("hint:")
+    words, expected, named = STOPPED[name]
+    code, _, (error, *more) = run(capsys, *words)
+    assert code == expected
+    assert error.startswith("error: ")
+    assert more[-1].startswith("hint: ")
+    assert all(word in " ".join((error, *more)) for word in named)
 
 
 def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monkeypatch):
@@ -260,16 +248,7 @@ def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(c
     code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
     assert code == 6
     assert "outputs/run disappeared while it was being written: it was removed" in errors[0]
-    assert errors[1] == "hint: start again and do not change the folder while it is being written"
     assert not Path("outputs/run").exists()
-
-
-def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
-    code, _, errors = run(capsys, "model=resnet18", "dataset.train_samples=33", "train.batch_size=16")
-    assert code == 2
-    assert "leaves a micro-batch of one sample out of 33 in train" in errors[0]
-    assert errors[1] == "hint: choose a batch size that divides differently, or accumulate less"
-    assert not Path("outputs").exists()
 
 
 def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monkeypatch):
@@ -291,13 +270,6 @@ def test_a_run_that_diverged_is_not_called_done(capsys):
     assert set(phases) == {"unexpected"}
 
 
-def test_a_run_without_a_single_update_is_not_called_done(capsys):
-    code, _, errors = run(capsys, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3")
-    assert code == 4
-    assert errors[0] == "error: none of 3 updates was applied: every step overflowed"
-    assert errors[1].startswith("hint: mptrain diagnose ")
-
-
 def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_warning(capsys):
     high = ("scaler.init_scale=1073741824", "scaler.max_scale=1073741824")
     words = ("precision=fp16_dynamic", *high, "train.max_steps=2", "run.name=run")
@@ -310,33 +282,6 @@ def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_w
     assert json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["updates"] == 0
 
 
-def test_a_language_model_whose_perplexity_is_infinite_has_diverged(capsys):
-    words = ("model=word_lstm", "optimizer.lr=10000", "dataset.sequence_length=8", "dataset.train_samples=128",
-             "train.batch_size=16", "train.epochs=1", "precision=fp32")  # fmt: skip
-    code, _, errors = run(capsys, *words)
-    assert code == 4
-    assert errors[0].startswith("error: the run diverged: the last perplexity on")
-
-
-def test_giving_up_names_the_learner_and_its_keys(capsys):
-    words = ("model=dcgan", "model.width=2", "dataset.image_size=8", "dataset.train_samples=128", "train.max_consecutive_overflows=3",
-             "precision=fp16_dynamic", "learners.generator.scaler.init_scale=1.7e38",
-             "learners.generator.scaler.max_scale=1.7e38")  # fmt: skip
-    code, _, errors = run(capsys, *words)
-    assert code == 4
-    assert "3 steps in a row of the generator overflowed" in errors[0]
-    assert "learners.generator.scaler." in errors[1]
-
-
-def test_a_model_and_a_task_that_do_not_go_together_are_no_bug_of_ours(capsys):
-    code, _, errors = run(
-        capsys, "model=dcgan", "task=classify", "optimizer=sgd", "dataset.train_samples=64", "run.name=run"
-    )
-    assert code == 2
-    assert errors[0].startswith("error: DCGAN and Classify fail on the first batch: ")
-    assert "forward" in Path("outputs/run/failure/traceback.txt").read_text()
-
-
 def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_start(capsys):
     assert run(capsys, *TINY, "train.max_steps=4", "run.name=run")[0] == 0
     steps = Path("outputs/run/steps.jsonl").read_bytes()
@@ -346,83 +291,3 @@ def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_s
     assert code == 6
     assert "has no checkpoint, but the run was saved there" in errors[0]
     assert Path("outputs/run/steps.jsonl").read_bytes() == steps
-
-
-PACKAGE = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, num_classes: int, fails: bool = False, lazy: bool = False):
-        super().__init__()
-        self.layer = nn.LazyLinear(num_classes) if lazy else nn.Linear(64, num_classes)
-        self.fails = fails
-
-    def forward(self, x):
-        return self.layer(x if self.fails else x.flatten(1))
-"""
-MODEL = """# @package _global_
-# A model from a package outside the repository.
-model:
-  _target_: theirs_for_tests.Net
-  fails: false
-  lazy: false
-"""
-
-
-@pytest.fixture
-def theirs(tmp_path, monkeypatch):
-    """A user's package and folder of configurations; the words that choose them."""
-    (tmp_path / "theirs_for_tests.py").write_text(PACKAGE)
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "theirs.yaml").write_text(MODEL)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield ["--config-dir", "conf", "model=theirs", "extensions.allow=[theirs_for_tests]"]
-    sys.modules.pop("theirs_for_tests", None)
-
-
-def test_a_model_of_the_users_own_trains_by_configuration_alone(capsys, theirs):
-    code, output, _ = run(capsys, *theirs, "train.epochs=2", "run.name=run")
-    assert code == 0, output
-    assert json.loads(Path("outputs/run/summary.json").read_text())["metric"] > 0.5
-    code, _, errors = run(capsys, "resume", "outputs/run", "train.epochs=3")
-    assert code == 2
-    assert errors == [
-        f"error: the saved configuration runs code from outside mptrain: {theirs[-1]}",
-        f"hint: if you trust that code, add '{theirs[-1]}' to the command line",
-    ]
-    assert run(capsys, "resume", "outputs/run", "train.epochs=3", theirs[-1])[0] == 0
-
-
-def test_an_error_in_the_users_own_code_names_its_place_and_is_not_called_a_bug_of_ours(capsys, theirs):
-    code, _, errors = run(capsys, *theirs, "model.fails=true", "run.name=run")
-    assert code == 2
-    assert errors[0].startswith("error: theirs_for_tests.py:12 in forward: RuntimeError: ")
-    assert "theirs_for_tests" in Path("outputs/run/failure/traceback.txt").read_text()
-    code, _, errors = run(capsys, *theirs, "model.lazy=true")
-    assert code == 2
-    assert "layer.weight has no shape yet" in errors[0]
-
-
-def test_images_that_cannot_be_used_are_named_and_counted(capsys):
-    from PIL import Image
-
-    for split, count in (("train", 8), ("val", 4)):
-        for index in range(count):
-            folder = Path("data/images", split, "ab"[index % 2])
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (40, 40), (index * 20, 0, 255 * (index % 2))).save(folder / f"{index}.png")
-    Path("data/images/train/a/broken.png").write_bytes(b"no image")
-    words = (
-        "dataset=image_folder", "model=cnn", "dataset.image_size=16", "dataset.workers=0", "train.batch_size=3",
-        "train.epochs=1", "precision=fp32",
-    )  # fmt: skip
-    code, _, errors = run(capsys, *words)
-    assert code == 6
-    assert "broken.png" in errors[0]
-    assert main([*words, "dataset.on_error=skip", "run.name=run"]) == 0
-    assert "warning: left out of train: " in capsys.readouterr().err
-    events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
-    (unusable,) = [event for event in events if event["event"] == "unusable"]
-    assert unusable["split"] == "train"
-    assert [Path(name).name for name in unusable["samples"]] == ["broken.png"]

@@ -15,15 +15,21 @@ WORDS = (
 LETTERS = "the quick brown fox jumps over the lazy dog. "
 
 
-@pytest.fixture
-def trained(tmp_path):
-    """A finished run on three files of text, in the folder that it was started from."""
-    (tmp_path / "text").mkdir()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text").mkdir()
     for part, times in (("train", 20), ("valid", 5), ("test", 5)):
-        (tmp_path / "text" / f"{part}.txt").write_text(LETTERS * times)
-    done = run_in_process(*WORDS, "precision=fp32", "run.name=a", cwd=tmp_path)
+        (folder / "text" / f"{part}.txt").write_text(LETTERS * times)
+    done = run_in_process(*WORDS, "precision=fp32", "run.name=a", cwd=folder)
     assert done.returncode == 0, done.stderr
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def trained(finished, tmp_path):
+    """A finished run on three files of text, in the folder that it was started from."""
+    return shutil.copytree(finished, tmp_path / "copy")
 
 
 def change(folder, part):

@@ -47,18 +47,3 @@ def test_class_folders_train_and_say_once_what_was_left_out_and_converted(tmp_pa
     assert sum(summary["unusable_samples"].values()) == 1
     assert json.loads((run / "data.json").read_text())["other_files"] == {".txt": 1}
     assert summary["test"]["top1"] == 1.0
-
-
-def test_a_resumed_run_holds_out_the_same_images(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for number in range(20):
-        folder = tmp_path / "pics" / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((9, 9), 10 + 30 * (number % 2)).save(folder / f"{number}.png")
-    assert main([*WORDS, "train.epochs=1", "schedule=constant", "run.name=half"]) == 0
-    assert main([*WORDS, "train.epochs=3", "schedule=constant", "run.name=other"]) == 0
-    capsys.readouterr()
-    assert main(["resume", "outputs/half", "train.epochs=3"]) == 0
-    assert "other samples" not in capsys.readouterr().err
-    half, other = (json.loads((tmp_path / "outputs" / name / "summary.json").read_text()) for name in ("half", "other"))
-    assert (half["val"], half["test"]) == (other["val"], other["test"])

@@ -80,10 +80,8 @@ def evaluated(monkeypatch, *words):
                 whole(split, indices, *rest),
             )[1],
         )
-    hooks = (
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave),
-    )
+    module = nn.modules.module
+    hooks = module.register_module_forward_pre_hook(enter), module.register_module_forward_hook(leave)
     assert main(["eval", *words]) == 0
     for hook in hooks:
         hook.remove()
@@ -105,9 +103,8 @@ FOLDERS = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_files_have_the_predictions_of_an_evaluation(name, script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = (
-        ("train/n01", "train/n02", "val/n01", "val/n02") if name in ("imagenet", "grey") else ("ant", "bee", "cat")
-    )
+    parted = ("train/n01", "train/n02", "val/n01", "val/n02")
+    folders = parted if name in ("imagenet", "grey") else ("ant", "bee", "cat")
     pictures(tmp_path / "data", folders)
     words = (*WORDS, *FOLDERS[name], "dataset.root=data", "dataset.workers=0", "run.name=run")
     assert main([*words]) == 0
@@ -126,10 +123,14 @@ def test_files_have_the_predictions_of_an_evaluation(name, script, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    "more",
-    [(), ("dataset.image_size=20",), ("dataset.channels=1", "dataset.image_size=40"), ("dataset.normalise=symmetric",)],
+    ("kind", "more"),
+    [
+        ("cifar10", ("dataset.channels=1", "dataset.image_size=40")),
+        ("cifar10", ("dataset.normalise=symmetric",)),
+        ("digits", ()),
+        ("digits", ("dataset.image_size=20",)),
+    ],
 )
-@pytest.mark.parametrize("kind", ["cifar10", "digits"])
 def test_stored_images_have_the_predictions_of_an_evaluation(kind, more, script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chance = torch.Generator().manual_seed(3)

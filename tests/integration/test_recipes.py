@@ -18,7 +18,7 @@ NAMES = sorted(path.parent.name for path in location.recipes().glob("*/recipe.ya
 LARGE = "ilsvrc12_top1"
 
 #: One of every kind: metrics and intervals, texts, a course over steps.
-OFTEN = ("dynamic_matches_fp32", "parity_classification", "parity_translation")
+OFTEN = ("dynamic_matches_fp32", "parity_translation")
 
 
 def smoke(name, tmp_path):
@@ -28,8 +28,7 @@ def smoke(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in NAMES if name != LARGE],
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in NAMES if name != LARGE]
 )
 def test_everything_that_a_recipe_needs_runs(tmp_path, name):
     said = smoke(name, tmp_path)

@@ -55,15 +55,3 @@ def test_what_was_killed_or_queued_again_has_the_records_of_what_was_not(tmp_pat
         assert (folder / name / "steps.jsonl").read_bytes() == (
             tmp_path / "outputs/pool" / name / "steps.jsonl"
         ).read_bytes()
-
-
-def test_a_launcher_is_about_sweeps_and_a_wrong_one_starts_nothing(tmp_path):
-    for words, what in (
-        (["model=mlp", "--launcher", "local"], "--launcher applies only to sweeps"),
-        (["-m", "seed=0,1", "--launcher", "nowhere.yaml"], "--launcher nowhere.yaml: there is no such file"),
-        (["compare", "seed=0,1", "precision=fp32,bf16", "--launcher", "nowhere.yaml"], "there is no such file"),
-    ):
-        done = run_command(*words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert what in done.stderr
-    assert not list(tmp_path.iterdir())

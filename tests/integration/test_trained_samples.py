@@ -95,17 +95,6 @@ def test_another_folder_is_a_test_set_and_pictures_are_known_under_other_names(p
     assert "put the training images into ROOT/train" in capsys.readouterr().err
 
 
-def test_a_copy_in_the_test_images_is_said_when_training_starts(pictures, capsys, tmp_path):
-    pictures.rename(tmp_path / "train")
-    (tmp_path / "data/val/a").mkdir(parents=True)
-    (tmp_path / "train").rename(tmp_path / "data/train")
-    for name in ("0", "4"):
-        shutil.copy(
-            tmp_path / f"data/train/a/{name}.png", tmp_path / "data/val/a/other{name}.png".replace("{name}", name)
-        )
-    assert said(capsys, *WORDS, "dataset.root=data", "run.name=run") == ["2 of 2 val samples were trained on"]
-
-
 def test_images_in_memory_are_known_as_well(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = (*TINY, "train.epochs=1", "precision=fp32", "device=cpu", "threads=1", "dataset.train_samples=null")

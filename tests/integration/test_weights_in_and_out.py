@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from small_runs import TINY, environment, parts_of, run_in_process
+from small_runs import TINY, environment, parts_of
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
@@ -119,17 +119,6 @@ def test_an_average_that_a_run_has_not_is_not_made_up_for_its_evaluation(tmp_pat
     assert evaluate_run(root, ["train.ema_decay=0.9"], "last", average=True).records == plain
 
 
-def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
-    assert run_in_process(*TINY, "run.name=r", cwd=tmp_path).returncode == 0
-    done = run_in_process("export", "outputs/r", "--fp16", "--output", "mine.pt", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "model.load_state_dict(torch.load('mine.pt', weights_only=True))" in done.stdout
-    assert torch.load(tmp_path / "mine.pt", weights_only=True)["1.weight"].dtype == torch.float16
-    tuned = run_in_process(*TINY, "model.weights=mine.pt", "train.max_steps=1", cwd=tmp_path)
-    assert tuned.returncode == 0, tuned.stderr
-    assert "8 of 8 tensors loaded from mine.pt" in tuned.stdout
-
-
 def test_fine_tuning_begins_with_the_weights_in_every_precision(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = train(*TINY)
@@ -151,12 +140,6 @@ def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, mo
     assert evaluate_run("outputs/second", [], "last", average=True).step == 9
     with pytest.raises(CheckpointError, match=r"w.pt: there is no such file"):
         train(*TINY, f"model.weights={weights}")
-
-
-def test_a_value_that_is_no_path_is_refused(tmp_path):
-    done = run_in_process(*TINY, "model.weights=3", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "model.weights=3: must be the path of a weights file or of a run" in done.stderr
 
 
 def test_weights_that_fp16_cannot_hold_are_named_where_they_are_exported(tmp_path, monkeypatch, capsys):

@@ -8,10 +8,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Tests of whole runs, or of other packages, that look at the modules of a package: files without their ending, and folders.
 BESIDES = {
-    "engine": "integration/test_modes integration/test_giving_up integration/test_classification integration/test_killed",
-    "precision": "engine/test_rehearsal engine/test_step integration/test_modes",
+    "engine": "integration/test_workloads integration/test_giving_up integration/test_classification integration/test_killed",
+    "precision": "engine/test_rehearsal engine/test_step integration/test_workloads",
     "scaler": "engine/test_step engine/test_resume integration/test_giving_up",
-    "optimizer": "engine/test_step engine/test_step_runner engine/test_resume integration/test_modes",
+    "optimizer": "engine/test_step engine/test_step_runner engine/test_resume integration/test_workloads",
     "numerics": "engine/test_step probe/test_histograms integration/test_recommended_scales",
     "schedule": "engine/test_step",
     "runlog": "engine/test_saving engine/test_resume security/test_odd_files integration/test_killed",
@@ -24,11 +24,11 @@ BESIDES = {
     "recipe": "cli/test_reproduce",
     "report": "security/test_odd_files",
     "cli": "security/test_terminals integration/test_command_line",
-    "build": "integration/test_obstacles engine/test_resume integration/test_modes",
+    "build": "integration/test_obstacles engine/test_resume integration/test_workloads",
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
     "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
-    "integration/test_detect integration/test_speech",
-    "logger": "integration/test_processes_change_nothing",
+    "integration/test_detect integration/test_workloads",
+    "logger": "integration/test_command_line",
     "system": "engine/test_resume engine/test_evaluate security cli",
 }
 

@@ -64,13 +64,9 @@ def torchrun(monkeypatch):
     """Sets the variables that torchrun sets."""
 
     def begin(count, here, machines=""):
-        names = {
-            "RANK": 0,
-            "WORLD_SIZE": count,
-            "LOCAL_RANK": 0,
-            "LOCAL_WORLD_SIZE": here,
-            "GROUP_WORLD_SIZE": machines,
-        }
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # which a hint would name
+        sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": here, "GROUP_WORLD_SIZE": machines}
+        names = {"RANK": 0, "LOCAL_RANK": 0, **sizes}
         for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}.items():
             monkeypatch.setenv(name, str(value))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from small_runs import TINY
 
 from mptrain.build.model import build_model
 from mptrain.build.parts import build
@@ -60,13 +62,10 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     flip(broken_off / "config.yaml", "momentum: 0.9", "momentum: 0.8")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration"
-    assert f"error: {strange}: optimizer.momentum was 0.9, now 0.8\n" in said
+    assert "optimizer.momentum was 0.9, now 0.8\n" in said
     assert "mptrain resume outputs/run optimizer.momentum=0.8\n" in said
     assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
-    said = capsys.readouterr().err
-    assert strange in said
-    assert "mptrain resume outputs/run optimizer.momentum=0.8 train.epochs=4\n" in said
+    assert "mptrain resume outputs/run optimizer.momentum=0.8 train.epochs=4\n" in capsys.readouterr().err
     assert main(["resume", "outputs/run", "optimizer.momentum=0.9"]) == 0
     assert "warning: outputs/run/config.yaml is damaged or was edited" in capsys.readouterr().err
 
@@ -86,20 +85,19 @@ def test_a_line_that_says_everything_is_not_blamed_for_what_happened_to_the_file
     assert main(words) == 0
 
 
-def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_for_a_mistake_of_the_user(
-    broken_off, capsys
-):
-    flip(broken_off / "config.yaml", "_target_: mptrain.workloads", "_uarget_: mptrain.workloads")
-    assert main(["resume", "outputs/run"]) == 6
+@pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("_target_: mptrain.workloads", "_uarget_: mptrain.workloads"), ("  momentum: 0.9", "mom")]
+)
+def test_a_configuration_that_cannot_be_read_is_named(broken_off, capsys, words, old, new):
+    flip(broken_off / "config.yaml", old, new)
+    assert main(list(words)) == 6
     said = capsys.readouterr().err
-    assert (
-        "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration: task "
-        in said
-    )
+    assert "error: outputs/run/config.yaml is damaged" in said
     assert "hint: restore the file from a copy" in said
 
 
-def test_a_run_without_its_configuration_is_not_taken_for_one_that_never_began(broken_off, capsys):
+def test_a_run_without_its_configuration_is_not_taken_for_a_new_one(broken_off, capsys):
     (broken_off / "config.yaml").unlink()
     assert main(["resume", "outputs/run"]) == 6
     assert "hint: restore the file from a copy" in capsys.readouterr().err
@@ -110,15 +108,6 @@ def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(t
     monkeypatch.setattr(start, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
     assert "with 500 ranks" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
-def test_a_configuration_that_is_no_yaml_any_more_is_named(broken_off, capsys, words):
-    flip(broken_off / "config.yaml", "  momentum: 0.9", "mom")
-    assert main(list(words)) == 6
-    said = capsys.readouterr().err
-    assert "error: outputs/run/config.yaml is damaged: line " in said
-    assert "hint: restore the file from a copy" in said
 
 
 def test_what_changes_no_number_may_be_edited(broken_off):
@@ -146,20 +135,14 @@ def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(b
 
 def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken_off, capsys):
     config = (broken_off / "config.yaml").read_bytes()
-    for words, says in (
-        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: its directory is fixed"),
-        (("run.name=two",), "run.name=two has no effect on a saved run"),
-        (("hydra.verbose=true",), "'hydra.verbose' has no effect"),
-        (
-            ("model.weights=w.pt",),
-            "model.weights has no effect on a resumed run: its weights are those of the checkpoint",
-        ),
-        (("scaler.init_scale=8",), "scaler.init_scale has no effect on a resumed run: its loss scale is that of the"),
-    ):
-        assert main(["resume", "outputs/run", *words]) == 2, words
-        said = capsys.readouterr().err
-        assert f"error: {says}" in said
-        assert "hint: leave it out" in said
+    for key, value in {
+        "run.root": "elsewhere", "run.name": "two", "hydra.verbose": "true", "model.weights": "w.pt", "scaler.init_scale": "8"
+    }.items():  # fmt: skip
+        assert main(["resume", "outputs/run", f"{key}={value}"]) == 2, key
+        error, hint = capsys.readouterr().err.splitlines()
+        assert key in error
+        assert "has no effect" in error
+        assert "leave it out" in hint
     assert (broken_off / "config.yaml").read_bytes() == config
 
 
@@ -202,15 +185,19 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
     assert "parameters, 170 trainable" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", ["mptrain.run.start.build", "mptrain.engine.rehearsal.accumulate_gradients"])
-@pytest.mark.parametrize("error", [
-    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
-    MemoryError(),
-    OSError(errno.ENOMEM, "Cannot allocate memory"),
-])  # fmt: skip
-def test_a_machine_without_memory_is_told_as_such_and_not_blamed_on_the_configuration(
-    tmp_path, monkeypatch, capsys, place, error
-):
+BUILD, REHEARSAL = "mptrain.run.start.build", "mptrain.engine.rehearsal.accumulate_gradients"
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (BUILD, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")),
+        (BUILD, OSError(errno.ENOMEM, "Cannot allocate memory")),
+        (REHEARSAL, MemoryError()),
+        (REHEARSAL, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")),
+    ],
+)
+def test_a_machine_without_memory_is_told_as_such(tmp_path, monkeypatch, capsys, place, error):
     monkeypatch.chdir(tmp_path)
 
     def refuse(*given, **named):
@@ -237,14 +224,29 @@ def test_a_checkpoint_that_there_is_no_memory_for_is_not_taken_for_damaged(broke
 
 def test_a_failed_run_that_is_tried_again_has_all_its_patience_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = (
-        "train.batch_size=8",
-        "precision=fp16_static",
-        "scaler.scale=1073741824",
-        "train.max_consecutive_overflows=3",
-    )
-    assert main([*WORDS, *words]) == 4
+    words = ("train.batch_size=8", "precision=fp16_static", "scaler.scale=1073741824")
+    assert main([*WORDS, *words, "train.max_consecutive_overflows=3"]) == 4
     for last in (6, 9):
         capsys.readouterr()
         assert main(["resume", "outputs/run"]) == 4
         assert f"3 steps in a row overflowed, the last at step {last} " in capsys.readouterr().err
+
+
+def groups(run):
+    events = [json.loads(line) for line in Path(run, "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "groups"]
+
+
+def test_a_resumed_run_has_its_groups_once_and_again_if_they_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, "optimizer.groups=[{match: '*bias', lr_factor: 0.5}]", "run.name=a", "checkpoint.every_steps=2"]
+    assert main([*words, "train.max_steps=2"]) == 0
+    before = groups("outputs/a")
+    assert len(before) == 1
+    assert main(["resume", "outputs/a", "train.max_steps=4"]) == 0
+    assert groups("outputs/a") == before
+    assert main(["resume", "outputs/a", "train.max_steps=6", "optimizer.groups.0.lr_factor=0.25"]) == 0
+    after = groups("outputs/a")
+    assert len(after) == 2
+    assert after[0] == before[0]
+    assert "0.25" in json.dumps(after[1])
