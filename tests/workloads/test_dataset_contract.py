@@ -273,6 +273,8 @@ def test_a_survey_and_digests_count_every_sample(dataset):
         assert all(len(lengths) > 0 for lengths in survey.lengths.values())
         known[name] = part.digests()
         assert len(known[name]) in (0, len(part))
+        for number in range(min(2, getattr(part, "files", 0))):
+            part.read(number)
         assert part.skipped == 0
     assert not set(known["train"]) & {digest for name in known.keys() - {"train"} for digest in known[name]}
 

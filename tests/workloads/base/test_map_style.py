@@ -192,6 +192,7 @@ def test_classes_come_from_names_targets_or_the_samples():
     names.classes = ["cat", "dog", "eel"]
     data = MapDataset("own", torch_parts((Subset(names, [1]), names)), 0)
     assert (data.facts()["class_names"], data.card()["labels"]) == (("cat", "dog", "eel"), ["cat", "dog", "eel"])
+    assert data.train.survey().labels.tolist() == [1]
     shifted = Pairs((ONE, 4), (ONE, 7))
     shifted.targets = [0, 1]  # before a target_transform
     assert MapDataset("own", torch_parts(shifted), 0).facts()["num_classes"] == 8

@@ -91,6 +91,7 @@ def test_sizes_and_arguments_reach_the_network():
     assert cnn(num_classes=2, in_channels=1, image_size=8, widths=(4,) * 4)(torch.zeros(2, 1, 8, 8)).shape == (2, 2)
     model = torchvision_classifier(name="squeezenet1_1", num_classes=10, image_size=32, arguments={"dropout": 0.25})
     assert [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)] == [0.25]
+    assert torchvision_classifier(name="vit_b_32", num_classes=10, image_size=64).image_size == 64
 
 
 @pytest.mark.parametrize(

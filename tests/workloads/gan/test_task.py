@@ -180,6 +180,7 @@ def test_counts_by_hand(tape):
     assert sums["real_accuracy"].tolist() == [1, 0, 0, 1, 1]
     assert sums["fake_accuracy"].tolist() == [value < 0 for value in drawn]
     assert 0 < sums["fake_accuracy"].sum() < 5
+    assert Gan().summarise({"real_accuracy": 3.0}, 5) == {"real_accuracy": 0.6}
     logits = [2.0 * value for value in real]
     expected = [
         as_real + as_drawn for as_real, as_drawn in zip(softplus([-x for x in logits]), softplus(drawn), strict=True)
