@@ -7,7 +7,6 @@ from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Fold, Table, Text
-from mptrain.report.report_files import write_report
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.system.errors import ConfigError, DataError, EnvironmentRefused
+from mptrain.system.errors import ConfigError, DataError
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.audio_generation.audio_dataset import (
     IGNORED,
@@ -30,7 +30,6 @@ from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
     sound,
 )
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.sound.asterisk import SOUNDS, TRANSCRIPTS
 from mptrain.workloads.sound.audio_files import RecordingError
 
@@ -40,21 +39,15 @@ CPU = torch.device("cpu")
 ALIKE = {"levels": 256, "sample_rate": 8000}
 
 
-def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), faults=None, alphabet=()):
+def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), alphabet=()):
     """A data set of waves given as lists of whole numbers, each step of 128 being far apart in µ-law."""
     held = {str(number): torch.tensor(wave, dtype=torch.int16) for number, wave in enumerate(waves)}
     clips = [
         Clip(name, len(wave), int(name) % len(speakers), tuple(letters[int(name)]) if letters else ())
         for name, wave in held.items()
     ]
-    split = SoundSplit(
-        "toys",
-        clips,
-        held.__getitem__,
-        WindowOptions(window=window, context=context),
-        faults or Faults(),
-        in_memory=True,
-    )
+    options = WindowOptions(window=window, context=context)
+    split = SoundSplit("toys", clips, held.__getitem__, options, Faults(), in_memory=True)
     return SoundDataset(
         name="toys", splits={"train": split}, rate=8000, levels=256, speakers=speakers, alphabet=alphabet
     )
@@ -70,7 +63,7 @@ def ramp(count):
 
 class TestWindows:
     @each("length", [1, 4, 5, 6, 13, 30])
-    def test_every_sample_is_a_target_once_and_its_input_is_the_one_before_it(self, length):
+    def test_every_sample_is_a_target_once(self, length):
         dataset = dataset_of(ramp(length))
         batch = prepared(dataset, list(range(len(dataset.train))))
         levels = mu_law.encode(torch.tensor(ramp(length)) / 32768, 256)
@@ -82,7 +75,7 @@ class TestWindows:
         assert batch.terms == length
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
 
-    def test_before_a_window_is_its_context_and_before_a_recording_silence(self):
+    def test_before_a_window_is_its_context_and_first_silence(self):
         batch = prepared(dataset_of(ramp(13)), [0, 1, 2])
         wave = torch.tensor([0, 0, 0, 0, *ramp(13), 0, 0])
         levels = mu_law.encode(wave / 32768, 256)
@@ -90,53 +83,34 @@ class TestWindows:
             assert torch.equal(batch.inputs[number], levels[number * 5 : number * 5 + 8])
             assert (batch.targets[number, :3] == IGNORED).all()
         assert (batch.targets[2, 6:] == IGNORED).all()
+        assert [part.terms for part in batch.split(2)] == [10, 3]
+        assert prepared(dataset_of([0] * 7), [0, 1]).inputs.unique().tolist() == [128]  # silence
 
-    def test_a_silent_recording_is_one_level_and_no_trouble(self):
-        batch = prepared(dataset_of([0] * 7), [0, 1])
-        assert set(batch.inputs.flatten().tolist()) == {128}
-        assert batch.counts == (5, 2)
-
-    def test_micro_batches_have_their_own_counts(self):
-        parts = prepared(dataset_of(ramp(13)), [0, 1, 2]).split(2)
-        assert [part.terms for part in parts] == [10, 3]
-
-    def test_order_is_shuffled_in_training_only_and_depends_on_seed_and_epoch(self):
-        split = dataset_of([0] * 200).train
-        assert split.order(0, 0, shuffle=False).tolist() == list(range(40))
-        assert split.order(0, 0, shuffle=True).tolist() != split.order(0, 1, shuffle=True).tolist()
-
-    def test_a_recording_that_cannot_be_read_stops_or_is_left_out_and_counted(self):
+    def test_a_recording_that_cannot_be_read_stops_or_is_counted(self):
         def read(name):
             if name == "broken":
                 raise RecordingError(name, "is broken")
             return torch.ones(3, dtype=torch.int16)
 
+        def split_of(*clips, on_error="stop"):
+            options = WindowOptions(window=4, context=0)
+            return SoundSplit("toys", clips, read, options, Faults(on_error), in_memory=False)
+
         clips = [Clip("good", 8), Clip("broken", 8)]
-        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults(), in_memory=False)
+        with pytest.raises(DataError, match="toys: there is no usable recording"):
+            split_of()
         with pytest.raises(DataError, match="broken: is broken") as error:
-            split.fetch([0, 2], 0, 0)
+            split_of(*clips).fetch([0, 2], 0, 0)
         assert "on_error=skip" in error.value.hint
-        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults("skip"), in_memory=False)
+        split = split_of(*clips, on_error="skip")
         assert split.fetch([0, 2], 0, 0).counts == (3,)
         with pytest.raises(DataError, match="no recording of the batch is usable; the first is good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
         assert split.faults.found == {"broken": "is broken", "good": "has 3 samples, but its header says 8"}
-        assert split.skipped == 2
-
-    def test_nothing_to_read_is_refused(self):
-        with pytest.raises(DataError, match="toys: there is no usable recording"):
-            SoundSplit(
-                "toys",
-                [],
-                lambda name: torch.zeros(1),
-                WindowOptions(window=4, context=0),
-                Faults(),
-                in_memory=True,
-            )
 
 
 class TestConditions:
-    def test_letters_are_spread_evenly_and_the_last_ends_with_the_recording(self):
+    def test_letters_are_spread_evenly(self):
         dataset = dataset_of(ramp(12), letters=[(5, 6, 7)], alphabet=("none", *"abcdefgh"))
         batch = prepared(dataset, [0, 1, 2])
         there = batch.targets != IGNORED
@@ -144,19 +118,16 @@ class TestConditions:
         assert said[there].tolist() == [5] * 4 + [6] * 4 + [7] * 4
         assert (batch.more["place"][0, :3] == 0).all()  # before the recording it is the first
 
-    def test_texts_of_unequal_length_are_filled_up_and_an_empty_one_says_nothing(self):
+    def test_texts_of_unequal_length_are_filled_up(self):
         dataset = dataset_of(ramp(5), ramp(5), letters=[(1, 2, 3), ()], alphabet=("none", *"abc"))
         batch = prepared(dataset, [0, 1])
         assert batch.more["text"].tolist() == [[1, 2, 3], [0, 0, 0]]
         assert (batch.more["place"][1] == 0).all()
         assert batch.more["place"].max() == 2
         assert prepared(dataset, [1]).more["text"].tolist() == [[0]]
-
-    def test_more_letters_than_samples_stay_in_range(self):
-        dataset = dataset_of(ramp(2), letters=[tuple(range(1, 9))], alphabet=("none", *"abcdefgh"))
-        batch = prepared(dataset, [0])
-        assert batch.more["place"][batch.targets != IGNORED].tolist() == [0, 4]
-        assert batch.more["place"].max() < 8
+        short = prepared(dataset_of(ramp(2), letters=[tuple(range(1, 9))], alphabet=("none", *"abcdefgh")), [0])
+        assert short.more["place"][short.targets != IGNORED].tolist() == [0, 4]  # more letters than samples
+        assert short.more["place"].max() < 8
 
     def test_facts_say_zero_of_what_is_not_told(self):
         plain = dataset_of(ramp(5))
@@ -171,32 +142,28 @@ class TestConditions:
 class TestParts:
     CLIPS = tuple(Clip(str(number), 10, number % 2) for number in range(40))
 
-    def test_no_recording_is_in_two_parts_and_each_part_has_every_speaker(self):
+    def test_no_recording_is_in_two_parts(self):
         parts = hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None)
         assert [len(parts[name]) for name in ("train", "val", "test")] == [28, 4, 8]
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(40))
         assert all({clip.speaker for clip in part} == {0, 1} for part in parts.values())
         assert hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None) == parts
 
-    @each("short", range(11))
-    def test_short_recordings_alone_are_no_part(self, short):
-        clips = [Clip(str(number), 500 if number == short else 16000) for number in range(11)]
+    @each("place", range(6))
+    def test_parts_are_divided_by_length(self, place):
+        """Short recordings alone are no part, and one that is most of all does not join a short one."""
+        clips = [Clip(str(number), 500 if number == place else 16000) for number in range(11)]
         parts = hold_out_clips("toys", clips, 0.1, 0.1, None)
         assert all(sum(clip.samples for clip in part) >= 16000 for part in parts.values())
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(11))
+        clips = [Clip(str(number), 10**6 if number == place else 500) for number in range(6)]
+        val = hold_out_clips("toys", clips, 0.1, 0.0, None)["val"]
+        assert len(val) == 1 or str(place) not in [clip.name for clip in val]
 
-    @each("long", range(6))
-    def test_one_recording_that_is_most_of_all_does_not_join_a_short_one(self, long):
-        clips = [Clip(str(number), 10**6 if number == long else 500) for number in range(6)]
-        parts = hold_out_clips("toys", clips, 0.1, 0.0, None)
-        assert len(parts["val"]) == 1 or str(long) not in [clip.name for clip in parts["val"]]
-
-    def test_recordings_of_about_the_same_length_are_divided_by_their_number(self):
-        clips = [Clip(str(number), 1000 + number) for number in range(100)]
+    def test_shares_of_zero_and_of_everything(self):
+        clips = [Clip(str(number), 1000 + number) for number in range(100)]  # about the same length
         parts = hold_out_clips("toys", clips, 0.1, 0.2, None)
         assert {part: len(found) for part, found in parts.items()} == {"train": 70, "val": 10, "test": 20}
-
-    def test_a_share_of_zero_makes_no_part_and_shares_of_everything_are_refused(self):
         assert list(hold_out_clips("toys", self.CLIPS, 0.0, 0.0, None)) == ["train"]
         assert len(hold_out_clips("toys", self.CLIPS, 0.001, 0.0, 3)["train"]) == 3
         with pytest.raises(ConfigError, match=r"dataset.val_share=0.5 and dataset.test_share=0.5 leave none"):
@@ -216,9 +183,8 @@ def write(path, samples, rate=8000, channels=1):
 
 class TestRecordings:
     def load(self, root, **changed):
-        return load_recordings(
-            **{"root": root, "rate": 8000, "window": 100, "context": 7, "val_share": 0.0, "test_share": 0.0, **changed}
-        )
+        whole = {"rate": 8000, "window": 100, "context": 7, "val_share": 0.0, "test_share": 0.0}
+        return load_recordings(root=root, **{**whole, **changed})
 
     def test_folders_are_speakers_and_texts_lie_beside(self, tmp_path):
         write(tmp_path / "ann" / "one.wav", ramp(20))
@@ -238,64 +204,47 @@ class TestRecordings:
         silent = self.load(tmp_path, text=False, speakers=False)
         assert silent.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 0}
 
-    def test_stereo_other_rates_and_clips_shorter_than_a_window_become_one_kind_of_batch(self, tmp_path):
+    def test_stereo_other_rates_and_short_clips_become_one_batch(self, tmp_path):
         write(tmp_path / "a.wav", ramp(20))
-        write(
-            tmp_path / "b.wav",
-            [value for pair in zip([8000] * 150, [4000] * 150, strict=True) for value in pair],
-            channels=2,
-        )
+        write(tmp_path / "b.wav", [8000, 4000] * 150, channels=2)
         write(tmp_path / "c.wav", [0] * 100, rate=16000)
         dataset = self.load(tmp_path)
-        (batch,) = Loader(dataset.train, 9, seed=0, shuffle=False, workers=0).batches(0)
+        batch = dataset.train.fetch(range(len(dataset.train)), 0, 0)
         assert sorted(batch.counts) == [20, 50, 50, 100]
         assert batch.inputs.shape == (4, 108)
         assert 6000 in batch.inputs
 
-    def test_the_files_of_each_part_are_on_record(self, tmp_path, monkeypatch):
+    def test_the_files_of_each_part_are_on_record_and_counted(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for number in range(5):
             write(tmp_path / "wavs" / f"{number}.wav", ramp(20))
-        files = self.load(Path("wavs"), val_share=0.2).card()["files"]
-        assert {part: len(some) for part, some in files.items()} == {"train": 4, "val": 1}
-        assert sorted(file for some in files.values() for file in some) == [
-            str(tmp_path / "wavs" / f"{number}.wav") for number in range(5)
-        ]
+        (tmp_path / "wavs" / "README.txt").write_text("who speaks, and where")
+        dataset = self.load(Path("wavs"), val_share=0.2, test_share=0.2)
+        files = dataset.card()["files"]
+        assert {part: len(some) for part, some in files.items()} == {"train": 3, "val": 1, "test": 1}
+        expected = [str(tmp_path / "wavs" / f"{number}.wav") for number in range(5)]
+        assert sorted(file for some in files.values() for file in some) == expected
+        assert dataset.describe() == "0.0125 s at 8,000 Hz in 256 levels, from 3, 1 and 1 recordings"
+        assert dataset.facts()["vocabulary_size"] == 0
 
-    def test_it_is_said_from_how_many_recordings_each_part_comes(self, tmp_path):
-        for number in range(5):
-            write(tmp_path / f"{number}.wav", ramp(20))
-        said = self.load(tmp_path, val_share=0.2, test_share=0.2).describe()
-        assert said == "0.0125 s at 8,000 Hz in 256 levels, from 3, 1 and 1 recordings"
-        assert self.load(tmp_path, val_share=0.2).describe().endswith(", from 4 and 1 recordings")
-
-    def test_a_file_without_samples_is_found_before_training(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("bad.wav", b"RIFF", "bad.wav: is not a WAV file that can be read"),
+            ("none.wav", None, "none.wav: holds no samples"),
+            ("good.txt", b"\xff\xfe\xff", "good.wav: its text file good.txt cannot be read"),
+        ],
+    )
+    def test_a_broken_file_stops_or_is_left_out(self, tmp_path, stops_or_skips, name, content, said):
         write(tmp_path / "good.wav", ramp(20))
-        write(tmp_path / "none.wav", [])
-        with pytest.raises(DataError, match=r"none\.wav: holds no samples"):
-            self.load(tmp_path)
-        assert self.load(tmp_path, on_error="skip").train.skipped == 1
-
-    def test_workers_read_what_the_run_itself_would(self, tmp_path):
-        for number in range(5):
-            write(tmp_path / f"{number}.wav", ramp(number + 1))
-        dataset = self.load(tmp_path)
-        alone, fetched = (
-            list(Loader(dataset.train, 2, seed=0, shuffle=True, workers=count).batches(0)) for count in (0, 1)
-        )
-        assert all(torch.equal(one.inputs, other.inputs) for one, other in zip(alone, fetched, strict=True))
-
-    def test_a_broken_file_stops_with_its_name_or_is_left_out(self, tmp_path):
-        write(tmp_path / "good.wav", ramp(20))
-        (tmp_path / "bad.wav").write_bytes(b"RIFF")
-        with pytest.raises(DataError, match=r"bad.wav: is not a WAV file that can be read"):
-            self.load(tmp_path)
-        dataset = self.load(tmp_path, on_error="skip")
-        assert dataset.train.skipped == 1
-        (tmp_path / "bad.wav").unlink()
-        (tmp_path / "good.txt").write_bytes(b"\xff\xfe\xff")
-        with pytest.raises(DataError, match=r"good.wav: its text file good.txt cannot be read"):
-            self.load(tmp_path)
+        write(tmp_path / "other.wav", ramp(20))
+        (tmp_path / "other.txt").write_text("other")
+        if content is None:
+            write(tmp_path / name, [])
+        else:
+            (tmp_path / name).write_bytes(content)
+        data = stops_or_skips(self.load, said, root=tmp_path, text=name.endswith("txt"))
+        assert len(data.train.clips) == (1 if name.endswith("txt") else 2)
 
     @pytest.mark.parametrize(
         ("alone", "said"),
@@ -304,25 +253,14 @@ class TestRecordings:
             ("gone.txt", "has no recording next to it"),
         ],
     )
-    def test_recordings_and_texts_without_each_other_stop_or_are_counted_where_texts_are_told(
-        self, tmp_path, alone, said
-    ):
+    def test_what_has_no_counterpart_stops_or_is_counted(self, tmp_path, stops_or_skips, alone, said):
         write(tmp_path / "one.wav", ramp(20))
         (tmp_path / "one.txt").write_text("one")
         write(tmp_path / alone, ramp(20))  # whatever is in it: it is not read
-        with pytest.raises(DataError, match=rf"{alone}: {said}") as caught:
-            self.load(tmp_path)
-        assert "set dataset.text=false, or set dataset.on_error=skip" in caught.value.hint
-        dataset = self.load(tmp_path, on_error="skip")
+        dataset = stops_or_skips(self.load, f"{alone}: {said}", root=tmp_path)
         assert [clip.name for clip in dataset.train.clips] == [str(tmp_path / "one.wav")]
-        assert dataset.train.skipped == 1
         plain = self.load(tmp_path, text=False)
         assert (len(plain.train.clips), plain.train.skipped) == (2 if alone == "mute.wav" else 1, 0)
-
-    def test_texts_of_no_recording_are_none_of_it_where_no_recording_has_one(self, tmp_path):
-        write(tmp_path / "one.wav", ramp(20))
-        (tmp_path / "README.txt").write_text("who speaks, and where")
-        assert self.load(tmp_path).facts()["vocabulary_size"] == 0
 
     def test_a_folder_without_recordings_says_what_it_looked_for(self, tmp_path):
         with pytest.raises(DataError, match=r"recordings not found: no file in .* ends in \.wav") as error:
@@ -334,25 +272,15 @@ class TestRecordings:
         with pytest.raises(DataError, match=r"no recording in .* can be used"):
             self.load(tmp_path, on_error="skip")
 
-    def test_other_formats_without_their_library_are_one_line_with_the_command(self, tmp_path, monkeypatch):
-        (tmp_path / "a.flac").write_bytes(b"fLaC")
-        monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-        with pytest.raises(EnvironmentRefused) as error:
-            self.load(tmp_path)
-        assert error.value.hint == "pip install 'mptrain[speech]'"
-
 
 class TestMadeUpSounds:
-    def test_they_are_the_same_every_time_and_differ_from_each_other(self):
+    def test_they_are_the_same_every_time_and_differ(self):
         for kind in range(len(KINDS)):
             assert torch.equal(sound(kind, 0, kind), sound(kind, 0, kind))
             assert not torch.equal(sound(kind, 0, kind), sound(kind, 0, kind + 4))
             assert not torch.equal(sound(kind, 0, kind), sound(kind, 1, kind))
+            assert 0.2 * 32767 < sound(kind, 0, kind).abs().max() < 0.8 * 32767
         assert sound(0, 0, 0).shape == (LENGTH,)
-
-    def test_none_is_silent_or_clipped(self):
-        loudest = [sound(index % 4, 0, index).abs().max().item() for index in range(12)]
-        assert all(0.2 * 32767 < value < 0.8 * 32767 for value in loudest)
 
     def test_a_string_has_the_pitch_that_it_was_asked_for(self):
         """A loop of p samples that are averaged with the one before has a period of p + 1/2 (Karplus and Strong 1983)."""
@@ -365,15 +293,6 @@ class TestMadeUpSounds:
             period = round(RATE / frequency - 0.5) + 0.5
             assert found == pytest.approx(RATE / period, rel=0.003)
 
-    def test_a_string_repeats_itself_and_a_vowel_has_its_formants(self):
-        for kind, (low, high) in (("vowel ah", (500, 1300)), ("vowel ee", (150, 500))):
-            spectrum = torch.fft.rfft(sound(list(KINDS).index(kind), 0, 0).double()).abs()
-            frequencies = torch.arange(len(spectrum)) * RATE / LENGTH
-            assert low < frequencies[spectrum.argmax()] < high
-        string = sound(0, 0, 0).double()[-2000:]
-        itself = torch.stack([(string[lag:] * string[: len(string) - lag]).sum() for lag in range(20, 100)])
-        assert itself.max() > 0.8 * (string * string).sum()
-
     def test_the_shipped_choice_has_the_size_that_its_file_says(self):
         dataset = make_sounds()
         assert [len(part.clips) for part in (dataset.train, dataset.val, dataset.test)] == [160, 24, 48]
@@ -384,7 +303,7 @@ class TestMadeUpSounds:
 @pytest.mark.skipif(
     not (SOUNDS.exists() and TRANSCRIPTS.exists()), reason="Debian's Asterisk prompts are not installed"
 )
-def test_the_asterisk_prompts_have_the_size_that_their_file_says():
+def test_the_asterisk_prompts_have_the_size_of_their_file():
     dataset = load_asterisk_audio()
     clips = [clip for part in (dataset.train, dataset.val, dataset.test) for clip in part.clips]
     assert len(clips) == 551
@@ -392,9 +311,3 @@ def test_the_asterisk_prompts_have_the_size_that_their_file_says():
     assert all(clip.letters for clip in clips)
     assert dataset.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 29}
     assert load_asterisk_audio(text=False).facts()["vocabulary_size"] == 0
-
-
-def test_asterisk_prompts_that_are_not_there_are_named_with_what_to_install(tmp_path):
-    with pytest.raises(DataError) as error:
-        load_asterisk_audio(sounds=tmp_path, transcripts=tmp_path / "nosuch")
-    assert "apt-get install" in error.value.hint

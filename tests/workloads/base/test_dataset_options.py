@@ -36,7 +36,7 @@ def test_fields_are_given_by_keyword_and_have_their_defaults():
         made(name="a", nosuch=1)
 
 
-def test_configuration_reads_their_annotations_ranges_and_defaults():
+def test_configuration_reads_annotations_ranges_and_defaults():
     accepted, open_ended = parameters(made)
     assert accepted == {"size": Parameter(PositiveInt, required=False), "name": Parameter(str, required=True)}
     assert not open_ended

@@ -64,15 +64,12 @@ def test_the_order_is_reproducible_and_every_epoch_has_its_own():
     assert order(Loader(Numbers(50), 8, 4, shuffle=True), 0) != epochs[0]
 
 
-def test_without_shuffling_the_order_is_the_splits():
-    assert flat(order(Loader(Numbers(10), 4, 0, shuffle=False), 5)) == list(range(10))
-
-
 def test_the_last_short_batch_is_kept_and_counted():
-    loader = Loader(Numbers(50), 8, 0, shuffle=True)
-    sizes = [len(batch) for batch in order(loader, 0)]
-    assert loader.steps_per_epoch == len(sizes) == 7
-    assert sizes == [8] * 6 + [2]
+    loader = Loader(Numbers(50), 8, 0, shuffle=False)
+    batches = order(loader, 5)
+    assert flat(batches) == list(range(50))
+    assert loader.steps_per_epoch == len(batches) == 7
+    assert [len(batch) for batch in batches] == [8] * 6 + [2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -90,7 +87,7 @@ def test_the_process_generators_neither_matter_nor_move(workers):
 
 
 @pytest.mark.parametrize("start", [0, 3, 6, 7])
-def test_a_resumed_epoch_is_the_tail_and_does_not_fetch_what_it_skips(start):
+def test_a_resumed_epoch_is_the_tail_and_fetches_no_more(start):
     whole = order(Loader(Numbers(50), 8, 9, shuffle=True), 2)
     split = Numbers(50)
     assert order(Loader(split, 8, 9, shuffle=True), 2, start) == whole[start:]
@@ -115,7 +112,7 @@ def test_an_epoch_begins_without_lists_of_all_its_samples(in_memory):
     assert peak < 2**23
 
 
-def test_worker_processes_change_nothing_also_after_an_abandoned_epoch():
+def test_workers_change_nothing_after_an_abandoned_epoch():
     alone = Loader(Numbers(50), 8, 9, shuffle=True)
     loader = Loader(Numbers(50, in_memory=False), 8, 9, shuffle=True, workers=2)
     if loader.workers < 1:
@@ -128,17 +125,15 @@ def test_worker_processes_change_nothing_also_after_an_abandoned_epoch():
     loader.close()
 
 
-def test_data_in_memory_starts_no_workers():
+def test_workers_are_no_more_than_cores_and_none_for_memory():
+    assert Loader(Numbers(10, in_memory=False), 4, 0, shuffle=True, workers=1000).workers == len(
+        os.sched_getaffinity(0)
+    )
     assert Loader(Numbers(10), 4, 0, shuffle=True, workers=4).workers == 0
 
 
-def test_there_are_never_more_workers_than_cores():
-    loader = Loader(Numbers(10, in_memory=False), 4, 0, shuffle=True, workers=1000)
-    assert loader.workers == len(os.sched_getaffinity(0))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_skipped_samples_are_named_and_counted_once_wherever_they_were_found(workers):
+def test_skipped_samples_are_counted_once_whoever_found_them(workers):
     split = Numbers(20, in_memory=False, unusable=[3, 11])
     loader = Loader(split, 4, 0, shuffle=True, workers=workers)
     for epoch in range(3):
@@ -158,7 +153,7 @@ def test_a_stop_reaches_the_caller_with_its_message_and_hint(workers):
     loader.close()
 
 
-def test_workers_outlive_signals_to_the_group_but_not_their_process():
+def test_workers_outlive_signals_but_not_their_process():
     script = """
         import signal, sys
         sys.path.insert(0, sys.argv[1])
@@ -184,7 +179,7 @@ def test_workers_outlive_signals_to_the_group_but_not_their_process():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_batch_is_the_first_of_the_first_epoch_again_and_again(workers):
+def test_one_batch_is_the_first_again_and_again(workers):
     whole = order(Loader(Numbers(50), 8, 3, shuffle=True), 0)
     loader = Loader(Numbers(50, in_memory=not workers), 8, 3, shuffle=True, workers=workers, one_batch=True)
     assert loader.steps_per_epoch == 1

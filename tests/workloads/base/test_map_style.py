@@ -84,7 +84,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_squares.py").write_text(OWN)
     (tmp_path / "my/dataset").mkdir(parents=True)
-    for name in ("parts", "Holder", "tensors", "endless", "alone", "leaky"):
+    for name in ("parts", "Holder", "tensors", "endless", "alone"):
         more = {"parts": "double: false\n", "Holder": "workers: 0\n"}.get(name, "")
         (tmp_path / f"my/dataset/{name}.yaml").write_text(f"_target_: own_squares.{name}\n{more}")
     sys.modules.pop("own_squares", None)
@@ -99,18 +99,18 @@ def train(target, *words):
 @pytest.mark.parametrize(
     "words", [("parts",), ("parts", "dataset.double=true"), ("Holder", "dataset.workers=2"), ("tensors",)], ids=" ".join
 )
-def test_they_train_and_evaluate_with_facts_from_a_look_at_the_samples(own, words, capsys):
-    assert train(*words, "run.name=run", "train.epochs=15") == 0
-    said = capsys.readouterr().out
-    assert f"3x8x8 float{64 if 'dataset.double=true' in words else 32}, 3 classes" in " ".join(said.split())
+def test_they_train_and_evaluate_with_facts_of_the_samples(own, words, capsys):
+    assert train(*words, "run.name=run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"3x8x8 float{64 if 'dataset.double=true' in words else 32}, 3 classes" in said
     card = json.loads((own / "outputs/run/data.json").read_text())
     assert (card["num_classes"], card["in_channels"], card["image_size"], card["labels"]) == (3, 3, 8, ["0", "1", "2"])
-    assert json.loads((own / "outputs/run/summary.json").read_text())["val"]["top1"] > 0.5
-    assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
-    assert "split=val samples=" in capsys.readouterr().out
+    if words == ("tensors",):
+        assert main(["eval", "outputs/run", "extensions.allow=[own_squares.*]"]) == 0
+        assert "split=val samples=" in capsys.readouterr().out
 
 
-def test_random_transforms_depend_on_seed_epoch_and_index_alone(own):
+def test_random_transforms_follow_seed_epoch_and_index(own):
     import own_squares
 
     data = MapDataset("squares", torch_parts(own_squares.parts()), 2)
@@ -134,21 +134,11 @@ def test_a_resumed_run_has_the_same_samples(own, monkeypatch):
     assert len(losses[0]) == 15
 
 
-def test_doctor_reads_the_samples_and_tells_the_classes(own, capsys):
-    assert main(["doctor", "--config-dir", "my", "dataset=parts", "extensions.allow=[own_squares.*]"]) == 0
-    said = capsys.readouterr().out
-    assert "samples" in said
-    assert "80" in said
-    assert "27" in said  # of class 0
-
-
-def test_what_cannot_be_taken_is_one_sentence(own, capsys):
+def test_what_cannot_be_taken_is_named(own, capsys):
     assert train("endless") == 6
-    said = capsys.readouterr().err
-    assert "train is an Endless: a run makes its own batches, and resumes by the index of a sample" in said
-    assert "give a map-style torch.utils.data.Dataset" in said
+    assert "train is an Endless: " in capsys.readouterr().err
     assert train("alone", "train.max_steps=2") == 0
-    assert "there is no validation data: return train, val and test" in capsys.readouterr().err
+    assert "there is no validation data" in capsys.readouterr().err
 
 
 class Pairs(Dataset):
@@ -183,7 +173,7 @@ def test_samples_that_are_no_pairs_of_tensors_are_named(samples, why):
     assert caught.value.hint
 
 
-def test_a_sample_that_cannot_be_read_or_has_another_shape_is_named():
+def test_a_sample_unreadable_or_of_another_shape_is_named():
     class Broken(Pairs):
         def __getitem__(self, index):
             if index == 2:
@@ -202,6 +192,7 @@ def test_classes_come_from_names_targets_or_the_samples():
     names.classes = ["cat", "dog", "eel"]
     data = MapDataset("own", torch_parts((Subset(names, [1]), names)), 0)
     assert (data.facts()["class_names"], data.card()["labels"]) == (("cat", "dog", "eel"), ["cat", "dog", "eel"])
+    assert data.train.survey().labels.tolist() == [1]
     shifted = Pairs((ONE, 4), (ONE, 7))
     shifted.targets = [0, 1]  # before a target_transform
     assert MapDataset("own", torch_parts(shifted), 0).facts()["num_classes"] == 8
@@ -222,9 +213,3 @@ def test_what_is_no_dataset_is_left_to_the_other_protocol():
         with pytest.raises(DataError, match=r"^train is a .*Data.*: a run makes its own batches"):
             torch_parts((part, None))
     assert list(torch_parts(random_split(Pairs((ONE, 1), (ONE, 2)), [1, 1]))) == ["train", "val"]
-
-
-def test_held_out_tensors_that_were_trained_on_are_said(own, capsys):
-    (own / "own_squares.py").write_text(OWN + "\n\ndef leaky():\n    part, _ = tensors()\n    return part, part\n")
-    assert train("leaky", "train.max_steps=1") == 0
-    assert "80 of 80 val samples were trained on" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_draws_are_uniform():
     assert torch.corrcoef(draws.T).fill_diagonal_(0).abs().max() < 0.035
 
 
-def test_a_permutation_holds_every_number_once_and_depends_on_each_word():
+def test_a_permutation_is_whole_and_depends_on_each_word():
     first = permutation(500, 1, 2)
     assert torch.equal(first.sort().values, torch.arange(500))
     assert torch.equal(first, permutation(500, 1, 2))

@@ -22,7 +22,7 @@ def test_every_prefix_of_the_order_is_balanced(labels):
         assert (got - counts * length / len(labels)).abs().max() <= 2.5  # half a sample for each of five classes
 
 
-def test_held_out_samples_are_disjoint_and_do_not_depend_on_how_many_are_trained_on():
+def test_held_out_samples_do_not_depend_on_the_training_size():
     targets = torch.arange(100) % 4
     train, held = hold_out(targets, 20, None)
     few, held_again = hold_out(targets, 20, 10)
@@ -32,19 +32,11 @@ def test_held_out_samples_are_disjoint_and_do_not_depend_on_how_many_are_trained
     assert torch.bincount(targets[held]).tolist() == [5, 5, 5, 5]
 
 
-def test_the_partition_ignores_the_process_generator():
-    targets = torch.arange(50) % 3
-    torch.manual_seed(1)
-    first = stratified_order(targets)
-    torch.manual_seed(2)
-    assert torch.equal(first, stratified_order(targets))
-
-
 @pytest.mark.parametrize(
     ("val", "train", "says"),
     [(100, None, "dataset.val_samples=100"), (20, 81, "dataset.train_samples=81"), (0, 101, "at most 100")],
 )
-def test_asking_for_more_samples_than_there_are_is_refused(val, train, says):
+def test_more_samples_than_there_are_is_refused(val, train, says):
     with pytest.raises(ConfigError) as caught:
         hold_out(torch.arange(100) % 4, val, train)
     assert says in f"{caught.value} {caught.value.hint}"
@@ -55,7 +47,7 @@ def by_name(targets, val, test, seed=0):
     return hold_out_by_name(names, targets, val, test, seed)
 
 
-def test_held_out_by_name_shares_hold_on_average_in_every_class():
+def test_shares_held_out_by_name_hold_in_every_class():
     targets = torch.arange(8000) % 4
     train, val, test = by_name(targets, 0.1, 0.2)
     assert torch.cat([train, val, test]).sort().values.tolist() == list(range(8000))
@@ -69,7 +61,7 @@ def test_held_out_by_name_shares_hold_on_average_in_every_class():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_class_keeps_a_sample_to_train_on_and_a_share_is_at_least_one_sample(seed):
+def test_every_class_keeps_a_sample_and_a_share_has_one(seed):
     targets = torch.arange(600) // 3  # classes of three
     train, val, _ = by_name(targets, 0.4, 0.4, seed)
     assert targets[train].bincount(minlength=200).min() == 1

@@ -22,13 +22,13 @@ def classifier(digits):
     return train_classifier(digits, CPU)
 
 
-def test_it_learns_the_digits_in_a_second_and_is_in_evaluation_mode(digits, classifier):
+def test_it_learns_the_digits_and_is_in_evaluation_mode(digits, classifier):
     batch = digits.prepare(digits.val.fetch(range(200), 0, 0), CPU, torch.contiguous_format)
     assert not classifier.training
     assert (classifier(batch.inputs).argmax(1) == batch.targets).float().mean() > 0.94
 
 
-def test_it_is_the_same_wherever_it_is_trained_and_leaves_no_trace_in_the_random_numbers(digits, classifier):
+def test_it_is_the_same_wherever_and_draws_no_random_numbers(digits, classifier):
     torch.manual_seed(7)
     before = torch.get_rng_state()
     with torch.no_grad(), autocast(MIXED, CPU):

@@ -78,19 +78,6 @@ def test_augmented_boxes_stay_on_their_objects(tmp_path):
     assert len(seen) > 15
 
 
-def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path):
-    pictures = [
-        AnnotatedImage(
-            painted(tmp_path / f"{n}.png", (40, 40), [5 + n, 5, 30, 30]), ((5 + n, 5, 30, 30, 0, OBJECT),), None
-        )
-        for n in range(3)
-    ]
-    split = split_of(*pictures, augment=True)
-    alone, among = split.fetch([2], 5, 7), split.fetch([0, 1, 2], 5, 7)
-    assert torch.equal(alone.inputs[0], among.inputs[2])
-    assert torch.equal(alone.targets[0, 0], among.targets[2, 0])
-
-
 def test_a_window_shows_the_centre_of_an_object_or_is_the_whole():
     """The small ones of two objects may be cut off; an object that is a crowd does not count."""
     own = boxes([10, 10, 30, 40], [60, 50, 90, 70], [0, 0, 100, 80], kinds=[OBJECT, OBJECT, CROWD])
@@ -103,45 +90,25 @@ def test_a_window_shows_the_centre_of_an_object_or_is_the_whole():
         assert (shown.kinds == OBJECT).any()
         assert 0.5 <= (right - left) / (lower - upper) <= 2
         parts += window != (0, 0, 100, 80)
-    assert parts > 50
-
-
-def test_a_picture_without_objects_stays_whole():
-    for draws in uniforms(0, 0, range(20), CROP_DRAWS).tolist():
         assert random_window(50, 40, boxes(), draws) == (0, 0, 50, 40)
         assert random_window(50, 40, boxes([5, 5, 20, 20], kinds=[CROWD]), draws) == (0, 0, 50, 40)
+    assert parts > 50
+    assert mirrored(boxes([1, 2, 30, 40]), 50).corners.tolist() == [[20, 2, 49, 40]]
 
 
-def test_boxes_are_cut_off_at_the_window_and_gone_where_their_centre_is():
+def test_boxes_are_cut_at_the_window_and_gone_with_their_centre():
     own = boxes([0, 0, 20, 20], [30, 30, 60, 60], [90, 90, 99, 99])
     shown = through_window(own, (8, 8, 48, 48), (0.5, 2.0))
     assert shown.labels.tolist() == [0, 1]
     assert shown.corners.tolist() == [[0, 0, 6, 24], [11, 44, 20, 80]]
+    assert len(through_window(boxes([10, 10, 11, 60]), (0, 0, 100, 100), (0.3, 0.3)).labels) == 0  # below a pixel
+    assert len(resized(boxes([10, 10, 10.00001, 60], [0, 0, 5, 5]), 100, 100, (0.3, 0.3)).labels) == 1  # equal in FP32
 
 
-def test_boxes_of_less_than_a_pixel_are_gone():
-    assert len(through_window(boxes([10, 10, 11, 60]), (0, 0, 100, 100), (0.3, 0.3)).labels) == 0
-
-
-def test_mirroring_twice_changes_nothing():
-    own = boxes([1, 2, 30, 40])
-    once = mirrored(own, 50)
-    assert once.corners.tolist() == [[20, 2, 49, 40]]
-    assert torch.equal(mirrored(once, 50).corners, own.corners)
-
-
-@pytest.mark.parametrize(
-    "rows", [[[5, 5, 5, 9]], [[9, 5, 5, 9]], [[30, 5, 40, 9]], [[-9, 0, 0, 9]], [[0, 0, float("nan"), 9]]]
-)
-def test_boxes_without_area_in_the_picture_are_wrong(rows):
-    assert "has no area" in wrong_boxes(torch.tensor([[0.0, 0.0, 9.0, 9.0], *rows]), 20, 10)
-
-
-def test_boxes_that_stick_out_are_cut_off(tmp_path):
-    assert wrong_boxes(torch.tensor([[-3.0, -1.0, 25.0, 12.0]]), 20, 10) is None
-    path = painted(tmp_path / "a.png", (20, 20), [0, 0, 20, 20])
-    batch = split_of(AnnotatedImage(path, ((-3, 4, 10, 25, 0, OBJECT),), None)).fetch([0], 0, 0)
-    assert batch.targets.tolist() == [[[0, 4, 10, 20]]]
+@pytest.mark.parametrize("row", [[5, 5, 5, 9], [9, 5, 5, 9], [30, 5, 40, 9], [-9, 0, 0, 9], [0, 0, float("nan"), 9]])
+def test_boxes_without_area_in_the_picture_are_wrong(row):
+    assert "has no area" in wrong_boxes(torch.tensor([[0.0, 0.0, 9.0, 9.0], row]), 20, 10)
+    assert wrong_boxes(torch.tensor([[-3.0, -1.0, 25.0, 12.0]]), 20, 10) is None  # sticks out
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 3), ("L", 1), ("RGB", 1), ("P", 3), ("RGBA", 3)])
@@ -166,48 +133,33 @@ def broken(tmp_path, what):
     return AnnotatedImage(str(path), rows, (20, 30) if what == "another size" else None)
 
 
-FAULTS = ("missing", "empty", "cut short", "another size", "a box outside")
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_picture_that_cannot_be_used_is_named(tmp_path, what):
+@pytest.mark.parametrize("what", ["missing", "empty", "cut short", "another size", "a box outside"])
+def test_an_unusable_picture_is_named_or_counted_once(tmp_path, what):
+    good = AnnotatedImage(painted(tmp_path / "good.png", (20, 20), [2, 2, 9, 9]), ((2, 2, 9, 9, 3, OBJECT),), None)
     with pytest.raises(DataError, match=r"bad\.jpg: cannot be used") as raised:
         split_of(broken(tmp_path, what)).fetch([0], 0, 0)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_picture_that_cannot_be_used_is_skipped_and_counted_once(tmp_path, what):
-    good = AnnotatedImage(painted(tmp_path / "good.png", (20, 20), [2, 2, 9, 9]), ((2, 2, 9, 9, 3, OBJECT),), None)
     split = split_of(broken(tmp_path, what), good, on_error="skip")
     for epoch in range(2):
         assert split.fetch([0, 1], epoch, 0).more["labels"].tolist() == [[3]]
     assert split.skipped == 1
-
-
-def test_a_batch_of_which_nothing_is_left_is_an_error_even_when_skipping(tmp_path):
     with pytest.raises(DataError, match="no picture of the batch"):
-        split_of(broken(tmp_path, "empty"), on_error="skip").fetch([0], 0, 0)
+        split.fetch([0], 0, 0)
 
 
 def test_a_listing_gives_each_picture_its_own_boxes():
-    listing = Listing(
-        [AnnotatedImage("a", ((0, 0, 1, 1, 4, 0), (1, 1, 2, 2, 5, 1)), (9, 8)), AnnotatedImage("b", (), None), AnnotatedImage("c", ((3, 3, 4, 4, 6, 2),), None)]
-    )  # fmt: skip
+    rows = ((0, 0, 1, 1, 4, 0), (1, 1, 2, 2, 5, 1)), (), ((3, 3, 4, 4, 6, 2),)
+    listing = Listing([AnnotatedImage("abc"[n], own, None if n else (9, 8)) for n, own in enumerate(rows)])
     assert [listing.boxes(index).labels.tolist() for index in range(3)] == [[4, 5], [], [6]]
     assert [listing.boxes(index).kinds.tolist() for index in range(3)] == [[0, 1], [], [2]]
     assert listing.boxes(2).corners.tolist() == [[3, 3, 4, 4]]
     assert [listing.size(index) for index in range(3)] == [(9, 8), None, None]
 
 
-def test_what_is_measured_has_every_object_be_it_thin_or_half_outside(tmp_path):
+def test_what_is_measured_has_every_object_however_thin(tmp_path):
     rows = ((10, 10, 11, 60, 0, OBJECT), (70, 10, 300, 30, 1, OBJECT))
     path = painted(tmp_path / "a.png", (80, 80), [10, 10, 11, 60])
     measured = split_of(AnnotatedImage(path, rows, (80, 80))).fetch([0], 0, 0)
     assert measured.targets[0].tolist() == [[2.5, 2.5, 2.75, 15.0], [17.5, 2.5, 20.0, 7.5]]
     trained = split_of(AnnotatedImage(path, rows, (80, 80)), augment=True)
     assert all((trained.fetch([0], epoch, 0).more["labels"] == -1).all() for epoch in range(5))
-
-
-def test_a_box_without_area_in_fp32_is_gone():
-    assert len(resized(boxes([10, 10, 10.00001, 60], [0, 0, 5, 5]), 100, 100, (0.3, 0.3)).labels) == 1

@@ -20,9 +20,6 @@ from mptrain.workloads.detection.models.single_shot import decode, detections, e
 
 HALF = Policy("half", "float16", "float16", autocast=False, master_weights=True, keep_fp32=("norms",))
 
-#: Coordinates that FP16 has none of near: it would say 513 or 512.
-BETWEEN = 512.5
-
 
 def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
@@ -54,70 +51,33 @@ def outputs(small, samples=3, seed=1):
     )
 
 
-def large():
-    """SSD300 without numbers; its default boxes have some."""
-    with torch.device("meta"):
-        return ssd300_vgg16(num_classes=90, in_channels=3, image_size=300)
-
-
 @pytest.fixture(scope="module")
 def regions():
     torch.manual_seed(0)
     return fasterrcnn_resnet50(num_classes=90, in_channels=3)
 
 
-def test_ssd300_has_the_parameters_and_default_boxes_of_the_literature():
-    """35,641,826 with 91 outputs: torchvision's documentation of SSD300_VGG16_Weights; 8,732 boxes: Liu et al. 2016, section 3."""
-    model = large()
-    assert parameters(model) == 35_641_826
-    assert model.anchors.shape == (8732, 4)
+def test_published_detectors_have_torchvisions_weights(regions):
+    """torchvision's documentation counts 35,641,826 of SSD300 and 41,755,286 of Faster R-CNN, whose norms are frozen.
 
-
-def test_faster_rcnn_has_the_parameters_of_the_literature(regions):
-    """41,755,286 with 91 outputs: torchvision's documentation of FasterRCNN_ResNet50_FPN_Weights, whose norms are frozen.
-
-    ResNet-50's BatchNorms have 26,560 channels with a gain and a bias each.
+    ResNet-50's BatchNorms have 26,560 channels with a gain and a bias each. 8,732 boxes: Liu et al. 2016, section 3.
     """
-    with torch.device("meta"):
-        frozen = fasterrcnn_resnet50(num_classes=90, in_channels=3, frozen_norms=True)
-    assert parameters(frozen) == 41_755_286
-    assert parameters(regions) == 41_755_286 + 2 * 26_560
-
-
-def test_published_stages_leave_the_first_ones_of_the_trunk_alone():
-    with torch.device("meta"):
-        model = fasterrcnn_resnet50(num_classes=20, in_channels=3, frozen_norms=True, trained_stages=3)
-    frozen = {name.split(".")[2] for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"conv1", "layer1"}
-
-
-def test_weights_have_torchvisions_names(regions):
     from torchvision.models.detection import fasterrcnn_resnet50_fpn
     from torchvision.models.detection import ssd300_vgg16 as published
 
     with torch.device("meta"):
-        theirs = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
+        theirs = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91).state_dict()
         their_ssd = published(weights=None, weights_backbone=None, num_classes=91)
-        frozen = fasterrcnn_resnet50(num_classes=90, in_channels=3, frozen_norms=True)
-    assert {name: value.shape for name, value in regions.state_dict().items()} == {
-        name: value.shape for name, value in theirs.state_dict().items()
-    }
-    assert set(large().state_dict()) == set(their_ssd.state_dict())
-    assert set(frozen.state_dict()) == {name for name in theirs.state_dict() if not name.endswith("batches_tracked")}
-
-
-def test_the_size_in_the_yaml_is_the_small_networks():
-    assert parameters(ssd_small(num_classes=10, in_channels=1, image_size=64)) == 275_236
-
-
-def test_ssd300_goes_forward_and_backward_without_numbers():
-    model = large().to("meta")
-    boxes = torch.empty(2, 5, 4, device="meta")
-    labels = torch.empty(2, 5, dtype=torch.int64, device="meta")
-    losses = model(torch.empty(2, 3, 300, 300, device="meta"), boxes, labels)
-    assert {name: values.shape for name, values in losses.items()} == {"class_loss": (2,), "box_loss": (2,)}
-    sum(values.mean() for values in losses.values()).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+        ssd = ssd300_vgg16(num_classes=90, in_channels=3, image_size=300)
+        frozen = fasterrcnn_resnet50(num_classes=90, in_channels=3, frozen_norms=True, trained_stages=3)
+    assert [name for name in regions.state_dict() if regions.state_dict()[name].shape != theirs[name].shape] == []
+    assert regions.state_dict().keys() == theirs.keys()
+    assert ssd.state_dict().keys() == their_ssd.state_dict().keys()
+    assert set(frozen.state_dict()) == {name for name in theirs if not name.endswith("batches_tracked")}
+    assert (parameters(ssd), ssd.anchors.shape) == (35_641_826, (8732, 4))
+    assert parameters(regions) == parameters(frozen) + 2 * 26_560 == 41_755_286 + 2 * 26_560
+    still = {name.split(".")[2] for name, parameter in frozen.named_parameters() if not parameter.requires_grad}
+    assert still == {"conv1", "layer1"}
 
 
 def test_offsets_are_torchvisions_and_lead_back(small):
@@ -130,9 +90,11 @@ def test_offsets_are_torchvisions_and_lead_back(small):
     torch.testing.assert_close(decode(offsets, anchors[:3]), true)
     wild = torch.randn(4, 4) * 30
     torch.testing.assert_close(decode(wild, anchors), coder.decode_single(wild, anchors))
+    between = torch.tensor([[512.5, 512.5, 528.5, 528.5]])  # FP16 would say 513 or 512
+    torch.testing.assert_close(decode(torch.zeros(1, 1, 4), between)[0], between, rtol=0, atol=0)
 
 
-def test_default_boxes_stand_for_what_torchvision_matches_them_with(small):
+def test_default_boxes_are_matched_as_torchvision_does(small):
     boxes, labels = scenes(samples=8, places=6)
     found = match(boxes, labels >= 0, small.anchors)
     for image in range(7):
@@ -140,11 +102,8 @@ def test_default_boxes_stand_for_what_torchvision_matches_them_with(small):
         expected = SSDMatcher(0.5)(box_iou(boxes[image][present], small.anchors))
         assert torch.equal(found[image], torch.where(expected >= 0, expected, -1))
     assert (found[7] == -1).all()
-
-
-def test_every_object_has_a_default_box_however_odd_it_is(small):
-    boxes = torch.tensor([[[0.0, 0.0, 64.0, 3.0], [61.0, 61.0, 62.0, 62.0]]])
-    assert set(match(boxes, torch.ones(1, 2, dtype=torch.bool), small.anchors).unique().tolist()) == {-1, 0, 1}
+    odd = torch.tensor([[[0.0, 0.0, 64.0, 3.0], [61.0, 61.0, 62.0, 62.0]]])
+    assert set(match(odd, torch.ones(1, 2, dtype=torch.bool), small.anchors).unique().tolist()) == {-1, 0, 1}
 
 
 def test_the_loss_is_torchvisions(small):
@@ -184,44 +143,19 @@ def test_detections_are_torchvisions(small):
         assert torch.equal(ours["labels"] + 1, other["labels"])
         torch.testing.assert_close(ours["scores"], other["scores"])
         torch.testing.assert_close(ours["boxes"], other["boxes"])
-
-
-def test_nothing_is_found_where_everything_is_background(small):
-    logits, offsets = outputs(small)
-    logits[..., 0] = 100.0
+    assert not any(len(one["scores"]) for one in detections(logits * math.nan, offsets, small.anchors, 64))
+    logits[..., 0] = 100.0  # background
     assert [one["boxes"].shape for one in detections(logits, offsets, small.anchors, 64)] == [(0, 4)] * 3
 
 
-def test_outputs_that_are_no_numbers_are_no_detections(small):
-    logits, offsets = outputs(small)
-    assert not any(len(one["scores"]) for one in detections(logits * math.nan, offsets, small.anchors, 64))
-
-
-def test_the_first_loss_of_the_small_network_is_that_of_equally_likely_classes():
-    """Each box that stands for an object brings three of background along, and all cost ln(classes and background)."""
-    torch.manual_seed(0)
-    model = ssd_small(num_classes=10, in_channels=1, image_size=64)
-    losses = model(torch.randn(8, 1, 64, 64), *scenes(samples=8))
-    assert losses["class_loss"].mean().item() == pytest.approx(4 * math.log(11), rel=0.02)
-
-
-def test_the_first_losses_of_faster_rcnn_are_those_of_equally_likely_classes(regions):
+def test_first_losses_of_faster_rcnn_are_those_of_equal_classes(regions):
     boxes, labels = scenes(samples=2, side=128, classes=90)
     losses = regions(torch.randn(2, 3, 128, 128), boxes, labels)
     assert losses["loss_objectness"].tolist() == pytest.approx([math.log(2)] * 2, rel=0.05)
     assert losses["loss_classifier"].tolist() == pytest.approx([math.log(91)] * 2, rel=0.08)
 
 
-def test_a_batch_without_any_box_has_no_loss_and_no_gradient_that_is_no_number(small):
-    labels = torch.full((2, 3), -1)
-    losses = small(torch.randn(2, 1, 64, 64), torch.zeros(2, 3, 4), labels)
-    loss = sum(values.mean() for values in losses.values())
-    loss.backward()
-    assert loss.item() == 0.0
-    assert all(parameter.grad.isfinite().all() for parameter in small.parameters())
-
-
-def test_faster_rcnn_learns_background_from_an_image_without_boxes(regions):
+def test_faster_rcnn_learns_background_from_an_empty_image(regions):
     regions.zero_grad()
     losses = regions(torch.randn(2, 3, 64, 64), torch.zeros(2, 1, 4), torch.full((2, 1), -1))
     assert losses["loss_box_reg"].tolist() == losses["loss_rpn_box_reg"].tolist() == [0.0, 0.0]
@@ -257,20 +191,22 @@ def test_default_boxes_stay_exact_when_the_model_is_half():
     assert "anchor_bits" not in model.state_dict()
 
 
-def test_boxes_between_two_half_numbers_are_matched_and_decoded_exactly(small):
-    anchors = torch.tensor([[BETWEEN, BETWEEN, BETWEEN + 16, BETWEEN + 16]])
-    torch.testing.assert_close(decode(torch.zeros(1, 1, 4), anchors)[0], anchors, rtol=0, atol=0)
-
-
 def test_losses_and_detections_of_half_networks_are_float32():
+    """At first each object's box brings three of background along, and all cost ln(classes and background)."""
     torch.manual_seed(0)
-    model = ssd_small(num_classes=10, in_channels=1, image_size=64, width=4)
+    model = ssd_small(num_classes=10, in_channels=1, image_size=64)
+    images, (boxes, labels) = torch.randn(8, 1, 64, 64), scenes(samples=8)
+    assert model(images, boxes, labels)["class_loss"].mean().item() == pytest.approx(4 * math.log(11), rel=0.02)
+    empty = sum(values.mean() for values in model(images, boxes, torch.full_like(labels, -1)).values())
+    empty.backward()
+    assert empty.item() == 0.0
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     cast_model(model, HALF)
-    images, (boxes, labels) = torch.randn(2, 1, 64, 64).half(), scenes(samples=2)
+    model.zero_grad()
     with Upcast():
-        losses = model(images, boxes, labels)
+        losses = model(images.half(), boxes, labels)
         sum(values.mean() for values in losses.values()).backward()
-        found = model(images)
+        found = model(images.half())
     assert {values.dtype for values in losses.values()} == {torch.float32}
     assert {one[name].dtype for one in found for name in ("boxes", "scores")} == {torch.float32}
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -281,12 +217,7 @@ def test_a_frozen_norm_is_torchvisions_and_never_moves():
 
     from mptrain.workloads.detection.models.faster_rcnn import FrozenBatchNorm2d
 
-    given = {
-        "weight": torch.rand(3),
-        "bias": torch.rand(3),
-        "running_mean": torch.rand(3),
-        "running_var": torch.rand(3),
-    }
+    given = {name: torch.rand(3) for name in ("weight", "bias", "running_mean", "running_var")}
     ours, theirs = FrozenBatchNorm2d(3), Published(3)
     ours.load_state_dict(given)
     theirs.load_state_dict(given)
@@ -304,18 +235,15 @@ def test_faster_rcnn_in_half_has_float32_boxes_and_norms(frozen, monkeypatch):
     norm = model.backbone.body.bn1
     assert "backbone.body.bn1" in kept
     assert norm.running_var.dtype == norm.weight.dtype == torch.float32
-    seen = []
-    original = type(model.roi_heads.box_roi_pool).forward
-    monkeypatch.setattr(
-        type(model.roi_heads.box_roi_pool),
-        "forward",
-        lambda self, maps, boxes, sizes: (
-            seen.append(
-                (boxes[0].dtype, next(iter(maps.values())).dtype, (said := original(self, maps, boxes, sizes)).dtype)
-            )
-            or said
-        ),
-    )
+    pool, seen = type(model.roi_heads.box_roi_pool), []
+    original = pool.forward
+
+    def watched(self, maps, boxes, sizes):
+        said = original(self, maps, boxes, sizes)
+        seen.append((boxes[0].dtype, next(iter(maps.values())).dtype, said.dtype))
+        return said
+
+    monkeypatch.setattr(pool, "forward", watched)
     boxes, labels = scenes(samples=1, places=3, side=64, classes=3)
     labels[0, 0], boxes[0, 0] = 1, torch.tensor([5.0, 5.0, 40.0, 40.0])
     with Upcast():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import math
 import re
@@ -12,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.system.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.detection.boxes import CROWD, DIFFICULT, OBJECT, Boxes, detection_batch
 from mptrain.workloads.detection.models.detectors import ssd_small
-from mptrain.workloads.detection.task import Detect, matches_of
+from mptrain.workloads.detection.task import Detect
 
 TASK = Detect(num_classes=3, boxes="pixels")
 PERFECT = pytest.approx({"map50": 1.0, "map": 1.0})
@@ -56,72 +54,47 @@ def scored(found, pictures):
     return TASK.score(TASK.answers(Oracle(*found), batch_of(*pictures)))
 
 
-def test_what_was_said_exactly_is_scored_one():
-    truth = boxes([2, 2, 12, 12, 0], [15, 3, 28, 20, 2])
-    assert scored([said([2, 2, 12, 12, 0, 0.9], [15, 3, 28, 20, 2, 0.8])], [truth]) == PERFECT
+ONE, TWO, FAR = [0, 0, 10, 10, 0], [20, 20, 30, 30, 0], [50, 50, 60, 60, 0]
+EMPTY = ([], [])
+#: Objects, found boxes with scores, and average precision at an overlap of a half and over all ten.
+SCORES = {
+    "exact": ([([[2, 2, 12, 12, 0], [15, 3, 28, 20, 2]], [[2, 2, 12, 12, 0, 0.9], [15, 3, 28, 20, 2, 0.8]])], 1, 1),
+    # Hit, miss, hit, by falling score: precision 1 up to recall .5, then 2/3, at 101 recalls.
+    "by hand": ([([ONE, TWO], [[*ONE, 0.9], [*FAR, 0.8], [*TWO, 0.7]])], (51 + 50 * 2 / 3) / 101, None),
+    "an overlap of .8 meets .5 to .8": ([([ONE], [[0, 0, 8, 10, 0, 0.9]])], 1, 0.7),
+    "another class": ([([ONE], [[0, 0, 10, 10, 1, 0.9]])], 0, 0),
+    # The wrong one comes first by its place in another picture: precision is 1/2 and then 2/3.
+    "a second box": (
+        [([ONE], [[*ONE, 0.9], [0, 0, 10, 9.5, 0, 0.8]]), ([ONE], [[*ONE, 0.1]])],
+        (51 + 50 * 2 / 3) / 101,
+        None,
+    ),
+    "nothing there, nothing found": ([([ONE], [[*ONE, 0.5]]), EMPTY], 1, 1),
+    "nothing there, something found": ([([ONE], [[*ONE, 0.5]]), ([], [[*ONE, 0.9]])], 0.5, 0.5),
+    "nothing anywhere": ([([], [[*ONE, 0.9]])], math.nan, math.nan),
+    "an overflow": ([([ONE], [[*ONE, 0.9], [0, 0, 10, math.inf, 0, 0.95], [0, 0, math.nan, 4, 0, 0.95]])], 1, 1),
+}
 
 
-def test_average_precision_is_what_it_is_by_hand():
-    """Two objects; hit, miss, hit, by falling score: precision 1 up to recall .5, then 2/3, at 101 recalls."""
-    truth = boxes([0, 0, 10, 10, 1], [20, 20, 30, 30, 1])
-    found = said([0, 0, 10, 10, 1, 0.9], [10, 10, 20, 20, 1, 0.8], [20, 20, 30, 30, 1, 0.7])
-    expected = (51 * 1.0 + 50 * 2 / 3) / 101
-    assert scored([found], [truth])["map50"] == pytest.approx(expected)
+@pytest.mark.parametrize("case", SCORES)
+def test_average_precision_is_what_it_is_by_hand(case):
+    pictures, map50, whole = SCORES[case]
+    found = scored([said(*rows) for _, rows in pictures], [boxes(*rows) for rows, _ in pictures])
+    assert found["map50"] == pytest.approx(map50, nan_ok=True)
+    assert found["map"] == pytest.approx(found["map"] if whole is None else whole, nan_ok=True)
 
 
-def test_overlap_decides_which_thresholds_a_box_meets():
-    """An overlap of .8 meets .5 to .8, seven of ten thresholds."""
-    found = scored([said([0, 0, 8, 10, 0, 0.9])], [boxes([0, 0, 10, 10, 0])])
-    assert found["map50"] == pytest.approx(1.0)
-    assert found["map"] == pytest.approx(0.7)
-
-
-def test_stretching_a_picture_changes_no_metric():
-    truth, found = boxes([0, 0, 10, 10, 0]), said([1, 0, 9, 11, 0, 0.9])
-    stretched = Boxes(truth.corners * torch.tensor([3.0, 0.5, 3.0, 0.5]), truth.labels, truth.kinds)
-    also = {**found, "boxes": found["boxes"] * torch.tensor([3.0, 0.5, 3.0, 0.5])}
-    assert scored([found], [truth]) == scored([also], [stretched])
-
-
-def test_the_right_place_with_another_class_is_wrong():
-    assert scored([said([0, 0, 10, 10, 1, 0.9])], [boxes([0, 0, 10, 10, 0])])["map50"] == 0.0
-
-
-def test_a_second_box_on_the_same_object_is_wrong():
-    """The wrong one comes first by its place in another picture: precision is 1/2 and then 2/3."""
-    truth = boxes([0, 0, 10, 10, 0])
-    twice = said([0, 0, 10, 10, 0, 0.9], [0, 0, 10, 9.5, 0, 0.8])
-    assert scored([twice, said([0, 0, 10, 10, 0, 0.1])], [truth, truth])["map50"] == pytest.approx(
-        (51 + 50 * 2 / 3) / 101
-    )
-
-
-@pytest.mark.parametrize("kind", [DIFFICULT, CROWD])
-def test_what_need_not_be_found_is_neither_right_nor_wrong(kind):
-    truth = boxes([0, 0, 10, 10, 0], [20, 20, 30, 30, 0], kinds=[OBJECT, kind])
-    for also in ([], [[20, 20, 30, 30, 0, 0.95]]):
-        assert scored([said([0, 0, 10, 10, 0, 0.5], *also)], [truth])["map50"] == pytest.approx(1.0)
-
-
-def test_a_crowd_excuses_many_boxes_and_a_difficult_object_one():
-    inside = [[20, 20, 25, 25, 0, 0.95], [25, 25, 30, 30, 0, 0.9]]
-    whole = [[20, 20, 30, 30, 0, 0.95], [20, 20, 30, 30, 0, 0.9]]
-    for kind, rows, expected in ((CROWD, inside, 1.0), (DIFFICULT, whole, 0.5)):
-        truth = boxes([0, 0, 10, 10, 0], [20, 20, 30, 30, 0], kinds=[OBJECT, kind])
-        assert scored([said([0, 0, 10, 10, 0, 0.5], *rows)], [truth])["map50"] == pytest.approx(expected)
-
-
-def test_an_image_without_boxes_counts_what_is_found_there_as_wrong():
-    truth = boxes([0, 0, 10, 10, 0])
-    right, empty = said([0, 0, 10, 10, 0, 0.5]), said([0, 0, 10, 10, 0, 0.9])
-    assert scored([right, said()], [truth, boxes()])["map50"] == pytest.approx(1.0)
-    assert scored([right, empty], [truth, boxes()])["map50"] == pytest.approx(0.5)
-
-
-def test_where_there_is_nothing_to_find_there_is_no_score():
-    found = scored([said([0, 0, 5, 5, 0, 0.9])], [boxes()])
-    assert math.isnan(found["map50"])
-    assert math.isnan(found["map"])
+@pytest.mark.parametrize(
+    ("kind", "found", "expected"),
+    [
+        *[(kind, rows, 1.0) for kind in (DIFFICULT, CROWD) for rows in ([], [[*TWO, 0.95]])],
+        (CROWD, [[20, 20, 25, 25, 0, 0.95], [25, 25, 30, 30, 0, 0.9]], 1.0),  # excuses many boxes
+        (DIFFICULT, [[*TWO, 0.95], [*TWO, 0.9]], 0.5),  # excuses one
+    ],
+)
+def test_what_need_not_be_found_is_neither_right_nor_wrong(kind, found, expected):
+    truth = boxes(ONE, TWO, kinds=[OBJECT, kind])
+    assert scored([said([*ONE, 0.5], *found)], [truth])["map50"] == pytest.approx(expected)
 
 
 def test_answers_may_be_there_twice_and_in_any_order():
@@ -138,33 +111,25 @@ def test_scores_are_those_of_pycocotools_as_a_whole(capsys):
     from pycocotools.cocoeval import COCOeval
 
     source = torch.Generator().manual_seed(0)
-    pictures, found = [], []
-    for _ in range(12):
+    pictures, found, annotations, answers = [], [], [], []
+    for image in range(12):
         low = torch.rand(4, 2, generator=source) * 20
         corners = torch.cat([low, low + 3 + torch.rand(4, 2, generator=source) * 20], 1)
-        labels = torch.randint(3, (4,), generator=source)
-        pictures.append(Boxes(corners, labels, torch.tensor([OBJECT, OBJECT, OBJECT, CROWD])))
+        labels, kinds = torch.randint(3, (4,), generator=source), [OBJECT, OBJECT, OBJECT, CROWD]
+        pictures.append(Boxes(corners, labels, torch.tensor(kinds)))
         moved = torch.cat([corners + torch.rand(4, 4, generator=source), corners])
         moved[:, 2:] += 0.5
-        labels = torch.cat([labels, torch.randint(3, (4,), generator=source)])
-        found.append({"boxes": moved, "labels": labels, "scores": torch.rand(8, generator=source)})
-    truth = {
-        "images": [{"id": i} for i in range(12)],
-        "categories": [{"id": c} for c in range(3)],
-        "annotations": [
-            {"id": 10 * i + j + 1, "image_id": i, "category_id": int(c), "bbox": xywh(b), "area": area(b), "iscrowd": int(k == CROWD)}
-            for i, one in enumerate(pictures)
-            for j, (b, c, k) in enumerate(zip(one.corners.tolist(), one.labels, one.kinds, strict=True))
-        ],
-    }  # fmt: skip
-    answers = [
-        {"image_id": i, "category_id": int(c), "bbox": xywh(b), "score": float(s)}
-        for i, one in enumerate(found)
-        for b, c, s in zip(one["boxes"].tolist(), one["labels"], one["scores"], strict=True)
-    ]
+        guessed = torch.cat([labels, torch.randint(3, (4,), generator=source)])
+        found.append({"boxes": moved, "labels": guessed, "scores": torch.rand(8, generator=source)})
+        for number, (box, label, kind) in enumerate(zip(corners.tolist(), labels.tolist(), kinds, strict=True)):
+            size = {"bbox": xywh(box), "area": xywh(box)[2] * xywh(box)[3], "iscrowd": int(kind == CROWD)}
+            annotations.append({"id": 10 * image + number + 1, "image_id": image, "category_id": label, **size})
+        for box, label, score in zip(moved.tolist(), guessed.tolist(), found[-1]["scores"].tolist(), strict=True):
+            answers.append({"image_id": image, "category_id": label, "bbox": xywh(box), "score": score})
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
-        coco.dataset = truth
+        coco.dataset = {"images": [{"id": n} for n in range(12)], "categories": [{"id": n} for n in range(3)]}
+        coco.dataset["annotations"] = annotations
         coco.createIndex()
         judge = COCOeval(coco, coco.loadRes(answers), "bbox")
         judge.evaluate()
@@ -181,46 +146,20 @@ def xywh(box):
     return [box[0], box[1], box[2] - box[0], box[3] - box[1]]
 
 
-def area(box):
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def test_an_overflow_in_a_detection_is_left_out():
-    found = said([0, 0, 10, 10, 0, 0.9], [0, 0, 10, math.inf, 0, 0.95], [0, 0, math.nan, 4, 0, 0.95])
-    assert scored([found], [boxes([0, 0, 10, 10, 0])]) == PERFECT
-
-
-def test_matches_name_only_classes_that_are_there():
-    truth = boxes([0, 0, 10, 10, 2])
-    matches = matches_of(said([1, 1, 9, 9, 0, 0.3]), truth.corners, truth.labels, truth.kinds, num_classes=3)
-    assert sorted(matches) == [0, 2]
-
-
-def test_losses_are_summed_by_image_in_double_precision():
-    batch = batch_of(boxes([0, 0, 9, 9, 0], [3, 3, 9, 9, 1]), boxes())
+def test_losses_of_objects_alone_are_summed_by_image_in_float64():
+    kinds = [OBJECT, OBJECT, DIFFICULT, CROWD]
+    batch = batch_of(boxes([0, 0, 9, 9, 0], [3, 3, 9, 9, 1], [1, 1, 8, 8, 2], [1, 1, 7, 7, 2], kinds=kinds), boxes())
     measured = TASK.measure(Oracle(), batch)
-    assert {name: values.tolist() for name, values in measured.items()} == {
-        "loss": [3.0, 1.0],
-        "objects": [2.0, 0.0],
-        "ones": [1.0, 1.0],
-    }
+    expected = {"loss": [3.0, 1.0], "objects": [2.0, 0.0], "ones": [1.0, 1.0]}
+    assert {name: values.tolist() for name, values in measured.items()} == expected
     assert {values.dtype for values in measured.values()} == {torch.float64}
-    assert TASK.loss(Oracle(), batch).item() == 2.0
-    assert TASK.loss(Oracle(), batch).dtype == torch.float32
+    assert [TASK.measure(Oracle(), part)["objects"].tolist() for part in batch.split(2)] == [[2.0], [0.0]]
+    loss = TASK.loss(Oracle(), batch)
+    assert (loss.item(), loss.dtype) == (2.0, torch.float32)
     assert TASK.summarise({"loss": 6.0}, 4) == {"loss": 1.5}
 
 
-def test_the_network_is_told_of_objects_only():
-    batch = batch_of(boxes([0, 0, 9, 9, 0], [3, 3, 9, 9, 1], [1, 1, 8, 8, 2], kinds=[OBJECT, DIFFICULT, CROWD]))
-    assert TASK.measure(Oracle(), batch)["objects"].tolist() == [1.0]
-
-
-def test_a_batch_cut_anywhere_keeps_its_places():
-    batch = batch_of(boxes([0, 0, 9, 9, 0], [3, 3, 9, 9, 1]), boxes(), boxes([1, 1, 5, 5, 2]))
-    assert [TASK.measure(Oracle(), part)["objects"].tolist() for part in batch.split(3)] == [[2.0], [0.0], [1.0]]
-
-
-def test_pictures_show_the_truth_in_green_and_what_was_found_in_red():
+def test_pictures_show_truth_in_green_and_finds_in_red():
     truth = boxes([4, 4, 12, 12, 0], [20, 20, 30, 30, 1], kinds=[OBJECT, DIFFICULT])
     found = said([16, 4, 28, 12, 0, 0.9], [1, 1, 3, 3, 0, 0.2])
     batch = batch_of(truth, boxes())
@@ -253,11 +192,3 @@ def test_a_small_network_learns_four_scenes_by_heart():
     model.train()  # four scenes are too few for the running statistics of BatchNorm
     with torch.no_grad():
         assert task.score(task.answers(model, batch))["map50"] > 0.95
-
-
-def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch):
-    known = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycocotools" else known(name))
-    with pytest.raises(EnvironmentRefused, match="pycocotools") as refused:
-        Detect(num_classes=3, boxes="pixels")
-    assert refused.value.hint == "pip install 'mptrain[detection]'"

@@ -27,14 +27,14 @@ def test_it_is_the_formula_with_the_root_of_a_matrix(samples, features):
     assert frechet_distance(one, other) == pytest.approx(frechet_distance(other, one), rel=1e-12)
 
 
-def test_in_one_dimension_it_is_the_differences_of_mean_and_of_deviation_squared():
+def test_in_one_dimension_it_is_by_mean_and_deviation():
     one, other = np.array([[1.0], [3.0], [5.0]]), np.array([[0.0], [4.0]])
     expected = (3.0 - 2.0) ** 2 + (2.0 - math.sqrt(8.0)) ** 2
     assert frechet_distance(one, other) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("samples", "features"), [(5, 40), (40, 5), (2, 3)])
-def test_a_set_has_no_distance_from_itself_even_without_full_rank_and_a_shift_has_its_square(samples, features):
+def test_a_set_has_no_distance_from_itself_and_a_shift_has(samples, features):
     one = drawn(samples, features)
     scale = (one**2).sum()
     assert frechet_distance(one, one[::-1]) == pytest.approx(0.0, abs=1e-12 * scale)
@@ -60,9 +60,3 @@ def test_a_feature_that_is_no_number_has_no_distance(value):
     one = drawn(10, 2)
     one[3, 1] = value
     assert math.isnan(frechet_distance(one, drawn(10, 2)))
-
-
-def test_fewer_samples_of_the_same_pictures_are_further_apart():
-    whole = np.random.default_rng(0).normal(size=(4000, 20))
-    few, many = (frechet_distance(whole[:n], whole[2000 : 2000 + n]) for n in (100, 2000))
-    assert few > 5 * many > 0

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 
 import pytest
 import torch
-import yaml
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -51,6 +51,16 @@ def image_batch(samples=6, size=16):
     return Batch(drawn * 2 - 1, torch.zeros(samples, dtype=torch.int64))
 
 
+@contextlib.contextmanager
+def lowered(model, batch, policy):
+    """The batch as a model in this precision takes it; None is full precision."""
+    if policy is HALF:
+        cast_model(model, HALF)
+        batch = Batch(batch.inputs.half(), batch.targets)
+    with Upcast(), autocast(policy or HALF, torch.device("cpu")):
+        yield batch
+
+
 def softplus(values):
     return [max(value, 0.0) + math.log1p(math.exp(-abs(value))) for value in values]
 
@@ -82,12 +92,6 @@ def tape(monkeypatch):
     return numbers
 
 
-def test_there_are_two_objectives_the_discriminators_first():
-    first, second = Gan().objectives()
-    assert (first.learner, first.modules) == ("discriminator", ("discriminator",))
-    assert (second.learner, second.modules) == ("generator", ("generator",))
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_discriminators_loss_is_the_formula(smoothing, tape):
     real = [0.25, -1.5, 3.0, 0.0]
@@ -112,48 +116,32 @@ def test_the_generators_loss_is_the_one_that_does_not_saturate(tape):
     assert abs(sure.generator.bias.grad.item()) > 1e4
 
 
-def test_the_discriminators_loss_gives_the_generator_no_gradient():
+def test_each_loss_has_gradients_for_its_own_network():
     model = networks()
     Gan().discriminator_loss(model, image_batch()).backward()
     assert all(parameter.grad is None for parameter in model.generator.parameters())
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.discriminator.parameters())
-
-
-def test_the_generators_loss_reaches_every_parameter_of_the_generator():
-    model = networks()
     Gan().generator_loss(model, image_batch()).backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.generator.parameters())
 
 
 @pytest.mark.parametrize("name", ["discriminator_loss", "generator_loss"])
 class TestPrecision:
-    def test_trap_04_the_loss_of_half_networks_is_a_float32_scalar_near_that_of_full_ones(self, name):
-        full, half = networks(), networks()
-        cast_model(half, HALF)
-        batch = image_batch()
+    @pytest.mark.parametrize("policy", [HALF, MIXED], ids=["half", "autocast"])
+    def test_trap_04_the_loss_is_float32_and_near_the_full_one(self, name, policy):
+        full, model, batch = networks(), networks(), image_batch()
         torch.manual_seed(1)
         expected = getattr(Gan(), name)(full, batch)
         torch.manual_seed(1)
-        with Upcast():
-            loss = getattr(Gan(), name)(half, Batch(batch.inputs.half(), batch.targets))
-        assert (loss.dtype, loss.shape) == (torch.float32, ())
-        assert loss.item() == pytest.approx(expected.item(), rel=5e-3)
-        assert loss.item() != expected.item()
-
-    def test_trap_04_the_loss_under_autocast_is_a_float32_scalar_near_that_of_full_ones(self, name):
-        model, batch = networks(), image_batch()
-        torch.manual_seed(1)
-        expected = getattr(Gan(), name)(copy.deepcopy(model), batch)
-        torch.manual_seed(1)
-        with Upcast(), autocast(MIXED, torch.device("cpu")):
-            loss = getattr(Gan(), name)(model, batch)
+        with lowered(model, batch, policy) as given:
+            loss = getattr(Gan(), name)(model, given)
         assert (loss.dtype, loss.shape) == (torch.float32, ())
         assert loss.item() == pytest.approx(expected.item(), rel=5e-3)
         assert loss.item() != expected.item()
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("weight", [-60000.0, 60000.0])
-    def test_trap_04_the_largest_logits_have_finite_losses_and_gradients(self, name, dtype, weight):
+    def test_trap_04_the_largest_logits_have_finite_gradients(self, name, dtype, weight):
         model = Pair(weight).to(dtype)
         loss = getattr(Gan(), name)(model, pair_batch(1.0, -1.0, 0.5, dtype=dtype))
         assert loss.isfinite()
@@ -161,7 +149,7 @@ class TestPrecision:
         # The gradients of the discriminator's weight are the images, those of the generator's bias the weight.
         assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
-    def test_micro_batches_draw_their_own_noise_and_their_means_add_up(self, name, tape):
+    def test_micro_batches_draw_their_own_noise_and_add_up(self, name, tape):
         real, weight = [0.25, -1.5, 3.0, 0.0, 0.5], 0.75
         batch = pair_batch(*real)
         whole = getattr(Gan(), name)(Pair(weight), batch).item()
@@ -170,7 +158,7 @@ class TestPrecision:
         assert parts == pytest.approx(whole, rel=1e-6)
 
 
-def test_noise_follows_the_seed_and_is_the_same_in_every_precision_but_for_rounding():
+def test_noise_is_the_same_in_every_precision_but_for_rounding():
     seen = []
     for dtype in (torch.float32, torch.float16):
         model = Pair()
@@ -192,6 +180,7 @@ def test_counts_by_hand(tape):
     assert sums["real_accuracy"].tolist() == [1, 0, 0, 1, 1]
     assert sums["fake_accuracy"].tolist() == [value < 0 for value in drawn]
     assert 0 < sums["fake_accuracy"].sum() < 5
+    assert Gan().summarise({"real_accuracy": 3.0}, 5) == {"real_accuracy": 0.6}
     logits = [2.0 * value for value in real]
     expected = [
         as_real + as_drawn for as_real, as_drawn in zip(softplus([-x for x in logits]), softplus(drawn), strict=True)
@@ -200,20 +189,7 @@ def test_counts_by_hand(tape):
     assert sums["generator_loss"].tolist() == pytest.approx(softplus([-x for x in drawn]), rel=1e-6)
 
 
-def test_sums_over_parts_make_the_metrics_of_the_whole(tape):
-    task, model, batch = Gan(), Pair(), pair_batch(*torch.linspace(-3, 2, 50).tolist())
-    whole = task.summarise({name: value.sum().item() for name, value in task.measure(model, batch).items()}, 50)
-    tape.rewind()
-    sums: dict[str, float] = {}
-    for begin, end in ((0, 20), (20, 21), (21, 50)):
-        for name, value in task.measure(model, Batch(batch.inputs[begin:end], batch.targets[begin:end])).items():
-            sums[name] = sums.get(name, 0.0) + value.sum().item()
-    assert task.summarise(sums, 50) == pytest.approx(whole)
-    assert set(whole) == {"discriminator_loss", "generator_loss", "real_accuracy", "fake_accuracy"}
-    assert 0 < whole["real_accuracy"] < 1
-
-
-def test_measuring_judges_each_kind_by_its_own_statistics_as_training_does():
+def test_measuring_judges_each_kind_by_its_own_statistics():
     model, batch = networks().eval(), image_batch()
     with torch.no_grad():
         torch.manual_seed(4)
@@ -227,60 +203,43 @@ def test_measuring_judges_each_kind_by_its_own_statistics_as_training_does():
     assert sums["discriminator_loss"].sum().item() != pytest.approx(sum(other), rel=1e-3)
 
 
-def test_measuring_and_exhibiting_leave_the_weights_the_generators_statistics_and_the_mode():
+def test_measuring_and_exhibiting_leave_the_model_as_it_was():
     model, batch = networks().eval(), image_batch()
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         Gan().measure(model, batch)
         Gan().exhibits(model, batch)
-    statistics = {
-        name for name, _ in model.discriminator.named_buffers(prefix="discriminator")
-    }  # the engine's to restore
+    # Those of the discriminator are the engine's to restore.
+    statistics = {name for name, _ in model.discriminator.named_buffers(prefix="discriminator")}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name not in statistics)
     assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])
-def test_exhibits_are_64_drawn_images_from_0_to_1_the_same_each_time(policy):
-    model, batch = networks().eval(), image_batch(80)
-    inputs = batch.inputs
-    if policy is HALF:
-        cast_model(model, policy)
-        inputs = inputs.half()
-    shown = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        state = torch.get_rng_state()
-        with torch.no_grad(), Upcast(), autocast(policy or HALF, torch.device("cpu")):
-            shown.append(Gan().exhibits(model, Batch(inputs, batch.targets))["samples"].pixels)
-        assert torch.equal(torch.get_rng_state(), state)  # what is measured next is the same with and without them
+@pytest.mark.parametrize("samples", [3, 80])
+def test_exhibits_are_64_drawn_images_the_same_each_time(policy, samples):
+    model, shown = networks().eval(), []
+    with torch.no_grad(), lowered(model, image_batch(samples), policy) as batch:
+        for seed in range(2):
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            shown.append(Gan().exhibits(model, batch)["samples"].pixels)
+            assert torch.equal(torch.get_rng_state(), state)  # what is measured next is the same without them
     pictures = shown[0]
-    assert pictures.shape == (64, 1, 16, 16)
-    assert pictures.dtype == torch.float32
-    assert pictures.min() >= 0
-    assert pictures.max() <= 1
+    assert (pictures.shape, pictures.dtype) == ((64, 1, 16, 16), torch.float32)
+    assert 0 <= pictures.min() <= pictures.max() <= 1
     assert pictures.unique().numel() > 100
     assert torch.equal(pictures, shown[1])
 
 
-def test_exhibits_of_a_small_batch_are_as_many():
-    assert len(Gan().exhibits(networks().eval(), image_batch(3))["samples"].pixels) == 64
-
-
 @pytest.mark.parametrize("missing", ["generator", "discriminator", "latent"])
-def test_a_network_that_is_no_such_pair_is_refused_with_the_model_to_choose(missing):
+def test_a_network_that_is_no_pair_is_refused_with_a_model(missing):
     model = networks()
     delattr(model, missing)
     for use in (Gan().discriminator_loss, Gan().generator_loss, Gan().measure, Gan().exhibits):
         with pytest.raises(ConfigError, match="task=gan") as caught:
             use(model, image_batch())
         assert "model=dcgan" in caught.value.problems[0].hint
-
-
-def test_without_a_classifier_no_metric_chooses_a_best_checkpoint_and_nothing_is_answered():
-    assert Gan().metric is None
-    assert Gan().term == "samples"
-    assert Gan().answers(networks().eval(), image_batch()) == ()
 
 
 class Means(nn.Module):
@@ -301,20 +260,17 @@ def seeing(labelled=True):
 
 
 @pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])
-def test_with_a_classifier_the_answers_are_what_it_sees_in_real_and_in_drawn_images_whatever_the_precision(policy):
-    model, batch, task = networks().eval(), image_batch(), seeing()
-    inputs = batch.inputs
-    if policy is HALF:
-        cast_model(model, policy)
-        inputs = inputs.half()
-    torch.manual_seed(4)
-    with torch.no_grad(), Upcast(), autocast(policy or HALF, torch.device("cpu")):
-        answers = task.answers(model, Batch(inputs, batch.targets))
-    torch.manual_seed(4)
-    noise = torch.randn(6, 6).to(inputs.dtype)
-    with torch.no_grad(), Upcast(), autocast(policy or HALF, torch.device("cpu")):
-        drawn = model.generator(noise).float()
-    halves = torch.stack([inputs.float()[:, :, :8].mean((1, 2, 3)), inputs.float()[:, :, 8:].mean((1, 2, 3))], 1)
+def test_answers_are_what_a_classifier_sees_in_both_kinds(policy):
+    model, task = networks().eval(), seeing()
+    with torch.no_grad(), lowered(model, image_batch(), policy) as batch:
+        torch.manual_seed(4)
+        answers = task.answers(model, batch)
+        torch.manual_seed(4)
+        drawn = model.generator(torch.randn(6, 6).to(batch.inputs.dtype)).float()
+        unlabelled, one = seeing(labelled=False), Batch(batch.inputs[:1], batch.targets[:1])
+        others = [unlabelled.score(unlabelled.answers(model, some)) for some in (batch, one)]
+    inputs = batch.inputs.float()
+    halves = torch.stack([inputs[:, :, :8].mean((1, 2, 3)), inputs[:, :, 8:].mean((1, 2, 3))], 1)
     assert (task.metric, task.higher_is_better, len(answers)) == ("frechet", False, 6)
     for position, (real, invented, right) in enumerate(answers):
         assert real.dtype == invented.dtype == "float32"
@@ -326,23 +282,9 @@ def test_with_a_classifier_the_answers_are_what_it_sees_in_real_and_in_drawn_ima
     assert scores["classifier_top1"] == sum(right for *_, right in answers) / 6
     assert scores["frechet"] > 0
     assert set(task.shares) == {"real_accuracy", "fake_accuracy", *scores} - {"frechet"}
-
-
-def test_a_classifier_of_other_classes_is_not_asked_whether_it_is_right():
-    answers = seeing(labelled=False).answers(networks().eval(), image_batch())
-    assert seeing().score(answers).keys() == {"frechet"}
-
-
-def test_of_one_sample_the_score_is_not_known():
-    task = seeing()
-    (value,) = task.score(task.answers(networks().eval(), image_batch(1))).values()
-    assert math.isnan(value)
-
-
-def test_the_file_gives_every_key_and_the_defaults(pytestconfig):
-    keys = yaml.safe_load((pytestconfig.rootpath / "configs" / "task" / "gan.yaml").read_text())
-    assert keys.pop("_target_") == "mptrain.workloads.gan.task.Gan"
-    assert Gan(**keys) == Gan()
+    assert Gan().answers(model, batch) == ()
+    assert [set(scores) for scores in others] == [{"frechet"}] * 2
+    assert math.isnan(others[1]["frechet"])
 
 
 @pytest.mark.parametrize("name", ["discriminator_loss", "generator_loss"])

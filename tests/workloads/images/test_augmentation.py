@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 from torchvision.transforms import v2
 
 from mptrain.config.compose import compose
 from mptrain.system.errors import ConfigError
-from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.augmentation import (
     ERASING_DRAWS,
@@ -22,7 +20,6 @@ from mptrain.workloads.images.augmentation import (
     erased_box,
     variation,
 )
-from mptrain.workloads.images.datasets.image_folder import load_image_folder
 
 
 def image_of(channels=3, side=12):
@@ -46,7 +43,7 @@ def every_outcome(policy, image):
     ("name", "theirs"), [("trivial_augment", v2.TrivialAugmentWide()), ("randaugment", v2.RandAugment(num_ops=1))]
 )
 @pytest.mark.parametrize("channels", [1, 3])
-def test_whatever_torchvisions_transform_makes_of_an_image_the_policy_can_make_too(name, theirs, channels):
+def test_what_torchvisions_transform_makes_the_policy_can_make(name, theirs, channels):
     image = image_of(channels)
     # A pixel at a threshold of solarising falls to either side: theirs are float32 multiples of 8.5, ours float64.
     image = torch.where(image % 17 == 0, image + 1, image)
@@ -97,7 +94,7 @@ def test_a_policy_leaves_the_random_numbers_of_the_process_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_erased_rectangle_holds_the_colour_and_nothing_else_changes():
+def test_an_erased_rectangle_has_the_colour_and_nothing_else():
     image, erased = image_of(side=40), 0
     for numbers in uniforms(0, 0, range(300), ERASING_DRAWS).tolist():
         found = Variation(None, 0.5, (1, 2, 3)).apply(image, numbers)
@@ -126,82 +123,11 @@ def test_policy_and_erasing_take_numbers_of_their_own():
     assert replace(both, policy=None, erasing=0.0).draws == 0
 
 
-def test_what_a_user_writes_means_a_variation():
+def test_the_key_takes_truth_values_and_names():
+    for word, policy in (("true", None), ("trivial_augment", POLICIES["trivial_augment"])):
+        given = compose(("dataset=image_folder", f"dataset.augment={word}")).dataset.arguments["augment"]
+        assert variation(given, 0.1, (0,)) == Variation(policy, 0.1, (0,))
     assert variation(False, 0.0, (0,)) is None
-    assert variation(True, 0.0, (0,)) == Variation(None, 0.0, (0,))
-    assert variation("trivial_augment", 0.1, (0,)) == Variation(POLICIES["trivial_augment"], 0.1, (0,))
-
-
-@pytest.fixture
-def root(tmp_path):
-    for number, name in enumerate(("ant", "bee")):
-        folder = tmp_path / "train" / name
-        folder.mkdir(parents=True)
-        for item in range(6):
-            Image.effect_noise((30, 20), 60 + number).convert("RGB").save(folder / f"{item}.png")
-    return tmp_path
-
-
-def epoch_of(root, workers=0, epoch=1, seed=5, **choices):
-    data = load_image_folder(root=root, image_size=16, val_samples=0, **choices)
-    loader = Loader(data.train, 4, seed, shuffle=False, workers=workers)
-    images = torch.cat([batch.inputs for batch in loader.batches(epoch)])
-    loader.close()
-    return images
-
-
-@pytest.mark.parametrize("augment", ["randaugment", "trivial_augment", True])
-def test_images_of_folders_vary_by_seed_epoch_and_index_alone(root, augment):
-    choices = {"augment": augment, "random_erasing": 0.3}
-    images = epoch_of(root, **choices)
-    assert images.dtype == torch.uint8
-    torch.manual_seed(1)
-    assert torch.equal(epoch_of(root, workers=2, **choices), images)
-    assert not torch.equal(epoch_of(root, epoch=2, **choices), images)
-    assert not torch.equal(epoch_of(root, seed=6, **choices), images)
-
-
-def test_crops_and_mirroring_are_the_same_whatever_follows(root):
-    plain = epoch_of(root, augment=True)
-    erased = epoch_of(root, augment=True, random_erasing=1.0)
-    same = (plain == erased).all(1).float().mean((1, 2))
-    assert same.min() > 0.6  # at most a third of an image is erased
-    assert same.max() < 1
-
-
-def test_what_crosses_to_the_device_are_bytes(root):
-    data = load_image_folder(root=root, image_size=16, augment="trivial_augment", random_erasing=0.5, val_samples=0)
-    crossed = []
-
-    class Watched(torch.Tensor):
-        """A tensor that tells what is copied to a device."""
-
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            if function is torch.Tensor.to and any(isinstance(value, torch.device) for value in args[1:]):
-                crossed.append((args[0].dtype, args[0].ndim))
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    batch = next(iter(Loader(data.train, 4, 0, shuffle=True).batches(0)))
-    watched = batch._each(lambda tensor: tensor.as_subclass(Watched))
-    prepared = data.prepare(watched, torch.device("cpu"), torch.contiguous_format)
-    assert crossed == [(torch.uint8, 4), (torch.int64, 1)]
-    assert prepared.inputs.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("true", True), ("false", False), ("randaugment", "randaugment"), ("trivial_augment", "trivial_augment")],
-)
-def test_the_key_takes_truth_values_and_names(word, meant):
-    words = ("dataset=image_folder", f"dataset.augment={word}")
-    assert compose(words).dataset.arguments["augment"] == meant
-
-
-def test_another_name_is_refused_and_so_is_erasing_without_augmentation(root):
-    with pytest.raises(ConfigError, match=r"dataset\.augment=autoaugment"):
-        compose(("dataset=image_folder", "dataset.augment=autoaugment"))
-    with pytest.raises(ConfigError, match=r"dataset\.random_erasing=2"):
-        compose(("dataset=imagenet", "dataset.random_erasing=2"))
-    with pytest.raises(ConfigError, match=r"dataset\.random_erasing=0\.5 with dataset\.augment=false"):
-        load_image_folder(root=root, augment=False, random_erasing=0.5)
+    for words in ("dataset.augment=autoaugment", "dataset.random_erasing=2"):
+        with pytest.raises(ConfigError, match=words):
+            compose(("dataset=image_folder", words))

@@ -35,30 +35,23 @@ def test_arrays_become_channel_first_splits(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("load", [load_cifar10, load_cifar100])
-def test_missing_files_without_download(tmp_path, load):
-    with pytest.raises(DataError) as caught:
+def test_missing_and_damaged_files_are_told_with_a_way_out(tmp_path, load):
+    with pytest.raises(DataError, match=str(tmp_path)) as caught:
         load(root=tmp_path, download=False)
-    assert str(tmp_path) in str(caught.value)
     assert "dataset.download=true" in caught.value.hint
-    assert "dataset=digits needs no download" in caught.value.hint
-
-
-@pytest.mark.parametrize("load", [load_cifar10, load_cifar100])
-def test_damaged_files_without_download(tmp_path, load):
     for folder in ("cifar-10-batches-py", "cifar-100-python"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "train").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="not found or corrupted"):
+    with pytest.raises(DataError, match="not found or corrupted") as caught:
         load(root=tmp_path, download=False)
+    assert "dataset=digits needs no download" in caught.value.hint
 
 
 def test_no_network(monkeypatch, tmp_path):
     def refuse(*arguments, **keywords):
-        raise OSError("<urlopen error [Errno -3] Temporary failure in name resolution>")
+        raise OSError("Temporary failure in name resolution")
 
     monkeypatch.setattr(datasets.utils.urllib.request, "urlopen", refuse)
-    with pytest.raises(
-        DataError, match=r"CIFAR10 not found in .*, and the download failed: .*name resolution"
-    ) as caught:
+    with pytest.raises(DataError, match="name resolution") as caught:
         load_cifar10(root=tmp_path)
     assert "dataset=digits needs no download" in caught.value.hint

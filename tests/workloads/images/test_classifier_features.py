@@ -30,7 +30,7 @@ def features_of(model, preparation=None):
     return ClassifierFeatures(lambda device: model, preparation, labelled=False)
 
 
-def test_features_are_what_the_last_linear_layer_that_is_called_is_given():
+def test_features_are_what_the_last_linear_layer_is_given():
     model = Remembers(nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
     model.auxiliary = nn.Linear(2, 2)
     seen, logits = features_of(model).extract(pictures())
@@ -38,9 +38,12 @@ def test_features_are_what_the_last_linear_layer_that_is_called_is_given():
     assert torch.equal(seen, expected)
     assert torch.equal(logits, model.layers[-1](expected))
     assert not seen.requires_grad
+    assert torch.equal(model.given, pictures())
+    with pytest.raises(ConfigError, match="no linear layer"):
+        features_of(nn.Conv2d(1, 2, 4)).extract(pictures())
 
 
-def test_the_classifier_is_made_once_and_judges_in_float32_and_evaluation_mode_whatever_is_around_it():
+def test_the_classifier_is_made_once_and_judges_in_float32():
     made = []
 
     def make(device):
@@ -68,7 +71,7 @@ def test_the_classifier_is_made_once_and_judges_in_float32_and_evaluation_mode_w
         Preparation((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 4, 1),
     ],
 )
-def test_pictures_are_prepared_as_those_that_the_classifier_was_trained_on(given, preparation):
+def test_pictures_are_prepared_as_the_classifiers_own(given, preparation):
     """As if they had been stored in 8 bits and had come through the classifier's own data set."""
     stored = torch.randint(256, (3, given, 4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     own = stored.float()
@@ -82,14 +85,3 @@ def test_pictures_are_prepared_as_those_that_the_classifier_was_trained_on(given
     features_of(model, preparation).extract(stored.float() / 127.5 - 1)
     assert model.given.shape == (3, channels, side, side)
     assert torch.allclose(model.given, expected, atol=1e-5)
-
-
-def test_without_a_preparation_pictures_are_given_as_they_are():
-    model = Remembers(nn.Linear(16, 2))
-    features_of(model).extract(pictures())
-    assert torch.equal(model.given, pictures())
-
-
-def test_a_network_without_a_linear_layer_is_refused():
-    with pytest.raises(ConfigError, match="no linear layer"):
-        features_of(nn.Conv2d(1, 2, 4)).extract(pictures())

@@ -18,7 +18,7 @@ def rows(split):
     return {split.images[index].numpy().tobytes() for index in range(len(split))}
 
 
-def test_splits_have_their_stated_sizes_and_are_disjoint_and_complete():
+def test_splits_have_stated_sizes_and_are_disjoint():
     data = load_digits()
     assert [len(part) for part in (data.train, data.val, data.test)] == [1200, 200, 397]
     assert data.class_names == tuple("0123456789")
@@ -31,9 +31,12 @@ def test_splits_have_their_stated_sizes_and_are_disjoint_and_complete():
 
 
 def test_the_test_split_does_not_depend_on_any_choice():
-    first, other = load_digits(), load_digits(val_samples=0, train_samples=100)
+    first, other = load_digits(), load_digits(val_samples=0, train_samples=100, image_size=16, channels=3, augment=True)
     assert torch.equal(first.test.images, other.test.images)
     assert (other.val, len(other.train)) == (None, 100)
+    assert (first.describe(), first.augment) == ("1x8x8", False)
+    batch = other.prepare(other.train.fetch([0, 1], 0, 0), torch.device("cpu"), torch.channels_last)
+    assert (other.describe(), tuple(batch.inputs.shape)) == ("3x16x16", (2, 3, 16, 16))
 
 
 def test_the_first_image_is_the_zero_of_the_file():
@@ -49,23 +52,6 @@ def test_stated_mean_and_std_are_those_of_the_training_images():
     pixels = load_digits().train.images.double() / 255
     assert pytest.approx(pixels.mean().item(), abs=5e-5) == module.MEAN
     assert pytest.approx(pixels.std().item(), abs=5e-5) == module.STD
-
-
-def test_options_decide_what_the_network_sees():
-    data = load_digits(image_size=16, channels=3)
-    batch = data.prepare(data.train.fetch([0, 1], 0, 0), torch.device("cpu"), torch.channels_last)
-    assert data.describe() == "3x16x16"
-    assert tuple(batch.inputs.shape) == (2, 3, 16, 16)
-    native = load_digits()
-    assert (native.describe(), native.augment) == ("1x8x8", False)
-
-
-def test_training_images_vary_only_when_asked_to_and_test_images_never():
-    plain, varied = load_digits(), load_digits(augment=True)
-    indices = list(range(40))
-    assert torch.equal(plain.train.fetch(indices, 0, 0).inputs, plain.train.fetch(indices, 1, 0).inputs)
-    assert not torch.equal(varied.train.fetch(indices, 0, 0).inputs, varied.train.fetch(indices, 1, 0).inputs)
-    assert torch.equal(varied.test.fetch(indices, 0, 0).inputs, varied.test.fetch(indices, 1, 0).inputs)
 
 
 def test_reading_imports_neither_scikit_learn_nor_torchvision():
@@ -95,13 +81,10 @@ def test_a_damaged_file_is_named(tmp_path, content):
         module.read_digits(path)
 
 
-def test_without_scikit_learn_the_hint_says_how_to_get_it(monkeypatch):
+def test_what_is_not_there_is_refused_with_a_hint(monkeypatch):
+    with pytest.raises(ConfigError, match=r"dataset.train_samples=1201, but the training split has 1200"):
+        load_digits(train_samples=1201)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
         load_digits()
     assert caught.value.hint == "pip install scikit-learn"
-
-
-def test_too_many_training_samples_are_refused():
-    with pytest.raises(ConfigError, match=r"dataset.train_samples=1201, but the training split has 1200"):
-        load_digits(train_samples=1201)

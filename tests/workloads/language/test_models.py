@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib
-from pathlib import Path
+import math
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
+from mptrain.config.compose import compose
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.upcast import Upcast
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.language.models.lstm import lstm_language_model
 from mptrain.workloads.language.models.transformer import transformer_language_model
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "model"
-NAMES = ("big_lstm_small", "char_lstm", "transformer", "word_lstm")
 HALF = [torch.float16, torch.bfloat16]
 
 
@@ -37,38 +34,66 @@ def transformer(seed=0, **changed):
     return transformer_language_model(**{**facts, **changed})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_model_of_a_file_gives_finite_logits_near_those_of_chance(name):
-    keys = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
-    defaults = keys.pop("defaults")
-    module, _, function = keys.pop("_target_").rpartition(".")
-    length, lanes = defaults["sequence_length"], 3 if defaults["stream"] else 0
-    facts = {"vocabulary_size": 40, "lanes": lanes}
-    if name == "transformer":
-        facts["sequence_length"] = length
-    if "cutoffs" in keys:
-        keys["cutoffs"] = tuple(keys["cutoffs"])
-    model = getattr(importlib.import_module(module), function)(**keys, **facts)
+@pytest.mark.parametrize("name", ["big_lstm_small", "char_lstm", "transformer", "word_lstm"])
+def test_the_model_of_a_file_has_logits_near_those_of_chance(name):
+    config = compose((f"model={name}",))
+    length, lanes = config.dataset.arguments["sequence_length"], 3 if config.dataset.arguments["stream"] else 0
+    model = config.model.build(vocabulary_size=40, sequence_length=length, lanes=lanes)
     tokens = tokens_of(3, length, vocabulary=40)
     more = {"lane": torch.arange(3), "fresh": torch.ones(3, dtype=torch.bool)} if lanes else {}
     logits = model(tokens, **more)
     assert logits.shape == (3, length, 40)
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens_of(3 * length, vocabulary=40))
-    assert abs(loss.item() - torch.tensor(40.0).log().item()) < 0.3
+    assert loss.item() == pytest.approx(math.log(40), abs=0.3)
+
+
+def test_the_big_lstm_has_the_parameters_of_the_paper():
+    """The sizes in table 1 of Jozefowicz et al. (2016), in whose names the cell state comes before the projection."""
+    with torch.device("meta"):
+        model = compose(("model=big_lstm",)).model.build(vocabulary_size=793_471, lanes=128)
+    layer = 4 * 8192 * (1024 + 1024 + 2) + 8192 * 1024
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == 1_776_948_095 == 793_471 * (1024 + 1024 + 1) + 2 * layer
+
+
+@pytest.mark.parametrize(
+    ("build", "changed", "said", "hint"),
+    [
+        (lstm, {"projection": 7}, "model.projection=7 with model.hidden_size=7", ""),
+        (lstm, {"projection": 3, "tied": True}, "model.embedding_size=6 and model.projection=3", ""),
+        (lstm, {"tied": True}, "model.tied=true with model.embedding_size=6 and model.hidden_size=7", ""),
+        (
+            lstm,
+            {"softmax": "sampled", "tied": True, "hidden_size": 6},
+            "model.tied=true with model.softmax=sampled",
+            "",
+        ),
+        (lstm, {"softmax": "adaptive"}, r"model.cutoffs=\[2000, 10000\] with a vocabulary of 11", ""),
+        (lstm, {"softmax": "adaptive", "cutoffs": (4, 4)}, "must rise", ""),
+        (transformer, {"lanes": 4}, "dataset.stream=true", "set dataset.stream=false"),
+        (transformer, {"width": 10, "heads": 4}, "model.width=10 is not a multiple of model.heads=4", "model.width=12"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_way_out(build, changed, said, hint):
+    with pytest.raises(ConfigError, match=said) as caught:
+        build(**changed)
+    assert hint in str(caught.value.hint)
 
 
 class TestState:
-    @pytest.mark.parametrize("layers", [1, 2])
-    def test_windows_one_after_the_other_give_the_logits_of_one_long_text(self, layers):
-        model = lstm(lanes=5, layers=layers).eval()
-        text = tokens_of(3, 24)
-        lane = torch.tensor([4, 0, 2])
+    @pytest.mark.parametrize(
+        "choices", [{"layers": 1}, {"layers": 2}, {"hidden_size": 8, "projection": 3, "layers": 2}], ids=str
+    )
+    def test_windows_in_a_row_give_the_logits_of_one_long_text(self, choices):
+        model, text, lane = lstm(lanes=5, **choices).eval(), tokens_of(3, 24), torch.tensor([4, 0, 2])
+        layers, size = choices["layers"], choices.get("hidden_size", 7)
+        assert (model.hidden.shape, model.cell.shape) == (
+            (layers, 5, choices.get("projection", size)),
+            (layers, 5, size),
+        )
         with torch.no_grad():
-            whole = model(text)
-            pieces = [
-                model(text[:, begin : begin + 6], lane, torch.full((3,), begin == 0)) for begin in range(0, 24, 6)
-            ]
-        torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-5, atol=1e-6)
+            pieces = [model(text[:, at : at + 6], lane, torch.full((3,), at == 0)) for at in range(0, 24, 6)]
+            torch.testing.assert_close(torch.cat(pieces, 1), model(text), rtol=1e-5, atol=1e-6)
 
     def test_a_fresh_sample_begins_with_zeros_whatever_was_there(self):
         model = lstm(lanes=2).eval()
@@ -84,7 +109,7 @@ class TestState:
         torch.testing.assert_close(mixed[0], model(text)[0])
         assert not torch.allclose(mixed[1], model(text)[1])
 
-    def test_only_the_rows_of_the_batch_change_and_without_lanes_nothing_does(self):
+    def test_only_rows_of_the_batch_change(self):
         model = lstm(lanes=4)
         before = model.hidden.clone()
         model(tokens_of(2, 6))
@@ -105,135 +130,57 @@ class TestState:
         torch.testing.assert_close(parts.hidden, whole.hidden, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(parts.cell, whole.cell, rtol=1e-5, atol=1e-6)
 
-    def test_gradients_end_where_the_window_begins(self):
-        model = lstm(lanes=2)
-        lane, fresh = torch.arange(2), torch.ones(2, dtype=torch.bool)
+    def test_it_is_no_part_of_the_weights_or_the_graph_nor_moves(self):
+        model, lane, fresh = lstm(lanes=2), torch.arange(2), torch.ones(2, dtype=torch.bool)
+        assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+        lstm(lanes=0).load_state_dict(model.state_dict())
+        assert not dict(lstm(lanes=0).named_buffers())
+        hidden, cell = model.hidden, model.cell
         model(tokens_of(2, 6), lane, fresh)
+        assert model.hidden is hidden
+        assert model.cell is cell
         assert not model.hidden.requires_grad
+        before, twin = hidden.clone(), copy.deepcopy(model).double()
+        twin(tokens_of(2, 6), lane, ~fresh)
+        assert torch.equal(model.hidden, before)
         # A second backward pass through a graph that is gone would raise.
         model(tokens_of(2, 6), lane, ~fresh).sum().backward()
         model(tokens_of(2, 6), lane, ~fresh).sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
-    def test_it_is_no_part_of_the_weights_and_stays_where_it_is(self):
-        model = lstm(lanes=2)
-        assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-        lstm(lanes=0).load_state_dict(model.state_dict())
-        hidden, cell = model.hidden, model.cell
-        model(tokens_of(2, 6), torch.arange(2), torch.ones(2, dtype=torch.bool))
-        assert model.hidden is hidden
-        assert model.cell is cell
-        assert not dict(lstm(lanes=0).named_buffers())
-
     @pytest.mark.parametrize("dtype", HALF)
-    def test_it_has_the_dtype_that_the_model_is_cast_to(self, dtype):
-        model, lane = lstm(lanes=2).to(dtype), torch.arange(2)
+    def test_it_has_the_dtype_of_the_model_and_fp32_under_autocast(self, dtype):
+        model, lane, fresh = lstm(lanes=2), torch.arange(2), torch.ones(2, dtype=torch.bool)
+        with Upcast(), torch.autocast("cpu", dtype=dtype):
+            assert model(tokens_of(2, 6), lane, fresh).dtype == dtype
+        assert model.hidden.dtype == model.cell.dtype == torch.float32
+        model.to(dtype)
         with Upcast():
-            model(tokens_of(2, 6), lane, torch.ones(2, dtype=torch.bool)).float().sum().backward()
-            model(tokens_of(2, 6), lane, torch.zeros(2, dtype=torch.bool))
+            model(tokens_of(2, 6), lane, fresh).float().sum().backward()
+            model(tokens_of(2, 6), lane, ~fresh)
         assert model.hidden.dtype == model.cell.dtype == dtype
         assert model.cell.any()
 
-    @pytest.mark.parametrize("dtype", HALF)
-    def test_under_autocast_it_stays_in_fp32(self, dtype):
-        model, lane = lstm(lanes=2), torch.arange(2)
-        with Upcast(), torch.autocast("cpu", dtype=dtype):
-            logits = model(tokens_of(2, 6), lane, torch.ones(2, dtype=torch.bool))
-        assert logits.dtype == dtype
-        assert model.hidden.dtype == model.cell.dtype == torch.float32
 
-    def test_a_copy_has_a_state_of_its_own(self):
-        model, lane, fresh = lstm(lanes=2), torch.arange(2), torch.ones(2, dtype=torch.bool)
-        model(tokens_of(2, 6), lane, fresh)
-        twin = copy.deepcopy(model).double()
-        before = model.hidden.clone()
-        twin(tokens_of(2, 6), lane, ~fresh)
-        assert torch.equal(model.hidden, before)
-        assert not torch.equal(twin.hidden, before.double())
-
-
-class TestProjection:
-    def big(self, lanes=0, **changed):
-        return lstm(lanes=lanes, hidden_size=8, projection=3, layers=2, **changed)
-
-    def test_the_hidden_state_has_fewer_numbers_than_the_cell_state(self):
-        model = self.big(lanes=5)
-        assert (model.hidden.shape, model.cell.shape) == ((2, 5, 3), (2, 5, 8))
-        assert model(tokens_of(2, 6)).shape == (2, 6, 11)
-        assert model.decoder.weight.shape == (11, 3)
-
-    def test_windows_one_after_the_other_give_the_logits_of_one_long_text(self):
-        model, text, lane = self.big(lanes=5).eval(), tokens_of(3, 24), torch.tensor([4, 0, 2])
-        with torch.no_grad():
-            pieces = [model(text[:, at : at + 6], lane, torch.full((3,), at == 0)) for at in range(0, 24, 6)]
-            torch.testing.assert_close(torch.cat(pieces, 1), model(text), rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("dtype", HALF)
-    @pytest.mark.parametrize("autocast", [False, True])
-    def test_half_precision_agrees_with_fp32_up_to_its_rounding_and_its_products_are_half(self, dtype, autocast):
-        wide, text = self.big(), tokens_of(2, 6)
-        half = copy.deepcopy(wide) if autocast else copy.deepcopy(wide).to(dtype)
-        with Upcast(), OperatorCensus() as census:
-            with torch.autocast("cpu", dtype=dtype, enabled=autocast):
-                answer = half(text)
-            answer.float().square().mean().backward()
-        expected = wide(text)
-        expected.square().mean().backward()
-        assert set().union(*census.products.values()) == {dtype}
-        assert (answer.float() - expected).abs().max() < 8 * torch.finfo(dtype).eps
-        for one, other in zip(half.parameters(), wide.parameters(), strict=True):
-            assert (one.grad.float() - other.grad).abs().max() <= 32 * torch.finfo(dtype).eps * other.grad.abs().max()
-
-    def test_what_does_not_fit_is_refused_with_the_way_out(self):
-        for changed, said in (
-            ({"projection": 7}, "model.projection=7 with model.hidden_size=7"),
-            ({"projection": 3, "tied": True}, "model.embedding_size=6 and model.projection=3"),
-            ({"softmax": "sampled", "tied": True, "hidden_size": 6}, "model.tied=true with model.softmax=sampled"),
-            ({"softmax": "adaptive"}, r"model.cutoffs=\[2000, 10000\] with a vocabulary of 11"),
-            ({"softmax": "adaptive", "cutoffs": (4, 4)}, "must rise"),
-        ):
-            with pytest.raises(ConfigError, match=said):
-                lstm(**changed)
-        assert lstm(embedding_size=3, projection=3, tied=True).decoder.weight.shape == (11, 3)
-
-
-class TestPublished:
-    """The sizes in table 1 of Jozefowicz et al. (2016), in whose names the cell state comes before the projection."""
-
-    FACTS = {"vocabulary_size": 793_471, "lanes": 128}
-
-    def build(self, **changed):
-        keys = yaml.safe_load((CONFIGS / "big_lstm.yaml").read_text())["model"]
-        keys = {**keys, "cutoffs": tuple(keys["cutoffs"]), **changed}
-        with torch.device("meta"):
-            return lstm_language_model(
-                **{name: value for name, value in keys.items() if name not in ("_target_", "defaults")}, **self.FACTS
-            )
-
-    def test_the_big_lstm_has_one_billion_eight_hundred_million_parameters(self):
-        count = sum(parameter.numel() for parameter in self.build().parameters())
-        layer = 4 * 8192 * (1024 + 1024 + 2) + 8192 * 1024
-        assert count == 1_776_948_095 == 793_471 * (1024 + 1024 + 1) + 2 * layer
-        assert round(count / 1e9, 1) == 1.8
-        assert "1,776,948,095 parameters" in (CONFIGS / "big_lstm.yaml").read_text()
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    @pytest.mark.parametrize("softmax", ["sampled", "full"])
-    def test_it_runs_forward_and_backward_at_its_published_batch_without_values(self, softmax, dtype):
-        model = self.build(softmax=softmax).to(dtype)
-        tokens = torch.zeros(128, 20, dtype=torch.int64, device="meta")
-        lane, fresh = torch.arange(128, device="meta"), torch.ones(128, dtype=torch.bool, device="meta")
-        if softmax == "full":
-            assert model(tokens, lane, fresh).shape == (128, 20, 793_471)
-            return
-        losses, _ = model(tokens, lane, fresh, targets=tokens)
-        assert (losses.shape, losses.dtype) == ((128, 20), torch.float32)
-        losses.mean().backward()
-        assert all(p.grad.shape == p.shape and p.grad.dtype == dtype for p in model.parameters())
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_projected_lstm_in_half_agrees_up_to_rounding(dtype, autocast):
+    wide, text = lstm(hidden_size=8, projection=3, layers=2), tokens_of(2, 6)
+    half = copy.deepcopy(wide) if autocast else copy.deepcopy(wide).to(dtype)
+    with Upcast(), OperatorCensus() as census:
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            answer = half(text)
+        answer.float().square().mean().backward()
+    expected = wide(text)
+    expected.square().mean().backward()
+    assert set().union(*census.products.values()) == {dtype}
+    assert (answer.float() - expected).abs().max() < 8 * torch.finfo(dtype).eps
+    for one, other in zip(half.parameters(), wide.parameters(), strict=True):
+        assert (one.grad.float() - other.grad).abs().max() <= 32 * torch.finfo(dtype).eps * other.grad.abs().max()
 
 
 @pytest.mark.parametrize("softmax", ["sampled", "adaptive"])
-def test_a_model_that_computes_its_losses_knows_in_evaluation_what_its_logits_know(softmax):
+def test_losses_of_a_model_are_those_of_its_logits(softmax):
     model, text, targets = lstm(softmax=softmax, samples=4, cutoffs=(3, 6)).eval(), tokens_of(2, 6), tokens_of(2, 6)
     assert model.takes_targets
     assert not lstm().takes_targets
@@ -260,13 +207,10 @@ def test_torch_compile_can_trace_it_and_its_state(kind):
 
 
 def test_tied_weights_are_one_matrix_that_fits_both_ends():
-    model = lstm(hidden_size=6, tied=True)
-    assert model.decoder.weight is model.embedding.weight
-    assert model.embedding.weight.abs().max() <= 6**-0.5
-    with pytest.raises(ConfigError, match=r"model.tied=true with model.embedding_size=6 and model.hidden_size=7"):
-        lstm(tied=True)
-    model = transformer(tied=True)
-    assert model.decoder.weight is model.embedding.weight
+    for model in (lstm(hidden_size=6, tied=True), transformer(tied=True)):
+        assert model.decoder.weight is model.embedding.weight
+    assert lstm(hidden_size=6, tied=True).embedding.weight.abs().max() <= 6**-0.5
+    assert lstm(embedding_size=3, projection=3, tied=True).decoder.weight.shape == (11, 3)
 
 
 def test_dropout_acts_in_training_only():
@@ -279,7 +223,7 @@ def test_dropout_acts_in_training_only():
 
 class TestTransformer:
     @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-    def test_a_later_token_changes_no_earlier_logit_and_changes_its_own(self, dtype):
+    def test_a_later_token_changes_no_earlier_logit(self, dtype):
         model = transformer().to(dtype).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -288,6 +232,9 @@ class TestTransformer:
         with torch.no_grad(), Upcast():
             before = model(text)
             assert before.isfinite().all()
+            torch.testing.assert_close(model(text[:, :4]), before[:, :4])
+            same = model(torch.full((1, 9), 3))
+            assert not torch.equal(same[0, 0], same[0, 5])
             for place in range(9):
                 other = text.clone()
                 other[:, place] = (other[:, place] + 1) % 11
@@ -296,7 +243,7 @@ class TestTransformer:
                 assert not torch.equal(after[:, place], before[:, place])
 
     @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-    def test_the_largest_attention_that_half_precision_can_hold_is_finite_forward_and_backward(self, dtype):
+    def test_the_largest_attention_of_half_precision_is_finite(self, dtype):
         model = transformer().to(dtype)
         for block in model.blocks:
             nn.init.constant_(block.attention.inward.weight, 8.0)
@@ -305,21 +252,3 @@ class TestTransformer:
             logits.float().sum().backward()
         assert logits.isfinite().all()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-    def test_the_same_token_means_different_things_at_different_places(self):
-        logits = transformer().eval()(torch.full((1, 9), 3))
-        assert not torch.equal(logits[0, 0], logits[0, 5])
-
-    def test_shorter_texts_than_it_was_built_for_are_fine(self):
-        model, text = transformer().eval(), tokens_of(2, 9)
-        torch.testing.assert_close(model(text[:, :4]), model(text)[:, :4])
-
-    def test_state_that_it_cannot_carry_is_refused(self):
-        with pytest.raises(ConfigError, match=r"dataset.stream=true: a Transformer carries no state") as error:
-            transformer(lanes=4)
-        assert error.value.hint == "set dataset.stream=false"
-
-    def test_heads_that_do_not_divide_the_width_are_refused(self):
-        with pytest.raises(ConfigError, match=r"model.width=10 is not a multiple of model.heads=4") as error:
-            transformer(width=10, heads=4)
-        assert "model.width=12" in error.value.hint

@@ -29,16 +29,15 @@ class TestSampler:
         assert probabilities[0].item() == pytest.approx(math.log(2) / math.log(1001))
         assert probabilities[999].item() == pytest.approx(math.log(1001 / 1000) / math.log(1001), rel=1e-4)
         assert (probabilities.diff() < 0).all()
-
-    def test_tokens_are_drawn_once_each_and_all_but_one_can_be(self):
-        for samples in (1, 7, 49):
-            tokens, time = draw(log_uniform(50, CPU), samples)
+        assert inclusion(torch.tensor([1e-45, 1e-30]), torch.tensor(1e-20)).log().isfinite().all()
+        for samples in (1, 500, 999):
+            tokens, time = draw(probabilities, samples)
             assert len(set(tokens.tolist())) == samples
             assert time > 0
 
     def test_each_token_is_drawn_as_often_as_is_expected_of_it(self):
         """The mean of what is expected, given the time, is the share of draws that have the token."""
-        probabilities, drawn, expected, rounds = log_uniform(60, CPU), torch.zeros(60), torch.zeros(60), 4000
+        probabilities, drawn, expected, rounds = log_uniform(60, CPU), torch.zeros(60), torch.zeros(60), 2000
         for _ in range(rounds):
             tokens, time = draw(probabilities, 12)
             drawn[tokens] += 1
@@ -47,18 +46,15 @@ class TestSampler:
         assert ((drawn - expected).abs() / rounds < 5 * deviation).all()
         assert drawn[0] > 2 * drawn[30] > 0
 
-    def test_sums_over_what_was_drawn_estimate_sums_over_the_vocabulary_without_bias(self):
+    def test_sums_over_what_was_drawn_have_no_bias(self):
         """Horvitz and Thompson's estimate of a softmax's denominator."""
         probabilities, terms = log_uniform(60, CPU), torch.randn(60).exp()
         estimates = []
-        for _ in range(3000):
+        for _ in range(1500):
             tokens, time = draw(probabilities, 20)
             estimates.append((terms[tokens] / inclusion(probabilities[tokens], time)).sum())
         found = torch.stack(estimates)
         assert abs(found.mean() - terms.sum()) < 5 * found.std() / len(found) ** 0.5
-
-    def test_a_token_that_is_hardly_ever_drawn_has_a_finite_logarithm(self):
-        assert inclusion(torch.tensor([1e-45, 1e-30]), torch.tensor(1e-20)).log().isfinite().all()
 
 
 class TestSampled:
@@ -68,9 +64,8 @@ class TestSampled:
         losses, best = layer(given, targets)
         torch.manual_seed(3)
         tokens, time = draw(log_uniform(20, CPU), 8)
-        corrected = (given @ layer.weight.t() + layer.bias).double() - inclusion(
-            log_uniform(20, CPU), time
-        ).log().double()
+        chances = inclusion(log_uniform(20, CPU), time).log().double()
+        corrected = (given @ layer.weight.t() + layer.bias).double() - chances
         assert best is None
         assert losses.dtype == torch.float32
         hits = 0
@@ -82,13 +77,7 @@ class TestSampled:
             assert losses.flatten()[place].item() == pytest.approx(expected.item(), rel=1e-5)
         assert 0 < hits < 15  # the right token was among those drawn at some places, and was not counted twice
 
-    def test_of_all_tokens_but_one_it_is_nearly_the_whole_softmax(self):
-        layer, (given, targets) = SampledSoftmax(6, 200, 199), given_and_targets(200)
-        whole = F.cross_entropy(layer(given).flatten(0, 1), targets.flatten(), reduction="none")
-        sampled = torch.stack([layer(given, targets)[0].flatten() for _ in range(20)])
-        assert (sampled.mean(0) - whole).abs().max() < 0.1
-
-    def test_it_learns_the_probabilities_that_the_whole_softmax_would(self):
+    def test_it_learns_the_probabilities_of_the_whole_softmax(self):
         """A table of one distribution, of which each loss sees 6 of 30 tokens."""
         layer = SampledSoftmax(1, 30, 6)
         wanted = torch.softmax(torch.randn(30), 0)
@@ -104,16 +93,8 @@ class TestSampled:
         assert (found - wanted).abs().sum() / 2 < 0.05
         assert (torch.full((30,), 1 / 30) - wanted).abs().sum() / 2 > 0.2  # what it knew before
 
-    def test_without_scores_the_right_token_costs_what_the_correction_says_and_evaluation_the_whole_vocabulary(self):
-        layer, (given, targets) = SampledSoftmax(6, 50, 10), given_and_targets(50)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        losses, best = layer.eval()(given, targets)
-        assert losses.flatten().tolist() == pytest.approx([math.log(50)] * 15)
-        assert best.shape == targets.shape
-
     @pytest.mark.parametrize("dtype", HALF)
-    def test_in_half_precision_the_same_tokens_are_drawn_and_losses_are_float32(self, dtype):
+    def test_half_precision_draws_the_same_tokens_and_float32_losses(self, dtype):
         layer, (given, targets) = SampledSoftmax(6, 5000, 64), given_and_targets(5000)
         torch.manual_seed(5)
         losses, _ = layer(given, targets)
@@ -127,7 +108,7 @@ class TestSampled:
         assert (half - losses).abs().max() < 16 * torch.finfo(dtype).eps
 
     @pytest.mark.parametrize("dtype", HALF)
-    def test_one_token_drawn_that_is_the_right_one_everywhere_costs_nothing_and_breaks_nothing(self, dtype):
+    def test_one_drawn_token_that_is_right_everywhere_costs_nothing(self, dtype):
         layer = SampledSoftmax(4, 2, 1).to(dtype)
         given = torch.randn(2, 500, 4).to(dtype).requires_grad_()
         targets = torch.zeros(2, 500, dtype=torch.int64)
@@ -175,21 +156,12 @@ class TestAdaptive:
         for one, other in zip(own.parameters(), torchs.parameters(), strict=True):
             torch.testing.assert_close(one.grad, torch.zeros_like(one) if other.grad is None else other.grad)
         torch.testing.assert_close(own(given).flatten(0, 1), torchs.log_prob(given.flatten(0, 1)))
-
-    def test_evaluation_has_the_losses_of_training_and_the_best_guesses(self):
-        own, torchs = self.pair()
-        given, targets = given_and_targets(40, features=12)
-        trained, _ = own(given, targets)
-        losses, best = own.eval()(given, targets)
-        torch.testing.assert_close(losses, trained)
+        evaluated, best = own.eval()(given, targets)
+        torch.testing.assert_close(evaluated, losses)
         assert torch.equal(best.flatten(), torchs.predict(given.flatten(0, 1)))
 
-    def test_probabilities_sum_up_to_one(self):
-        own, _ = self.pair()
-        assert own(torch.randn(3, 4, 12)).exp().sum(-1).flatten().tolist() == pytest.approx([1.0] * 12)
-
     @pytest.mark.parametrize("place", [0, 10, 30])
-    def test_a_batch_of_one_cluster_alone_leaves_the_others_gradients_of_zero(self, place):
+    def test_a_batch_of_one_cluster_leaves_others_without_gradients(self, place):
         own, _ = self.pair()
         own(torch.randn(2, 3, 12), torch.full((2, 3), place))[0].mean().backward()
         asked = [bool(tail[1].weight.grad.any()) for tail in own.tails]

@@ -41,16 +41,6 @@ def test_parameters_are_as_many_as_published(vocabulary_size, changes, parameter
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-def test_the_published_size_runs_forward_and_backward():
-    with torch.device("meta"):
-        model = deepspeech2(vocabulary_size=29, feature_size=161)
-        logits, lengths = model(torch.randn(2, 12, 161), torch.tensor([12, 6]))
-        logits.sum().backward()
-    assert logits.shape == (2, 6, 29)
-    assert lengths.shape == (2,)
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 @each("bins", [1, 20, 21])
 @each("frames", [1, 2, 5, 12])
 def test_sounds_smaller_than_a_kernel_run_forward_and_backward(bins, frames):
@@ -64,7 +54,7 @@ def test_sounds_smaller_than_a_kernel_run_forward_and_backward(bins, frames):
 @pytest.mark.parametrize(
     "changes", [{}, {"cell": "relu"}, {"cell": "tanh"}, {"bidirectional": False, "lookahead": 3}], ids=str
 )
-def test_an_utterance_alone_and_in_a_padded_batch_has_the_same_logits(changes):
+def test_an_utterance_has_the_same_logits_alone_and_padded(changes):
     model, features = small(**changes), padded()
     model(features, LENGTHS)  # so that running statistics are not those of the beginning
     model.eval()
@@ -76,7 +66,7 @@ def test_an_utterance_alone_and_in_a_padded_batch_has_the_same_logits(changes):
         torch.testing.assert_close(together[row, : int(own)], alone[0], atol=1e-6, rtol=1e-5)
 
 
-def test_more_padding_changes_neither_training_statistics_nor_gradients():
+def test_more_padding_changes_no_statistics_or_gradients():
     def trained(features):
         torch.manual_seed(1)
         model = small()
@@ -92,15 +82,18 @@ def test_more_padding_changes_neither_training_statistics_nor_gradients():
         torch.testing.assert_close(parameter.grad, same.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_what_stands_in_padding_is_of_no_consequence_behind_the_first_norm():
+def test_padding_is_of_no_consequence_behind_the_first_norm():
     norm, mask = MaskedBatchNorm(3), torch.tensor([[True, True, False], [True, False, False]])
     sound = torch.randn(2, 3, 3)
     dirty = sound.masked_fill(~mask[:, None], float("inf"))
     assert torch.equal(norm(dirty, mask), norm(sound, mask))
     assert norm.running_mean.isfinite().all()
+    valid = norm(sound, mask).transpose(1, 2)[mask]
+    torch.testing.assert_close(valid.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(valid.var(0, correction=0), torch.ones(3), atol=1e-2, rtol=0)
 
 
-def test_masked_norm_without_padding_is_torchs_own_in_training_and_evaluation():
+def test_masked_norm_without_padding_is_torchs_own():
     own, torchs = MaskedBatchNorm(3), nn.BatchNorm2d(3)
     sound, mask = torch.randn(4, 3, 5, 7) * 3 + 1, torch.ones(4, 7, dtype=torch.bool)
     for _ in range(2):
@@ -110,16 +103,7 @@ def test_masked_norm_without_padding_is_torchs_own_in_training_and_evaluation():
     torch.testing.assert_close(own.eval()(sound, mask), torchs.eval()(sound), atol=1e-5, rtol=1e-5)
 
 
-def test_masked_norm_has_the_moments_of_what_is_not_padding():
-    norm = MaskedBatchNorm(2)
-    mask = torch.arange(6) < torch.tensor([6, 2])[:, None]
-    sound = torch.randn(2, 2, 6)
-    valid = norm(sound, mask).transpose(1, 2)[mask]
-    torch.testing.assert_close(valid.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(valid.var(0, correction=0), torch.ones(2), atol=1e-3, rtol=0)
-
-
-def test_masked_norm_of_a_single_place_and_of_large_halves_is_finite():
+def test_masked_norm_of_one_place_and_of_large_halves_is_finite():
     norm = MaskedBatchNorm(2)
     one = norm(torch.randn(1, 2, 1), torch.ones(1, 1, dtype=torch.bool))
     assert one.isfinite().all()
@@ -152,13 +136,13 @@ def test_two_directions_are_those_of_packed_sequences(cell):
     torch.testing.assert_close(heard, expected[:, :, :7] + expected[:, :, 7:])
 
 
-def test_a_row_convolution_sees_so_many_frames_ahead_and_none_behind():
+def test_a_row_convolution_sees_frames_ahead_and_none_behind():
     rows = RowConvolution(1, 2)
     nn.init.ones_(rows.rows.weight)
     assert rows(torch.tensor([1.0, 10.0, 100.0, 1000.0]).view(1, 4, 1)).flatten().tolist() == [111, 1110, 1100, 1000]
 
 
-def test_half_precision_is_half_from_end_to_end_and_close_to_full():
+def test_half_precision_is_half_from_end_to_end():
     model, features = small(), padded()
     model(features, LENGTHS)
     expected, _ = model.eval()(features, LENGTHS)
@@ -175,7 +159,7 @@ def test_half_precision_is_half_from_end_to_end_and_close_to_full():
 
 @each("kind", [nn.GRU, nn.LSTM, nn.RNN])
 @each("bidirectional", [False, True])
-def test_packed_sequences_run_in_fp16_forward_and_backward_as_close_to_fp32_as_rounding_allows(kind, bidirectional):
+def test_packed_sequences_in_fp16_agree_up_to_rounding(kind, bidirectional):
     network = kind(6, 5, num_layers=2, bidirectional=bidirectional, batch_first=True)
     sequence, lengths = torch.randn(3, 7, 6).half(), torch.tensor([7, 1, 4])
 
@@ -193,13 +177,6 @@ def test_packed_sequences_run_in_fp16_forward_and_backward_as_close_to_fp32_as_r
     torch.testing.assert_close(values.float(), expected, atol=5e-3, rtol=1e-2)
     for gradient, slope in zip(gradients, slopes, strict=True):
         torch.testing.assert_close(gradient.float(), slope, atol=3e-2, rtol=3e-2)
-
-
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-def test_packed_sequences_run_under_autocast(kind):
-    network, lengths = kind(6, 5, batch_first=True, bidirectional=True), torch.tensor([4, 2])
     with Upcast(), torch.autocast("cpu", dtype=torch.float16):
-        output, _ = network(pack_padded_sequence(torch.randn(2, 4, 6), lengths, batch_first=True))
-    assert output.data.isfinite().all()
-    output.data.float().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+        _, gradients = run(network.float(), sequence.float())
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -24,12 +24,14 @@ def test_each_letter_is_its_pair_of_tones():
         assert loudest == pytest.approx([[697, 1209], [941, 1633]][place], rel=0.05)
 
 
-def test_no_transcript_of_the_defaults_is_too_long_for_its_frames():
+def test_no_default_transcript_is_too_long_for_its_frames():
     dataset = make_tone_words(train_samples=200)
     assert (dataset.train.skipped, dataset.val.skipped, dataset.test.skipped) == (0, 0, 0)
     assert (len(dataset.train), len(dataset.val), len(dataset.test)) == (200, 200, 400)
     assert dataset.facts()["vocabulary_size"] == 18
     assert dataset.card()["labels"][0] == "<blank>"
+    few = make_tone_words(train_samples=2, val_samples=0, test_samples=0)
+    assert (few.val, few.test) == (None, None)
 
 
 def test_as_many_transcripts_come_again_as_is_said():
@@ -40,8 +42,3 @@ def test_as_many_transcripts_come_again_as_is_said():
     assert shares == [0.105, 0.12]
     said = make_tone_words.__doc__
     assert "10.5 % of the\n    validation transcripts and 12 % of the test transcripts" in said
-
-
-def test_0_utterances_make_no_split():
-    dataset = make_tone_words(train_samples=2, val_samples=0, test_samples=0)
-    assert (dataset.val, dataset.test) == (None, None)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch.nn import functional as F
 
+from mptrain.config.compose import compose
 from mptrain.precision.upcast import Upcast
 from mptrain.system.errors import ConfigError
 from mptrain.workloads.text.layers import lengths_mask
-from mptrain.workloads.translation.models.lstm import LSTMTranslator, lstm_translator
+from mptrain.workloads.translation.models.lstm import lstm_translator
 from mptrain.workloads.translation.models.masked_attention import attend, causal_mask
-from mptrain.workloads.translation.models.transformer import TransformerTranslator, positions, transformer_translator
+from mptrain.workloads.translation.models.transformer import positions, transformer_translator
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "model"
 HALF = [torch.float16, torch.bfloat16]
 #: Three sentences and what is given of their translations.
 LENGTHS = torch.tensor([5, 2, 1])
@@ -31,15 +29,8 @@ def lstm(**changed):
 
 def transformer(**changed):
     torch.manual_seed(0)
-    facts = {
-        "source_vocabulary_size": 13,
-        "target_vocabulary_size": 11,
-        "width": 8,
-        "heads": 2,
-        "inner": 16,
-        "layers": 2,
-    }
-    return transformer_translator(**{**facts, "dropout": 0.0, "tied": False, **changed}).eval()
+    facts = {"source_vocabulary_size": 13, "target_vocabulary_size": 11, "width": 8, "heads": 2, "inner": 16}
+    return transformer_translator(**{**facts, "layers": 2, "dropout": 0.0, "tied": False, **changed}).eval()
 
 
 BUILD = {"lstm": lstm, "transformer": transformer}
@@ -57,7 +48,7 @@ def count(model):
 
 class TestAttention:
     @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-    def test_a_row_that_may_see_nothing_gives_zeros_and_zero_gradients(self, dtype):
+    def test_a_row_that_may_see_nothing_gives_zeros(self, dtype):
         query, key, value = (torch.randn(2, 3, 4).to(dtype).requires_grad_() for _ in range(3))
         keep = torch.tensor([[[True, True, False]], [[False, False, False]]])
         with Upcast():
@@ -70,15 +61,14 @@ class TestAttention:
             assert tensor.grad.isfinite().all()
             assert not tensor.grad[1].any()
 
-    def test_scores_of_any_size_give_finite_weights_in_half_precision(self):
+    def test_scores_of_any_size_give_finite_weights_in_half(self):
         query = torch.full((1, 1, 64), 30.0, dtype=torch.float16)
         key = torch.stack([torch.full((64,), 30.0), torch.full((64,), -30.0)])[None].half()
         with Upcast():
             assert (query @ key.transpose(1, 2)).tolist() == [[[57600.0, -57600.0]]]
             answer = attend(query * 1.5, key * 1.5, torch.tensor([[[1.0], [2.0]]]).half(), None)
-        assert answer.tolist() == [
-            [[1.0]]
-        ]  # 129,600 before the division would have been inf, and NaN behind the softmax
+        # 129,600 before the division would have been inf, and NaN behind the softmax.
+        assert answer.tolist() == [[[1.0]]]
 
     def test_it_is_that_of_torch(self):
         query, key, value = (torch.randn(2, 4, 5, 6) for _ in range(3))
@@ -93,36 +83,32 @@ class TestAttention:
 @pytest.mark.parametrize("kind", BUILD)
 class TestAnyTranslator:
     @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-    def test_a_sentence_alone_has_the_logits_that_it_has_in_a_padded_batch(self, kind, dtype):
+    def test_a_sentence_has_the_same_logits_alone_and_padded(self, kind, dtype):
         model = BUILD[kind]().to(dtype)
         source, given = sentences()
         with torch.no_grad(), Upcast():
             together = model(source, LENGTHS, given)
             for row, length in enumerate(LENGTHS.tolist()):
                 alone = model(source[row : row + 1, :length], LENGTHS[row : row + 1], given[row : row + 1])
-                torch.testing.assert_close(
-                    together[row : row + 1], alone, rtol=0, atol=1e-6 if dtype == torch.float32 else 2e-2
-                )
+                tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+                torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=tolerance)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_what_stands_in_the_padding_makes_no_bit_of_difference(self, kind, dtype):
-        model = BUILD[kind]().to(dtype)
-        with torch.no_grad(), Upcast():
-            logits = [model(source, LENGTHS, given) for source, given in (sentences(0), sentences(7))]
-        assert logits[0].isfinite().all()
-        assert torch.equal(*logits)
-
-    def test_gradients_do_not_come_out_of_padding(self, kind):
-        gradients = []
+    def test_padding_makes_no_bit_of_difference(self, kind, dtype):
+        answers = []
         for padding in (0, 12):
-            model = BUILD[kind]()
+            model = BUILD[kind]().to(dtype)
             source, given = sentences(padding)
-            model(source, LENGTHS, given).square().sum().backward()
+            with Upcast():
+                logits = model(source, LENGTHS, given)
+                logits.square().sum().backward()
+            assert not list(model.buffers())
+            assert logits.isfinite().all()
             assert not model.source_embedding.weight.grad[padding].any()
-            gradients.append([parameter.grad for parameter in model.parameters()])
-        assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+            answers.append([logits, *(parameter.grad for parameter in model.parameters())])
+        assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
-    def test_a_later_token_changes_no_earlier_logit_and_changes_its_own(self, kind):
+    def test_a_later_token_changes_no_earlier_logit(self, kind):
         model = BUILD[kind]()
         source, given = sentences()
         with torch.no_grad():
@@ -146,7 +132,7 @@ class TestAnyTranslator:
             assert not torch.allclose(model(source.flip(1), LENGTHS[:1].expand(3), given)[0], before[0], atol=1e-6)
 
     @pytest.mark.parametrize("mode", ["float32", "float16", "autocast"])
-    def test_token_by_token_gives_the_logits_of_all_at_once_and_rows_can_be_picked(self, kind, mode):
+    def test_token_by_token_gives_the_logits_of_all_at_once(self, kind, mode):
         model = BUILD[kind]().to(torch.float16 if mode == "float16" else torch.float32)
         source, given = sentences()
         tolerance = 1e-5 if mode == "float32" else 2e-2
@@ -157,118 +143,60 @@ class TestAnyTranslator:
             rows = torch.tensor([2, 0])
             for place in range(4):
                 if place == 2:
-                    state, given, expected = (
-                        {name: each[rows] for name, each in state.items()},
-                        given[rows],
-                        expected[rows],
-                    )
+                    state = {name: each[rows] for name, each in state.items()}
+                    given, expected = given[rows], expected[rows]
                 logits, state = model.step(given[:, place], state)
                 torch.testing.assert_close(logits.float(), expected[:, place], rtol=0, atol=tolerance)
 
     @pytest.mark.parametrize("dtype", HALF)
-    def test_it_learns_in_half_precision_and_under_autocast(self, kind, dtype):
-        for cast in (True, False):
-            model = BUILD[kind]().train()
-            model = model.to(dtype) if cast else model
-            source, given = sentences()
-            with Upcast(), torch.autocast("cpu", dtype, enabled=not cast):
-                logits = model(source, LENGTHS, given)
-                logits.float().square().mean().backward()
-            assert logits.dtype == dtype
-            assert all(
-                parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
-            )
-
-    def test_dropout_acts_in_training_only(self, kind):
-        model = BUILD[kind](dropout=0.5)
+    @pytest.mark.parametrize("cast", [True, False])
+    def test_it_learns_in_half_precision_and_under_autocast(self, kind, dtype, cast):
+        model = BUILD[kind]().train()
+        model = model.to(dtype) if cast else model
         source, given = sentences()
-        assert torch.equal(model(source, LENGTHS, given), model(source, LENGTHS, given))
-        model.train()
-        assert not torch.equal(model(source, LENGTHS, given), model(source, LENGTHS, given))
-
-    def test_nothing_but_weights_is_kept(self, kind):
-        model = BUILD[kind]()
-        assert not list(model.buffers())
+        with Upcast(), torch.autocast("cpu", dtype, enabled=not cast):
+            logits = model(source, LENGTHS, given)
+            logits.float().square().mean().backward()
+        assert logits.dtype == dtype
+        assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
 
 
-def keys_of(name):
-    keys = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
-    keys.pop("_target_")
-    return keys, keys.pop("defaults")
+def published(name, source, target=None):
+    facts = {"source_vocabulary_size": source, "target_vocabulary_size": target or source}
+    with torch.device("meta"):
+        return count(compose((f"model={name}",)).model.build(**facts, shared_vocabulary=target is None))
 
 
-def said(name):
-    lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("# Size:")).split()[2].replace(",", ""))
+@pytest.mark.parametrize(("name", "layers"), [("seq2seq_3x1024", 3), ("seq2seq_5x1024", 5)])
+def test_lstm_parameters_are_those_of_the_papers_layers(name, layers):
+    """Micikevicius et al. 2018, section 4.4: 3 or 5 layers of 1024 LSTM in encoder and decoder, 100K and 40K words."""
+    width, source, target = 1024, 100_000, 40_000
+
+    def cell(given):
+        return 4 * width * (given + width) + 8 * width
+
+    encoder = 2 * cell(width) + cell(2 * width) + (layers - 2) * cell(width)
+    decoder = cell(width) + (layers - 1) * cell(2 * width)
+    bridge, attention = 2 * layers * width * (width + 1), width * width + width * (2 * width + 1)
+    ends = (source + target) * width + target * (width + 1)
+    assert published(name, source, target) == ends + encoder + decoder + bridge + attention
 
 
-def shared(vocabulary):
-    return {"source_vocabulary_size": vocabulary, "target_vocabulary_size": vocabulary, "shared_vocabulary": True}
+def test_base_transformer_parameters_are_those_of_the_paper():
+    """Vaswani et al. 2017, section 3 and table 3 (65 million): attention without biases, a shared vocabulary of 37,000."""
+    vocabulary, width, inner = 37_000, 512, 2048
+    attention, feed, norm = 4 * width**2, 2 * width * inner + inner + width, 2 * width
+    expected = vocabulary * width + 6 * (attention + feed + 2 * norm) + 6 * (2 * attention + feed + 3 * norm)
+    assert published("transformer_base", vocabulary) == expected == pytest.approx(65e6, rel=0.04)
 
 
-class TestSizes:
-    @pytest.mark.parametrize(("name", "layers"), [("seq2seq_3x1024", 3), ("seq2seq_5x1024", 5), ("seq2seq_small", 2)])
-    def test_lstm_parameters_are_those_of_the_layers_that_the_paper_names(self, name, layers):
-        """Micikevicius et al. 2018, section 4.4: 3 or 5 layers of 1024 LSTM in encoder and decoder, 100K and 40K words."""
-        keys, defaults = keys_of(name)
-        sizes = (defaults.get("vocabulary", 200), defaults.get("target_vocabulary", 200))
-        facts = {"source_vocabulary_size": sizes[0], "target_vocabulary_size": sizes[1]}
-        assert keys["layers"] == layers
-        with torch.device("meta"):
-            model = LSTMTranslator(**facts, width=keys["width"], layers=layers)
-        width = keys["width"]
-        cell = lambda given: 4 * width * (given + width) + 8 * width  # noqa: E731
-        encoder = 2 * cell(width) + cell(2 * width) + (layers - 2) * cell(width)
-        decoder = cell(width) + (layers - 1) * cell(2 * width)
-        bridge, attention = 2 * layers * width * (width + 1), width * width + width * (2 * width + 1)
-        expected = sum(sizes) * width + encoder + decoder + bridge + attention + sizes[1] * (width + 1)
-        assert count(model) == expected == said(name)
-
-    def test_the_base_transformer_has_the_parameters_of_the_papers_formulae(self):
-        """Vaswani et al. 2017, section 3 and table 3 (65 million): attention without biases, a shared vocabulary of 37,000."""
-        keys, defaults = keys_of("transformer_base")
-        vocabulary, width, inner = defaults["vocabulary"], 512, 2048
-        with torch.device("meta"):
-            model = TransformerTranslator(**shared(vocabulary), **keys)
-        attention, feed, norm = 4 * width**2, 2 * width * inner + inner + width, 2 * width
-        expected = vocabulary * width + 6 * (attention + feed + 2 * norm) + 6 * (2 * attention + feed + 3 * norm)
-        assert count(model) == expected == said("transformer_base")
-        assert abs(expected / 65e6 - 1) < 0.04
-
-    def test_the_small_transformer_has_the_size_that_its_file_says(self):
-        keys, defaults = keys_of("transformer_small_translation")
-        assert count(TransformerTranslator(**shared(300), **keys)) == said("transformer_small_translation")
-        assert defaults["vocabulary"] == 300
-
-    @pytest.mark.parametrize("name", ["seq2seq_3x1024", "seq2seq_5x1024", "transformer_base"])
-    def test_published_sizes_run_forward_and_backward_without_values(self, name):
-        keys, defaults = keys_of(name)
-        sizes = (defaults["vocabulary"], defaults.get("target_vocabulary", defaults["vocabulary"]))
-        facts = {"source_vocabulary_size": sizes[0], "target_vocabulary_size": sizes[1]}
-        with torch.device("meta"):
-            model = (
-                TransformerTranslator(**shared(sizes[0]), **keys)
-                if "inner" in keys
-                else LSTMTranslator(**facts, **keys)
-            )
-            tokens = torch.zeros(2, 7, dtype=torch.int64)
-            logits = model(tokens, torch.full((2,), 7), tokens[:, :5])
-            logits.sum().backward()
-        assert logits.shape == (2, 5, sizes[1])
-        assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-class TestAtTheStart:
-    @pytest.mark.parametrize("vocabulary", [200, 5000])
-    def test_an_lstm_knows_nothing_and_loses_the_logarithm_of_the_vocabulary(self, vocabulary):
-        model = lstm(source_vocabulary_size=vocabulary, target_vocabulary_size=vocabulary, width=64)
-        assert first_loss(model, vocabulary) == pytest.approx(math.log(vocabulary), rel=0.03)
-
-    @pytest.mark.parametrize("vocabulary", [300, 5000])
-    def test_a_tied_transformer_loses_half_a_nat_more_since_its_logits_have_a_deviation_of_1(self, vocabulary):
-        facts = {"source_vocabulary_size": vocabulary, "target_vocabulary_size": vocabulary, "shared_vocabulary": True}
-        model = transformer(**facts, tied=True, width=128, heads=4)
-        assert first_loss(model, vocabulary) == pytest.approx(math.log(vocabulary) + 0.5, rel=0.03)
+@pytest.mark.parametrize("vocabulary", [300, 5000])
+def test_first_losses_are_those_of_chance(vocabulary):
+    """A tied Transformer loses half a nat more, since its logits have a deviation of 1."""
+    facts = {"source_vocabulary_size": vocabulary, "target_vocabulary_size": vocabulary}
+    tied = transformer(**facts, shared_vocabulary=True, tied=True, width=128, heads=4)
+    assert first_loss(lstm(**facts, width=64), vocabulary) == pytest.approx(math.log(vocabulary), rel=0.03)
+    assert first_loss(tied, vocabulary) == pytest.approx(math.log(vocabulary) + 0.5, rel=0.03)
 
 
 def first_loss(model, vocabulary):
@@ -279,7 +207,7 @@ def first_loss(model, vocabulary):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
 
 
-def test_positions_go_on_where_they_were_and_differ_from_each_other():
+def test_positions_go_on_and_differ_from_each_other():
     device = torch.device("cpu")
     whole = positions(0, 50, 16, device)
     torch.testing.assert_close(positions(20, 30, 16, device), whole[20:])
@@ -290,16 +218,13 @@ def test_positions_go_on_where_they_were_and_differ_from_each_other():
     assert positions(0, 3, 7, device).shape == (3, 7)
 
 
-def test_what_cannot_be_built_is_refused_in_words():
+def test_weights_are_tied_at_three_places_and_sizes_must_fit():
+    model = transformer(tied=True, shared_vocabulary=True, source_vocabulary_size=11)
+    assert model.output.weight is model.source_embedding.weight is model.target_embedding.weight
+    assert count(model) == count(transformer(source_vocabulary_size=11)) - 2 * 11 * 8
     with pytest.raises(ConfigError, match=r"model.layers=1: the encoder needs at least two layers"):
         lstm(layers=1)
     with pytest.raises(ConfigError, match=r"model.width=8 is not a multiple of model.heads=3"):
         transformer(heads=3)
     with pytest.raises(ConfigError, match=r"one matrix cannot be shared by two vocabularies"):
         transformer(tied=True)
-
-
-def test_a_tied_transformer_has_one_matrix_at_three_places():
-    model = transformer(tied=True, shared_vocabulary=True, source_vocabulary_size=11)
-    assert model.output.weight is model.source_embedding.weight is model.target_embedding.weight
-    assert count(model) == count(transformer(source_vocabulary_size=11)) - 2 * 11 * 8
