@@ -22,10 +22,7 @@ FILE = Path(__file__).with_name("messages.txt")
 COLUMNS = "110"
 
 #: Files that the command lines name; they also name the run ``outputs/a``.
-_FILES = {
-    "own/model/mine.yaml": "# My network.\n_target_: mine.Net\nwidth: 3\n",
-    "weights.pt": "",
-}
+_FILES = {"own/model/mine.yaml": "# My network.\n_target_: mine.Net\nwidth: 3\n", "weights.pt": ""}
 
 
 def prepare(folder: Path) -> None:

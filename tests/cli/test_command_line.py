@@ -14,14 +14,11 @@ def parsed(*words):
     return parse(COMMANDS[first], rest) if first in COMMANDS else parse(COMMANDS["train"], [first, *rest])
 
 
-def test_options_and_overrides_are_told_apart_in_any_order():
+def test_options_are_told_apart_in_any_order_and_the_last_counts():
     found = parsed("a=1", "-m", "--config-dir", "x", "+b.c=2", "-cd=y", "~model", "x=-3", "--config-name=z")
     assert found.overrides == ["a=1", "+b.c=2", "~model", "x=-3"]
     assert (found.multirun, found.config_dir, found.config_name) == (True, ["x", "y"], "z")
     assert not found.words
-
-
-def test_the_last_of_an_option_counts():
     found = parsed("-m", "--jobs", "2", "--jobs=3", "-cn", "a", "-cn=b")
     assert (found.jobs, found.config_name) == (3, "b")
     assert parsed("-m").jobs is None

@@ -107,13 +107,7 @@ def test_a_real_shell_completes(shell):
     assert shell.complete("mptrain doct", "doctor") == "[doctor]"
     assert shell.complete("~/bin/mptrain doct", "doctor") == "[doctor]"
     assert shell.complete("mptrain list sche", "schedule") == "[list][schedule]"
-
-
-def test_a_real_shell_completes_inside_quotes(shell):
     assert shell.complete("mptrain 'precision=fp16_st", "fp16_static", "x=1") == "[precision=fp16_static][x=1]"
-
-
-def test_a_real_shell_offers_several(shell):
     lists = "complete -C 'mptrain precision=fp16_'\n"  # fish's own list needs a terminal that can move its cursor
     shell.type(lists if shell.name == "fish" else "mptrain precision=fp16_\t\t")
     shell.wait("fp16_noscale")

@@ -6,7 +6,6 @@ import shlex
 
 import pytest
 import yaml
-from loops import each
 
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -43,23 +42,21 @@ def test_a_copy_can_have_another_name_and_folder_and_states_its_name_in_records(
     assert "  name: resnet18\n" in (tmp_path / "my_configs/model/my_resnet18.yaml").read_text()
 
 
-@each("group", list(GROUPS))
-def test_a_copied_option_of_each_group_means_the_same(group, terminal, tmp_path):
-    require_the_same(group, [*GROUPS[group]][-1:], terminal, tmp_path)
+def test_a_copied_option_of_each_group_means_the_same(terminal, tmp_path):
+    require_the_same([(group, list(options)[-1]) for group, options in GROUPS.items()], terminal, tmp_path)
 
 
 @pytest.mark.workload
-@each("group", list(GROUPS))
-def test_every_copied_option_means_the_same(group, terminal, tmp_path):
-    require_the_same(group, [*GROUPS[group]], terminal, tmp_path)
+def test_every_copied_option_means_the_same(terminal, tmp_path):
+    require_the_same([(group, option) for group in GROUPS for option in GROUPS[group]], terminal, tmp_path)
 
 
-def require_the_same(group, options, terminal, tmp_path):
-    for option in options:
-        assert terminal("copy", f"{group}/{option}", "conf") == 0, option
+def require_the_same(chosen, terminal, tmp_path):
+    for group, option in chosen:
+        assert terminal("copy", f"{group}/{option}", "conf") == 0, (group, option)
     ours, both = Composer(), Composer([tmp_path / "conf"])
-    compared = 0
-    for option in options:
+    compared = set()
+    for group, option in chosen:
         try:
             expected = yaml.safe_load(ours.compose([f"{group}={option}"]).yaml)
         except ConfigError:  # such an option needs more words
@@ -71,9 +68,9 @@ def require_the_same(group, options, terminal, tmp_path):
         expected["chosen"].pop(group)
         if group in ("precision", "dataset") and expected[group].get("name") == option:
             expected[group]["name"] = f"my_{option}"
-        assert copied == expected, option
-        compared += 1
-    assert compared
+        assert copied == expected, (group, option)
+        compared.add(group)
+    assert compared == set(GROUPS)
 
 
 def test_every_copied_recipe_has_the_same_runs(terminal, tmp_path):
@@ -91,30 +88,24 @@ def test_nothing_is_replaced(terminal, tmp_path):
     path = tmp_path / "my_configs" / "model" / "my_mlp.yaml"
     path.write_text("mine")
     (tmp_path / "mine" / "recipe.yaml").write_text("mine")
-    for words, exists in (
-        (("model/mlp",), "my_configs/model/my_mlp.yaml"),
-        (("two_cliffs=mine", "."), "mine"),
-    ):
+    for words, exists in ((("model/mlp",), "my_configs/model/my_mlp.yaml"), (("two_cliffs=mine", "."), "mine")):
         assert terminal("copy", *words) == 2
         assert terminal.err.startswith(f"error: {exists} exists, and copy replaces nothing\nhint: choose another name")
     assert path.read_text() == (tmp_path / "mine" / "recipe.yaml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("word", "said"),
     [
-        (("model/resnt18",), "did you mean model/resnet18?"),
-        (("modl/mlp",), "did you mean model/mlp?"),
-        (("model=mlp",), "write mptrain copy model/OPTION"),
-        (("xyzzy",), "mptrain list shows groups and options"),
-        (("model/mlp=cnn",), "model=cnn is mptrain's own, which --config-dir does not replace"),
-        (("model/mlp=../x",), "'../x' cannot be the name of a copy"),
-        (("model/mlp=",), "'' cannot be the name of a copy"),
-        (("../model/mlp",), "there is no option ../model/mlp"),
+        ("model=mlp", "write mptrain copy model/OPTION"),
+        ("modl/mlp", "did you mean model/mlp?"),
+        ("model/mlp=../x", "'../x' cannot be the name of a copy"),
+        ("model/mlp=", "'' cannot be the name of a copy"),
+        ("../model/mlp", "there is no option ../model/mlp"),
     ],
 )
-def test_wrong_words_end_with_2_and_leave_nothing(terminal, tmp_path, words, said):
-    assert terminal("copy", *words) == 2
+def test_wrong_words_end_with_2_and_leave_nothing(terminal, tmp_path, word, said):
+    assert terminal("copy", word) == 2
     assert said in terminal.err
     assert not any(tmp_path.iterdir())
 

@@ -3,9 +3,10 @@
 import io
 import math
 import re
-import time
+from dataclasses import replace
 
 import pytest
+from loops import each
 from rich.console import Console
 
 from mptrain.cli.display import HISTORY, PlainLines, RunProgress
@@ -37,15 +38,14 @@ def overflow(number, phase="calibrating"):
 PROGRESS = ProgressRecord(3, 40, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "training")
 EVALUATION = EvalRecord("val", 3, 1, 200, {"loss": 0.1, "top1": 0.95})
 EPOCH = EpochRecord("main", 1, 38, 36, 2, 0.5, 512.0, 0.05, {"top1": 0.95}, 2.0, 600.0)
-RECORDS = [
-    step(1),
-    step(2, overflow=True),
-    overflow(2),
-    step(3, scale=512.0, refused=1),
-    EVALUATION,
-    EPOCH,
-    PROGRESS,
-]
+STEPS = [step(1), step(2, overflow=True), overflow(2), step(3, scale=512.0, refused=1)]
+RECORDS = [*STEPS, EVALUATION, EPOCH, PROGRESS]
+
+
+def take_all(display, records):
+    for record in records:
+        display.take(record)
+    display.close()
 
 
 def shown(records, width=110):
@@ -88,15 +88,14 @@ def test_the_panel_shows_everything_a_run_is_watched_for():
         "512.0 MB",
     ):
         assert part in text
+    assert "no overflow" in shown([step(1)])
 
 
-@pytest.mark.parametrize("done", ["123,456", "9,123,456"])
-@pytest.mark.parametrize("width", [60, 80])
+@each("done", ["123,456", "9,123,456"])
+@each("width", [60, 80])
 def test_a_narrow_panel_wraps_instead_of_cutting(width, done):
     evaluation = EvalRecord("val", 3, 1, 200, {"loss": 0.1234, "top1": 0.9512, "top5": 0.9987})
-    progress = ProgressRecord(
-        int(done.replace(",", "")), 9_876_543, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "evaluating"
-    )
+    progress = replace(PROGRESS, step=int(done.replace(",", "")), steps=9_876_543, doing="evaluating")
     text = shown([step(1), overflow(1, "growth probe"), step(2, refused=1), evaluation, progress], width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
@@ -106,12 +105,6 @@ def test_a_narrow_panel_wraps_instead_of_cutting(width, done):
         assert part in text
 
 
-def test_the_panel_names_the_phase_of_the_last_overflow():
-    assert "growth probe" in shown([*RECORDS, overflow(4, "growth probe")])
-    assert "unexpected" in shown([*RECORDS, overflow(4, "unexpected")])
-    assert "no overflow" in shown([step(1)])
-
-
 def test_the_panel_has_a_row_for_each_learner():
     text = shown([step(1, learner="generator"), step(1, learner="discriminator", scale=8.0)])
     assert "generator" in text
@@ -119,21 +112,11 @@ def test_the_panel_has_a_row_for_each_learner():
     assert text.count("loss scale") == 2
 
 
+VAL = {"loss": 0.1234, "top1": 0.95, "top5": 0.9987}
+
+
 def epoch(number, **changes):
-    fields = {
-        "learner": "main",
-        "epoch": number,
-        "step": 38 * number,
-        "updates": 38 * number - 2,
-        "skipped": 2,
-        "train_loss": 0.5,
-        "loss_scale": 512.0,
-        "lr": 0.05,
-        "seconds": 2.0,
-        "terms_per_second": 600.0,
-        "val": {"loss": 0.1234, "top1": 0.95, "top5": 0.9987},
-    }
-    return EpochRecord(**{**fields, **changes})
+    return replace(EPOCH, **{"epoch": number, "step": 38 * number, "val": VAL, **changes})
 
 
 def on_a_terminal(monkeypatch, records, columns=120):
@@ -142,10 +125,7 @@ def on_a_terminal(monkeypatch, records, columns=120):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Tty()
-    panel = make_display(LogOptions(), stream)
-    for record in records:
-        panel.take(record)
-    panel.close()
+    take_all(make_display(LogOptions(), stream), records)
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue().replace("\r", "").replace("╯", "╯\n"))
     return [line for line in text.splitlines() if line and line[0] not in "╭│╰"]
 
@@ -209,11 +189,8 @@ def test_an_overflow_is_not_shown_before_its_kind_is_known(monkeypatch):
 def test_no_colour_is_obeyed(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    stream = Tty()
-    panel = make_display(LogOptions(), stream)
-    for record in RECORDS:
-        panel.take(record)
-    panel.close()
+    panel = make_display(LogOptions(), stream := Tty())
+    take_all(panel, RECORDS)
     assert "loss scale" in stream.getvalue()
     colours = {code for codes in re.findall(r"\x1b\[([\d;]*)m", stream.getvalue()) for code in codes.split(";")}
     assert not colours & {str(number) for number in (*range(30, 38), *range(90, 98))}
@@ -232,43 +209,23 @@ def test_the_panel_is_drawn_at_most_four_times_a_second(monkeypatch):
     assert 30 <= len(drawn) <= 42  # 10 seconds
 
 
-def test_a_record_costs_the_display_little():
-    panel = LivePanel(Tty())
-    record = step(1)
-    panel.take(record)
-    started = time.perf_counter()
-    for _ in range(10_000):
-        panel.take(record)
-    cost = (time.perf_counter() - started) / 10_000
-    panel.close()
-    assert cost < 50e-6  # measured 0.5 microseconds; the rest is for a busy machine
-
-
 def test_lines_are_key_value_pairs_without_control_characters():
     stream = io.StringIO()
-    lines = PlainLines(stream, 0.0)
-    for record in [*RECORDS, EventRecord("checkpoint", 3, {})]:
-        lines.take(record)
-    lines.close()
+    take_all(PlainLines(stream, 0.0), [*RECORDS, EventRecord("checkpoint", 3, {})])
     text = stream.getvalue()
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     evaluation, epoch, progress = text.splitlines()
     assert evaluation == "eval=val step=3 loss=0.1000 top1=0.9500"
     assert epoch.startswith("epoch=1 step=38 updates=36 skipped=2 train_loss=0.5000 loss_scale=512 lr=0.05")
     fields = dict(field.split("=") for field in progress.split(" "))
-    assert fields["step"] == "3/40"
-    assert fields["overflows"] == "1"
-    assert fields["last_overflow"] == "calibrating"
-    assert fields["loss_scale"] == "512"
-    assert fields["data_wait"] == "0.25"
-    assert fields["eta"] == "0:32"
+    known = {"step": "3/40", "overflows": "1", "last_overflow": "calibrating", "loss_scale": "512", "data_wait": "0.25"}
+    assert fields.items() >= {**known, "eta": "0:32"}.items()
 
 
 def test_lines_about_progress_keep_their_distance(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("mptrain.cli.display.time.monotonic", lambda: clock[0])
-    stream = io.StringIO()
-    lines = PlainLines(stream, 10.0)
+    lines = PlainLines(stream := io.StringIO(), 10.0)
     lines.take(step(1))
     for _ in range(60):
         clock[0] += 1.0
@@ -279,9 +236,7 @@ def test_lines_about_progress_keep_their_distance(monkeypatch):
 @pytest.mark.parametrize("make", [lambda: PlainLines(Gone(), 0.0), lambda: LivePanel(Gone())])
 def test_training_goes_on_when_nobody_reads_any_more(make):
     display = make()
-    for record in RECORDS * 2:
-        display.take(record)
-    display.close()
+    take_all(display, RECORDS * 2)
     display.close()
 
 
@@ -309,9 +264,6 @@ def test_a_sparkline_shows_the_whole_history_on_a_logarithmic_axis():
     assert scale_sparkline([1.0] * 50 + [1024.0] * 50, 4) == "▁▁██"
     assert scale_sparkline([], 8) == ""
     assert scale_sparkline([math.nan, 0.0], 8) == ""
-
-
-def test_a_sparkline_of_losses_is_linear_and_leaves_out_what_is_not_finite():
-    assert sparkline([0.8, math.nan, 0.4, math.inf, 0.0, -0.8], 10) == "█▇▅▁"
+    assert sparkline([0.8, math.nan, 0.4, math.inf, 0.0, -0.8], 10) == "█▇▅▁"  # linear, of losses
     assert sparkline([2.3], 8) == "▁"
     assert sparkline([], 8) == ""

@@ -1,4 +1,5 @@
 import importlib
+import sys
 
 import pytest
 
@@ -8,16 +9,7 @@ from mptrain.precision.support import Support
 
 def test_the_environment_the_devices_and_every_mode_are_shown(terminal):
     assert terminal("doctor") == 0
-    for word in (
-        "torch ",
-        "torchvision ",
-        "hydra ",
-        "omegaconf ",
-        "memory ",
-        "disk ",
-        "arithmetic: FP16 ",
-        "BF16 ",
-    ):
+    for word in ("torch ", "torchvision ", "hydra ", "omegaconf ", "memory ", "disk ", "arithmetic: FP16 ", "BF16 "):
         assert word in terminal.out
     for mode in ("fp32", "tf32", "bf16", "amp_dynamic", "fp16_static", "fp16_pure"):
         assert mode in terminal.out
@@ -26,16 +18,27 @@ def test_the_environment_the_devices_and_every_mode_are_shown(terminal):
     assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
 
 
-def test_a_torchvision_for_another_torch_is_recognised(terminal, monkeypatch):
+@pytest.fixture
+def doctor_without(terminal, monkeypatch):
+    """Run `mptrain doctor` where the import of a package raises an error."""
     real = importlib.import_module
 
-    def broken(name, *rest):
-        if name == "torchvision":
-            raise RuntimeError("operator torchvision::nms does not exist")
-        return real(name, *rest)
+    def run(broken, error):
+        def import_module(name, *rest):
+            if name == broken:
+                raise error
+            return real(name, *rest)
 
-    monkeypatch.setattr(module.importlib, "import_module", broken)
-    assert terminal("doctor") == 3
+        monkeypatch.setattr(module.importlib, "import_module", import_module)
+        return terminal("doctor")
+
+    return run
+
+
+def test_a_torchvision_for_another_torch_is_recognised(terminal, doctor_without, monkeypatch):
+    monkeypatch.setattr(module.sys, "version_info", (3, 14, 0))
+    assert doctor_without("torchvision", RuntimeError("operator torchvision::nms does not exist")) == 3
+    assert f"({sys.executable}); untested" in terminal.out
     assert "was not built for torch" in terminal.out
     assert "--force-reinstall torch torchvision" in terminal.out
 
@@ -48,18 +51,10 @@ def test_a_torchvision_for_another_torch_is_recognised(terminal, monkeypatch):
         ("omegaconf", ModuleNotFoundError("No module named 'omegaconf'"), "pip install omegaconf"),
     ],
 )
-def test_something_missing_or_broken_ends_with_3_and_how_to_mend_it(terminal, monkeypatch, name, error, mend):
-    real = importlib.import_module
-
-    def broken(asked, *rest):
-        if asked == name:
-            raise error
-        return real(asked, *rest)
-
-    monkeypatch.setattr(module.importlib, "import_module", broken)
+def test_something_broken_ends_with_3_and_how_to_mend_it(terminal, doctor_without, monkeypatch, name, error, mend):
     if name == "sklearn":
         monkeypatch.setattr(module.importlib.util, "find_spec", lambda asked: None)
-    assert terminal("doctor") == 3
+    assert doctor_without(name, error) == 3
     assert f"broken: {name}: " in terminal.out
     assert mend in terminal.out
 

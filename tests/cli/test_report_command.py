@@ -17,11 +17,7 @@ def test_the_last_run_is_that_started_last(terminal, tmp_path):
 
 
 @each(
-    ("words", "code", "message"),
-    [
-        (["last"], 6, "there is no run in outputs"),
-        (["."], 6, "neither a run nor a sweep"),
-    ],
+    ("words", "code", "message"), [(["last"], 6, "there is no run in outputs"), (["."], 6, "neither a run nor a sweep")]
 )
 def test_what_is_no_folder_of_ours_gets_one_line_and_a_hint(terminal, words, code, message):
     assert terminal("report", *words) == code

@@ -113,13 +113,15 @@ def verdict(tmp_path, name="mine"):
 
 
 def test_a_dry_run_prints_the_plain_commands_and_runs_nothing(terminal, jobs, recipe, tmp_path):
-    assert terminal("reproduce", "mine", "--dry-run", "train.batch_size=64", "dataset.workers=0") == 0
+    (tmp_path / "conf").mkdir()
+    words = ("train.batch_size=64", "dataset.workers=0", "--config-dir", "conf")
+    assert terminal("reproduce", "mine", "--dry-run", *words) == 0
     assert not jobs.ran
     assert not (tmp_path / "outputs").exists()
     commands = [line for line in terminal.out.splitlines() if line.startswith("mptrain ")]
     assert len(commands) == 6
     words = "model=mlp dataset.image_size=8 train.epochs=1 precision=amp_dynamic seed=2 train.batch_size=64"
-    assert commands[-1] == f"mptrain {words} dataset.workers=0"
+    assert commands[-1] == f"mptrain --config-dir=conf {words} dataset.workers=0"
     for text in ("mine: Mine", "It works.", "a paper, section 1", "6 runs; about 1 minute", "amp top1 equals fp32"):
         assert text in terminal.out
 
@@ -133,36 +135,19 @@ def test_the_commands_of_a_dry_run_are_quoted_for_a_shell_and_run(terminal, jobs
     assert (config.seed, config.model.arguments["hidden"]) == (1, (16, 8))
 
 
-def test_a_smoke_run_without_failures_says_that_all_are_done(terminal, jobs, recipe):
-    assert terminal("reproduce", "mine", "--smoke") == 0
-    assert "smoke: 2 of 2 runs done; expectations are not checked" in terminal.out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["train.epocs=3"], "unknown key 'train.epocs'"),
-        (["train.epochs=many"], "train.epochs=many"),
-        (["optimizer=sdg"], "no option 'sdg' in optimizer"),
-    ],
-)
-def test_a_dry_run_checks_the_keys_of_the_command_line(terminal, jobs, recipe, words, says):
-    for name in ("mine", "two_cliffs"):
-        assert terminal("reproduce", name, "--dry-run", *words) == 2
-        assert says in terminal.err
-        assert not terminal.out
-
-
-def test_a_dry_run_checks_the_keys_of_a_recipe_and_names_the_arm(terminal, jobs, recipe):
+def test_a_dry_run_checks_the_keys_of_a_recipe_and_names_the_arm(terminal, jobs, recipe, monkeypatch):
+    assert terminal("reproduce", "mine", "--dry-run", "train.epochs=many") == 2
+    assert "train.epochs=many" in terminal.err
+    assert not terminal.out
+    monkeypatch.setenv("TERM", "dumb")  # nothing moves there
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        assert terminal("reproduce", "mine", "train.epocs=3") == 2
+    assert terminal.out == "checking 6 points ...\n"
+    assert not jobs.ran
     recipe(("amp: [precision=amp_dynamic]", "amp: [precision=amp_dynamic, scaler.init_scal=8]"))
     assert terminal("reproduce", "mine", "--dry-run") == 2
     assert "(precision=amp_dynamic scaler.init_scal=8 seed=2): unknown key 'scaler.init_scal'" in terminal.err
-
-
-def test_the_commands_of_a_dry_run_have_the_folders_that_were_given(terminal, jobs, recipe, tmp_path):
-    (tmp_path / "conf").mkdir()
-    assert terminal("reproduce", "mine", "--dry-run", "--config-dir", "conf") == 0
-    assert "mptrain --config-dir=conf model=mlp" in terminal.out
 
 
 def test_a_dry_run_imports_no_torch(recipe, tmp_path):
@@ -177,12 +162,11 @@ def test_a_claim_that_holds_is_reproduced(terminal, jobs, recipe, tmp_path):
     assert "REPRODUCED: 2 of 2 expectations met" in terminal.out
     assert re.search(r"^amp .*equivalent", terminal.out, re.MULTILINE)
     found = verdict(tmp_path)
-    assert (found["recipe"], found["title"], found["claim"]) == ("mine", "Mine", "It works.")
-    assert (found["source"], found["verdict"]) == ("a paper, section 1", "REPRODUCED")
-    assert [(one["text"], one["outcome"]) for one in found["expectations"]] == [
-        ("amp top1 equals fp32 within 0.05", "met"),
-        ("amp skip_rate below 0.5", "met"),
-    ]
+    facts = {"recipe": "mine", "title": "Mine", "claim": "It works.", "source": "a paper, section 1"}
+    assert found.items() >= {**facts, "verdict": "REPRODUCED"}.items()
+    said = [(one["text"], one["outcome"]) for one in found["expectations"]]
+    assert said == [("amp top1 equals fp32 within 0.05", "met"), ("amp skip_rate below 0.5", "met")]
+    assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
     folder = tmp_path / "outputs" / "recipes" / "mine"
     assert (folder / "recipe.yaml").read_text() == RECIPE
     assert f"report={(folder / 'report.html').relative_to(tmp_path)}" in terminal.out
@@ -200,14 +184,7 @@ def test_an_expectation_false_by_construction_ends_with_5_and_says_by_how_much(t
     assert "off by 0.459" in " ".join(terminal.out.split())
 
 
-def test_what_the_numbers_do_not_settle_is_not_reproduced(terminal, jobs, recipe):
-    jobs.ends = {("amp", seed): top1 for seed, top1 in enumerate((0.80, 0.99, 0.95))}
-    assert terminal("reproduce", "mine") == 5
-    assert "1 of 2 expectations met, 1 undecided" in terminal.out
-    assert "would reach 80 %" in " ".join(terminal.out.split())
-
-
-def test_what_has_ended_is_not_run_again(terminal, jobs, recipe):
+def test_what_has_ended_is_judged_again_but_not_run_again(terminal, jobs, recipe):
     jobs.ends = {("amp", seed): "numerics" for seed in range(3)}
     recipe(("measure: top1, equals: fp32, within: 0.05", "measure: failed, equals: 1"))
     assert terminal("reproduce", "mine") == 0
@@ -215,6 +192,8 @@ def test_what_has_ended_is_not_run_again(terminal, jobs, recipe):
     jobs.ran.clear()
     assert terminal("reproduce", "mine") == 0
     assert "6 of them already finished" in terminal.out
+    recipe(("measure: top1, equals: fp32, within: 0.05", "measure: failed, below: 1"))
+    assert terminal("reproduce", "mine") == 5
     assert not jobs.ran
 
 
@@ -230,19 +209,6 @@ def test_a_run_that_failed_for_another_reason_leaves_no_verdict_and_is_run_again
     assert jobs.ran == [("amp", 1)]
 
 
-def test_a_signal_ends_it_with_its_own_exit_code(terminal, jobs, recipe):
-    jobs.ends, jobs.code = {("amp", 2): "waiting"}, 130
-    assert terminal("reproduce", "mine") == 130
-
-
-def test_other_expectations_are_judged_by_the_same_runs(terminal, jobs, recipe):
-    assert terminal("reproduce", "mine") == 0
-    recipe(("equals: fp32, within: 0.05", "above: 0.99"))
-    jobs.ran.clear()
-    assert terminal("reproduce", "mine") == 5
-    assert not jobs.ran
-
-
 def test_a_changed_arm_says_so_and_how_to_start_anew(terminal, jobs, recipe):
     terminal("reproduce", "mine")
     recipe(("[precision=amp_dynamic]", "[precision=amp_static]"))
@@ -252,9 +218,9 @@ def test_a_changed_arm_says_so_and_how_to_start_anew(terminal, jobs, recipe):
     assert terminal("reproduce", "mine", "run.root=elsewhere") == 0
 
 
-def test_runs_of_other_defaults_are_not_mixed_in(terminal, jobs, recipe, tmp_path):
-    jobs.ends = {("amp", 2): "waiting"}
-    terminal("reproduce", "mine")
+def test_a_signal_ends_it_and_runs_of_other_defaults_are_not_mixed_in(terminal, jobs, recipe, tmp_path):
+    jobs.ends, jobs.code = {("amp", 2): "waiting"}, 130
+    assert terminal("reproduce", "mine") == 130
     config = next((tmp_path / "outputs" / "recipes" / "mine").glob("001-*")) / "config.yaml"
     config.write_text(config.read_text().replace("batch_size: 32", "batch_size: 16"))
     assert terminal("reproduce", "mine") == 2
@@ -270,13 +236,6 @@ def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
     sweep = read_sweep(tmp_path / "outputs" / "recipes" / "mine-smoke")
     assert all("train.max_steps=2" in job.overrides for job in sweep.jobs)
     assert (sweep.kind, sweep.plan["recipe"], sweep.plan["smoke"]) == ("recipe", "mine", True)
-
-
-def test_a_terminal_is_told_that_runs_are_being_checked(terminal, jobs, recipe, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert terminal("reproduce", "mine", "train.epocs=3") == 2
-    assert "checking 6 points ..." in terminal.err
 
 
 def test_a_smoke_run_finds_expectations_about_nothing(terminal, jobs, recipe):
@@ -315,25 +274,6 @@ def test_groups_are_compared_each_by_itself(terminal, jobs, recipe, tmp_path):
     assert len(re.findall(r"^(?:sgd|adam)$", terminal.out, re.MULTILINE)) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["mine", "train.epocs=3"], "unknown key 'train.epocs'"),
-        (["mine", "--config-dir", "nowhere"], "there is no such folder"),
-    ],
-)
-def test_a_wrong_command_line_runs_nothing(terminal, jobs, recipe, words, says):
-    assert terminal("reproduce", *words) == 2
-    assert says in terminal.err
-    assert "hint:" in terminal.err
-    assert not jobs.ran
-
-
-def test_output_has_no_control_characters_when_piped(terminal, jobs, recipe):
-    terminal("reproduce", "mine")
-    assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
-
-
 def test_recipes_are_listed_with_claim_and_cost(terminal):
     assert terminal("list", "recipes") == 0
     assert re.search(r"^two_cliffs: Loss scales between two cliffs$", terminal.out, re.MULTILINE)
@@ -345,19 +285,13 @@ def test_recipes_are_listed_with_claim_and_cost(terminal):
 def test_names_of_recipes_complete_with_their_titles(terminal):
     assert terminal("completion", "query", "zsh", "reproduce", "two_") == 0
     assert terminal.out == "two_cliffs\tLoss scales between two cliffs\n"
-    terminal("completion", "query", "zsh", "reproduce", "two_cliffs", "--")
-    assert {"--dry-run", "--smoke", "--jobs"} <= {line.split("\t")[0] for line in terminal.out.splitlines()}
     terminal("completion", "query", "zsh", "reproduce", "two_cliffs", "train.epo")
     assert terminal.out.startswith("train.epochs=")
-    terminal("completion", "query", "zsh", "list", "rec")
-    assert terminal.out == "recipes\t\n"
 
 
 @pytest.mark.slow
 def test_a_recipe_runs_from_start_to_verdict_and_goes_on(recipe, tmp_path):
-    recipe(
-        ("seeds: [0, 1, 2]", "seeds: [0, 1]"), ("within 0.05", "within 0.0000001"), ("train.epochs=1", "train.epochs=3")
-    )
+    recipe(("seeds: [0, 1, 2]", "seeds: [0, 1]"), ("within: 0.05", "within: 0.0000001"), ("epochs=1", "epochs=3"))
     found = run_in_process("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
     assert found.returncode == 5, found.stderr
     assert "NOT REPRODUCED" in found.stdout

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from loops import each
 from rich.console import Console
 
 from mptrain.cli.sweep_display import LiveTable, choose, print_outcome, remaining
@@ -76,8 +77,8 @@ def test_a_job_that_is_done_shows_its_final_numbers_and_a_failed_one_why(tmp_pat
     assert "only\\x1b[2J overflows" in lines[2]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("height", [10, 24])
+@each("width", [60, 80, 120])
+@each("height", [10, 24])
 def test_many_points_never_overflow_the_screen(tmp_path, width, height):
     statuses = ["done"] * 120 + ["failed"] + ["running"] * 2 + ["waiting"] * 100
     table = table_of(sweep_of(tmp_path, *statuses), j121=progress(), j122=progress(step=99_999))
@@ -136,19 +137,14 @@ def test_a_terminal_that_has_gone_does_not_stop_the_sweep(tmp_path):
 STILL = "still run by process 12 on there since 2026-01-02, which outlived the sweep that started it"
 
 
-def test_a_job_that_another_process_still_runs_shows_who_does(tmp_path):
+def test_a_job_that_another_process_still_runs_is_named(tmp_path, capsys):
     sweep = sweep_of(tmp_path, "running", "running")
     sweep = sweep.with_job(replace(sweep.jobs[0], reason=STILL))
     lines = drawn(table_of(sweep), width=200)
     assert "still run by process 12 on there" in lines[1]
     assert "starting" in lines[2]
-
-
-def test_at_the_end_jobs_that_were_left_to_others_are_named(tmp_path, capsys):
     sweep = sweep_of(tmp_path, "running", "waiting")
     print_outcome(sweep.with_job(replace(sweep.jobs[0], reason=STILL)))
     out = capsys.readouterr().out
     assert "1 of the jobs is still run by processes of an earlier command, which were not stopped:" in out
     assert f"- 0 seed=0: {STILL}" in out
-    print_outcome(sweep)
-    assert "left alone" not in capsys.readouterr().out

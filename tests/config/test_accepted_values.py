@@ -123,7 +123,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(FIELDS.keys() - APART)), anything)
 def test_a_section_accepts_the_values_that_its_fields_accept(name, value):
     section, _, key = name.partition(".")
@@ -140,7 +140,7 @@ def test_a_section_accepts_the_values_that_its_fields_accept(name, value):
         assert all(getattr(found, one.name) == one.default for one in others if one.default is not dataclasses.MISSING)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(KINDS)), anything)
 def test_a_converted_value_is_accepted_again_unchanged(name, value):
     accepted, converted = _accepts(KINDS[name], value)

@@ -10,13 +10,10 @@ def catalogue():
     return Catalogue([location.configs()])
 
 
-def test_groups_stand_in_the_order_of_the_defaults_list(catalogue):
+def test_groups_are_in_order_and_options_say_what_they_are(catalogue):
     assert list(catalogue.groups)[:3] == ["task", "dataset", "optimizer"]
     assert catalogue.defaults["precision"] == "amp_dynamic"
     assert catalogue.defaults["debug"] is None
-
-
-def test_every_option_says_in_one_line_what_it_is(catalogue):
     for options in catalogue.groups.values():
         for option in options.values():
             assert len(option.summary) > 10, option.path

@@ -1,6 +1,5 @@
 """Facts about composing: what wins over what, what is refused, and that everything is said at once."""
 
-import itertools
 import math
 import shlex
 import sys
@@ -24,18 +23,9 @@ def problems(*words, **options):
 
 def test_the_default_is_the_one_that_the_files_say():
     config = compose([])
-    assert config.chosen == {
-        "task": "classify",
-        "dataset": "digits",
-        "optimizer": "sgd",
-        "schedule": "cosine",
-        "scaler": "dynamic",
-        "logger": "none",
-        "diagnostics": "none",
-        "distributed": "ddp",
-        "model": "cnn",
-        "precision": "amp_dynamic",
-    }
+    training = {"task": "classify", "dataset": "digits", "model": "cnn", "optimizer": "sgd", "schedule": "cosine"}
+    others = {"scaler": "dynamic", "precision": "amp_dynamic", "logger": "none", "diagnostics": "none"}
+    assert config.chosen == {**training, **others, "distributed": "ddp"}
     assert config.train.epochs == 10
     assert config.run.name is None
     assert config.warnings == ()
@@ -48,101 +38,66 @@ def test_precision_chooses_the_scaler_and_the_command_line_wins():
     assert chosen.scaler.arguments["scale"] == 8.0
 
 
-def test_the_model_chooses_the_optimizer_and_the_command_line_wins():
-    assert compose(["model=plain16"]).optimizer.path == "mptrain.optimizer.Adam"
-    assert compose(["model=plain16", "optimizer=sgd"]).optimizer.path == "mptrain.optimizer.SGD"
-    assert compose(["model=plain16"]).train.batch_size == 128
-    assert compose(["model=plain16", "train.batch_size=7"]).train.batch_size == 7
-
-
-def test_a_models_rate_does_not_leak_into_an_optimizer_it_did_not_choose():
+def test_the_model_chooses_optimizer_and_rate_and_the_command_line_wins():
     chosen = compose(["model=plain16"])
+    assert (chosen.optimizer.path, chosen.train.batch_size) == ("mptrain.optimizer.Adam", 128)
+    assert compose(["model=plain16", "optimizer=sgd"]).optimizer.path == "mptrain.optimizer.SGD"
+    assert compose(["model=plain16", "train.batch_size=7"]).train.batch_size == 7
     assert chosen.optimizer.arguments["lr"] == chosen.model_defaults["lr"]["adam"]
     assert compose(["model=plain16", "optimizer=sgd"]).optimizer.arguments["lr"] == 0.05  # as sgd.yaml says
     assert compose(["model=plain16", "optimizer.lr=0.5"]).optimizer.arguments["lr"] == 0.5
 
 
-def test_model_defaults_are_kept_apart_from_the_models_arguments():
-    config = compose(["model=plain16"])
-    assert list(config.model_defaults["lr"]) == ["adam"]
-    assert "defaults" not in config.model.arguments
-
-
-def test_of_two_words_for_one_key_or_group_the_last_one_counts():
+def test_the_last_of_two_words_counts_and_an_empty_group_may_be_null():
     config = compose(["train.epochs=1", "precision=fp32", "precision=bf16", "train.epochs=2"])
     assert config.train.epochs == 2
     assert config.precision.name == "bf16"
-
-
-def test_every_problem_is_reported_at_once():
-    found = problems(
-        "precison=amp_dynamic",
-        "train.epochs=1.5",
-        "scaler.growth_factor=0.5",
-        "optimizer=smd",
-        "device=gpu",
-        "nonsense",
-    )
-    assert len(found) == 6
+    assert compose(["debug=smoke", "debug=null"]).train.max_steps is None
+    assert compose(["debug=null", "debug=smoke"]).train.max_steps == 2
 
 
 @each(
     ("word", "what", "hint"),
     [
-        ("precision=amp_dynamc", "no option 'amp_dynamc' in precision", "did you mean amp_dynamic?"),
-        ("precision=5", "no option '5' in precision", None),
-        ("precison=amp_dynamic", "unknown key 'precison'", "did you mean precision=amp_dynamic?"),
+        ("precision=5", "no option '5' in precision", ""),
         ("epochs=3", "unknown key 'epochs'", "did you mean train.epochs=3?"),
-        ("lr=0.1", "unknown key 'lr'", "did you mean optimizer.lr=0.1?"),
         ("train.epoch=3", "unknown key 'train.epoch'", "did you mean train.epochs=3?"),
         ("trian.epochs=3", "unknown key 'trian.epochs'", "did you mean train.epochs=3?"),
-        ("model.widht=3", "unknown key 'model.widht'", None),
-        (
-            "model.nothing=3",
-            "unknown key 'model.nothing'",
-            "mptrain.workloads.classification.models.convnet.cnn takes widths",
-        ),
-        ("train.epochs.x=3", "unknown key 'train.epochs.x'", None),
+        ("model.widht=3", "unknown key 'model.widht'", ""),
+        ("model.nothing=3", "unknown key 'model.nothing'", "models.convnet.cnn takes widths"),
+        ("+model.depht=3", "unknown key 'model.depht'", ""),
+        ("model.widths.9=16", "unknown key 'model.widths.9'", ""),
+        ("train.epochs.x=3", "unknown key 'train.epochs.x'", ""),
         ("zzz=3", "unknown key 'zzz'", "mptrain list shows all groups and keys"),
         ("train={epoch:3}", "unknown key 'train.epoch'", "did you mean train.epochs=3?"),
-        ("train=3", "train=3: must be a mapping", None),
-        ("scaler.scale=1,128", "scaler.scale=1,128: two values for one key: add -m to sweep", None),
-        ("seed=1,2,3", "seed=1,2,3: several values for one key: add -m to sweep", None),
-        ("precision=fp32,bf16", "precision=fp32,bf16: two values for one key: add -m to sweep", None),
-        ("seed=range(1,4)", "seed=range(1,4): several values for one key: add -m to sweep", None),
-        ("precision=[fp32,bf16]", "precision=[fp32,bf16]: only one option of a group can be chosen", None),
-        ("model=null", "model=null: a run needs an option of model", None),
-        ("~model", "'~model': a run needs an option of model", None),
+        ("train=3", "train=3: must be a mapping", ""),
+        ("seed=1,2,3", "seed=1,2,3: several values for one key: add -m to sweep", ""),
+        ("precision=fp32,bf16", "precision=fp32,bf16: two values for one key: add -m to sweep", ""),
+        ("seed=range(1,4)", "seed=range(1,4): several values for one key: add -m to sweep", ""),
+        ("precision=[fp32,bf16]", "precision=[fp32,bf16]: only one option of a group can be chosen", ""),
         ("+model=mlp", "'+model=mlp': model already has an option", "write model=mlp"),
         ("model@other=mlp", "'model@other=mlp': the package of model is fixed", "write model=mlp"),
         ("+train.epochs=3", "'+train.epochs=3': train.epochs already exists", "write train.epochs=3"),
-        ("+train.foo=3", "unknown key 'train.foo'", None),
-        ("+foo=3", "unknown key 'foo'", None),
-        ("++foo.bar=3", "unknown key 'foo.bar'", None),
+        ("+train.foo=3", "unknown key 'train.foo'", ""),
+        ("++foo.bar=3", "unknown key 'foo.bar'", ""),
         ("~train.epochs", "'~train.epochs': train.epochs cannot be removed", "give it another value instead"),
         ("~nothing", "'~nothing': there is no key 'nothing' to remove", ""),
-        ("~model._target_", "'~model._target_': model._target_ cannot be removed", None),
-        (
-            "hydra.run.dir=x",
-            "'hydra.run.dir' has no effect: mptrain creates the run directories",
-            "use run.root or run.name",
-        ),
+        ("~model._target_", "'~model._target_': model._target_ cannot be removed", ""),
+        ("hydra.run.dir=x", "'hydra.run.dir' has no effect: mptrain creates", "use run.root or run.name"),
         ("hydra.searchpath=[x]", "'hydra.searchpath' is set by mptrain", "add a folder with --config-dir DIR"),
-        ("train.epochs", "'train.epochs' is not of the form KEY=VALUE", "write for example train.epochs=3"),
-        ("=3", "'=3' has no key", None),
-        ("train.epochs=[1", None, None),
+        ("hydra.mode=MULTIRUN", "'hydra.mode' has no effect", ""),
+        ("hydra.verbose=true", "'hydra.verbose' has no effect", ""),
+        ("hydra/job_logging=none", "'hydra/job_logging' has no effect", ""),
         ("run.name=é", "'run.name=é' cannot be read: 'é' must be in quotes", "quote the value: 'run.name=\"é\"'"),
         ("train.epochs=${nowhere}", "train.epochs: Interpolation key 'nowhere' not found", ""),
         ("optimizer.lr=${optimizer.lr}", "optimizer.lr: Recursive interpolation detected", ""),
-        ("run.name=../x", "run.name='../x' has '..' as a part of the path", None),
+        ("run.name=../x", "run.name='../x' has '..' as a part of the path", ""),
     ],
 )
 def test_a_wrong_word_is_named_with_what_to_write_instead(word, what, hint):
-    found = problems(word)
-    assert len(found) == 1
-    [(said, hinted)] = found.items()
-    assert what is None or said == what
-    assert hint is None or hinted == hint
+    [(said, hinted)] = problems(word).items()
+    assert said.startswith(what)
+    assert hint in hinted
 
 
 KEYS = {
@@ -167,24 +122,20 @@ KEYS = {
 WRONG = ("1.5x", "nan", "inf", "-1", "[x,{}]", "-0.5", "{a:1}")
 
 
-@each(("key", "value"), list(itertools.product(KEYS, WRONG)))
-def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
-    found = problems(f"{key}={value}")
-    words = [what for what in found if what.startswith(f"{key}=")]
-    assert len(words) == 1
-    assert ": must be " in words[0]
-    wanted = KEYS[key]
-    if wanted and value in ("nan", "inf"):
-        wanted = wanted.replace("a number", "a finite number")
-    assert wanted is None or words[0].endswith(f"must be {wanted}")
+@each("value", WRONG)
+def test_a_value_out_of_range_is_answered_with_key_value_and_range(value):
+    found = problems(*(f"{key}={value}" for key in KEYS))
+    for key, wanted in KEYS.items():
+        [what] = [what for what in found if what.startswith(f"{key}=")]
+        finite = "a finite number" if value in ("nan", "inf") else "a number"
+        assert what.endswith(f": must be {wanted}".replace("a number", finite)) if wanted else ": must be " in what
 
 
 @each(
     ("word", "hint"),
     [
         ("scaler.init_scale=2**16", "write scaler.init_scale=65536"),
-        ("scaler.init_scale=2^16", "write scaler.init_scale=65536"),
-        ("optimizer.lr=2**-3", "write optimizer.lr=0.125"),
+        ("optimizer.lr=2^-3", "write optimizer.lr=0.125"),
         ("train.max_steps=None", "write train.max_steps=null"),
         ("train.compile=yes", "write train.compile=true"),
         ("train.channels_last=0", "write train.channels_last=false"),
@@ -202,17 +153,6 @@ def test_a_value_in_another_notation_is_hinted_in_ours(word, hint):
     assert "EOF" not in what
 
 
-def test_true_is_no_number_and_one_is_no_truth_value():
-    assert "train.epochs=true: must be a whole number, at least 1" in problems("train.epochs=true")
-    assert "train.channels_last=1: must be true or false" in problems("train.channels_last=1")
-
-
-def test_a_whole_number_may_be_written_as_a_power_of_ten():
-    config = compose(["train.max_steps=1e3"])
-    assert config.train.max_steps == 1000
-    assert isinstance(config.train.max_steps, int)
-
-
 def test_a_key_of_the_other_scaler_is_answered_with_that_scaler_and_with_its_counterpart():
     [(what, hint)] = problems("scaler.scale=8").items()
     assert what == "unknown key 'scaler.scale' in the chosen scaler: it belongs to scaler=static"
@@ -222,72 +162,48 @@ def test_a_key_of_the_other_scaler_is_answered_with_that_scaler_and_with_its_cou
     assert hint == "write scaler=dynamic scaler.init_scale=8, or scaler.scale=8 for the chosen scaler"
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet18"])
-def test_a_folder_is_answered_with_the_data_set_of_own_files_for_the_chosen_task(model):
-    [(what, hint)] = problems(f"model={model}", "dataset.root=pictures").items()
+def test_a_key_of_another_option_names_the_options_that_have_it():
+    [(what, hint)] = problems("model=resnet18", "dataset.root=pictures").items()
     assert "it belongs to dataset=image_folder, dataset=" in what
     assert hint == "write dataset=image_folder dataset.root=pictures"
     [hint] = problems("task=enhance", "dataset=digits", "dataset.root=photos").values()
     assert hint == "write dataset=photo_folder dataset.root=photos"
-
-
-def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
     [(what, hint)] = problems("optimizer.betas=[0.9,0.99]").items()
     assert "it belongs to optimizer=adam or optimizer=adamw" in what
     assert hint == "write optimizer=adam optimizer.betas=[0.9,0.99]"
-    [(what, hint)] = problems("schedule.gamma=0.5").items()
-    assert hint == "write schedule=exponential schedule.gamma=0.5"
-    assert "it belongs to schedule=exponential or schedule=step" in what
-    [(what, hint)] = problems("dataset=cifar10", "dataset.path=/data").items()
+    [hint] = problems("dataset=cifar10", "dataset.path=/data").values()
     assert hint == "write dataset.root=/data for the chosen dataset"
-
-
-FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision describes them"
 
 
 @each(
     ("word", "hint"),
     [
-        ("precision=fp16", FP16),
-        ("precision=half", FP16),
+        ("precision=half", "fp16_dynamic, fp16_noscale, fp16_pure or fp16_static"),
         ("precision=bf16_amp", "did you mean amp_bf16?"),
         ("precision=BF16", "did you mean bf16?"),
-        ("precision=dynamic_amp", "did you mean amp_dynamic?"),
         ("precision=mixed", "did you mean amp_dynamic?"),
-        ("precision=16-mixed", "did you mean amp_dynamic?"),
         ("precision=bf16-mixed", "did you mean amp_bf16?"),
-        ("precision=O2", "did you mean fp16_dynamic?"),
         ("scaler=gradscaler", "did you mean torch?"),
         ("scaler=off", "did you mean none?"),
         ("optimizer=AdamW", "did you mean adamw?"),
         ("schedule=MultiStepLR", "did you mean step?"),
+        ("schedule=onecycle", "one_cycle"),
+        ("schedule=wsd", "warmup_stable_decay"),
+        ("schedule=ReduceLROnPlateau", "plateau"),
         ("distributed=fsdp", "did you mean fsdp2?"),
         ("dataset=mnist", "did you mean fashion_mnist?"),
         ("model=transformer_small", "did you mean transformer_small_translation?"),
         ("model=resnet34", "did you mean model=torchvision model.name=resnet34?"),
-        (
-            "model=mobilenet_v",
-            "did you mean model=torchvision model.name=mobilenet_v2, mobilenet_v3_large or mobilenet_v3_small?",
-        ),
-        (
-            "model=mine.Net",
-            "save DIR/model/NAME.yaml with '_target_: mine.Net' and its own keys, and write --config-dir DIR model=NAME "
-            "(docs/bring-your-own.md)",
-        ),
+        ("model=mobilenet_v", "model.name=mobilenet_v2, mobilenet_v3_large or mobilenet_v3_small?"),
+        ("model=mine.Net", "'_target_: mine.Net' and its own keys, and write --config-dir DIR model=NAME"),
         ("optimizer=torch.optim.RAdam", "write optimizer=torch optimizer.name=RAdam"),
         ("model=resnet10t", "did you mean model=timm model.name=resnet10t?"),
         ("model=GPT-2", "did you mean model=causal_lm model.name=gpt2?"),
         ("model=bert", "did you mean model=sequence_classifier model.name=bert?"),
-        (
-            "model=./net.yaml",
-            "for an option of your own, save it as DIR/model/NAME.yaml and write --config-dir DIR model=NAME",
-        ),
-        ("dataset=./", "for images with one folder per class set dataset=image_folder dataset.root=./"),
+        ("model=./net.yaml", "save it as DIR/model/NAME.yaml and write --config-dir DIR model=NAME"),
+        ("dataset=./", "set dataset=image_folder dataset.root=./"),
         ("model=ViT_b_16", "did you mean model=torchvision model.name=vit_b_16?"),
-        (
-            "optimizer=muon_of_mine",
-            "the options are adagrad, adam, adamw, sgd, timm, torch; an option of your own needs --config-dir DIR",
-        ),
+        ("optimizer=muon_of_mine", "the options are adagrad, adam, adamw, sgd, timm, torch; "),
         ("optimizer=rmsprop", "did you mean optimizer=torch optimizer.name=RMSprop?"),
         ("optimizer=Lion", "did you mean optimizer=timm optimizer.name=lion?"),
     ],
@@ -295,7 +211,7 @@ FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptra
 def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
     [(what, hinted)] = problems(word).items()
     assert what == f"no option '{word.partition('=')[2]}' in {word.partition('=')[0]}"
-    assert hinted == hint
+    assert hint in hinted
 
 
 @each(
@@ -316,40 +232,29 @@ def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
         ("early_stopping.patience=2", "did you mean train.early_stopping.patience=2?"),
         ("train.patience=2", "did you mean train.early_stopping.patience=2?"),
         ("schedule.warmup_epochs=1", "did you mean schedule.warmup=UPDATES, which counts updates, not epochs?"),
-        (
-            "optimizer.no_decay=[bias]",
-            "did you mean optimizer.groups='[{match: \"*.bias\", weight_decay: 0}]', or "
-            "decay_norms_and_biases=false, the default?",
-        ),
+        ("optimizer.no_decay=[bias]", "did you mean optimizer.groups='[{match: \"*.bias\", weight_decay: 0}]'"),
         ("optimizer.param_groups=[]", "did you mean optimizer.groups=[]?"),
         ("optimizer.group=[]", "did you mean optimizer.groups=[]?"),
         ("model.frozen=[conv1]", "did you mean model.freeze=[conv1]?"),
         ("model.checkpoint=x.pt", "did you mean model.weights=x.pt?"),
         ("model.num_classes=5", "leave it out: the data set determines it; +model.num_classes=5 passes another value"),
-        (
-            "optimizer._target_=torch.optim.RAdam",
-            "write optimizer=torch optimizer.name=RAdam; or add ~optimizer.momentum ~optimizer.nesterov",
-        ),
+        ("optimizer._target_=torch.optim.RAdam", "or add ~optimizer.momentum ~optimizer.nesterov"),
+        ("early_stopping_patience=4", "train.early_stopping.patience=4"),
         ("log.every=5", "log has ring, seconds, lines, stall_report_after"),
     ],
 )
 def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
-    assert list(problems(word).values()) == [hint]
+    [hinted] = problems(word).values()
+    assert hint in hinted
 
 
-@each("group", ["distributed", "scaler", "optimizer", "model", "precision", "logger", "task"])
+@each("group", ["distributed", "scaler", "model", "logger"])
 @each("form", ["{}=null", "~{}"])
 def test_a_group_that_cannot_be_left_out_says_what_to_write_instead(group, form):
     [(what, hint)] = problems(form.format(group)).items()
     assert what.endswith(f": a run needs an option of {group}")
     name = "none" if group in ("scaler", "logger") else Catalogue([location.configs()]).defaults[group]
     assert hint.startswith(f"write {group}={name} (")
-
-
-def test_a_group_that_has_no_option_by_default_may_be_null():
-    assert compose(["debug=null"]).train.max_steps is None
-    assert compose(["debug=smoke", "debug=null"]).train.max_steps is None
-    assert compose(["debug=null", "debug=smoke"]).train.max_steps == 2
 
 
 def test_a_value_out_of_range_is_explained_by_the_comment_beside_its_key():
@@ -365,25 +270,16 @@ def test_with_a_wrong_option_its_keys_are_not_called_unknown():
     assert list(problems("precision=fp16_statik", "scaler.scale=8")) == ["no option 'fp16_statik' in precision"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["scaler=static", "scaler.scale=1000"], "scaler.scale=1000 is not a power of two"),
-        (["scaler.init_scale=3"], "scaler.init_scale=3 is not a power of two"),
-        (["scaler.growth_factor=1.5"], "scaler.growth_factor=1.5 is not a power of two"),
-        (["scaler.backoff_factor=0.3"], "scaler.backoff_factor=0.3 is not a power of two"),
-    ],
-)
-def test_a_scale_that_rounds_gradients_is_a_warning_not_an_error(words, sentence):
-    [warning] = compose(words).warnings
-    assert warning.startswith(sentence)
+@each("key", ["scale=1000", "init_scale=3", "growth_factor=1.5", "backoff_factor=0.3", "scale=1.3e30"])
+def test_a_scale_that_rounds_gradients_is_a_warning_not_an_error(key):
+    [warning] = compose(["scaler=static"] * key.startswith("scale=") + [f"scaler.{key}"]).warnings
+    assert warning.startswith(f"scaler.{key} is not a power of two".replace("1.3e30", "1.3e+30"))
     assert "rounds the gradients" in warning
-
-
-def test_the_nearest_power_of_two_is_named():
-    [warning] = compose(["scaler=static", "scaler.scale=1000"]).warnings
-    assert warning.endswith("nearest: 1024")
+    nearest = {"scale=1000": "nearest: 1024", "scale=1.3e30": "nearest: 2^100"}
+    assert warning.endswith(nearest.get(key, ""))
     assert compose(["scaler=static", "scaler.scale=0.125"]).warnings == ()
+    [what] = problems("scaler=static", "scaler.scale=1.79e308")
+    assert what.startswith("scaler.scale=1.79e+308 is outside the normal FP32 numbers")
 
 
 def test_start_floor_and_ceiling_of_the_scale_must_be_in_order():
@@ -392,9 +288,11 @@ def test_start_floor_and_ceiling_of_the_scale_must_be_in_order():
     assert "scaler.min_scale" in what
 
 
-def test_fp32_evaluation_of_tf32_training_is_refused_because_the_switch_is_the_process_s():
+def test_facts_of_a_precision_that_contradict_each_other_are_refused():
     [what] = problems("precision=tf32", "precision.eval=fp32")
     assert what.startswith("precision.eval=fp32 with precision.tf32=true")
+    [what] = problems("precision=fp32", "precision.master_weights=true")
+    assert "they are their own master copy" in what
 
 
 def test_trap_30_an_eps_that_is_not_written_counts_with_its_default(tmp_path):
@@ -413,23 +311,11 @@ def test_fp16_optimizer_state_needs_an_eps_that_fp16_can_hold():
     assert compose([*words, "optimizer.eps=1e-4"]).optimizer.arguments["eps"] == 1e-4
 
 
-def test_facts_of_a_precision_that_contradict_each_other_are_refused():
-    [what] = problems("precision=fp32", "precision.master_weights=true")
-    assert "they are their own master copy" in what
-
-
-def test_a_target_that_is_not_allowed_is_refused_by_name():
-    [(what, hint)] = problems("model._target_=theirs.net").items()
-    assert "'theirs.net' is not in an allowed package" in what
-    assert "extensions.allow=[theirs.*]" in hint
-
-
-@pytest.mark.parametrize("target", ["os.system", "subprocess.run", "shutil.rmtree", "builtins.exec"])
+@each("target", ["theirs.net", "os.system", "subprocess.run", "shutil.rmtree", "builtins.exec"])
 def test_nobody_is_told_how_to_allow_what_is_no_part_of_a_run(target):
     [(what, hint)] = problems(f"model._target_={target}").items()
     assert f"'{target}' is not in an allowed package" in what
-    assert "check who wrote this" in hint
-    assert "extensions.allow" not in hint
+    assert ("extensions.allow=[theirs.*]" in hint) == (target == "theirs.net") != ("check who wrote this" in hint)
 
 
 def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
@@ -437,11 +323,7 @@ def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
         "def net(width: int, num_classes: int):\n    return width, num_classes\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = [
-        "model={_target_: extension_net.net, width: 3}",
-        "~model.widths",
-        "extensions.allow=[extension_net]",
-    ]
+    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "extensions.allow=[extension_net]"]
     config = compose(words)
     assert config.model.build(num_classes=2) == (3, 2)
     sys.modules.pop("extension_net", None)
@@ -468,18 +350,9 @@ def test_the_title_of_a_model_has_the_name_of_its_network_once():
         assert compose(words).model_title == title
 
 
-def test_an_argument_of_a_target_can_be_added_and_taken_away():
+def test_arguments_can_be_taken_away_changed_in_part_and_interpolated():
     assert compose(["~model.widths"]).model.arguments == {}
-    [what] = problems("+model.depht=3")
-    assert what == "unknown key 'model.depht': mptrain.workloads.classification.models.convnet.cnn has no such argument"
-
-
-def test_an_overridden_list_entry_counts():
     assert compose(["model.widths.0=16"]).model.arguments["widths"][0] == 16
-    assert list(problems("model.widths.9=16")) == ["unknown key 'model.widths.9'"]
-
-
-def test_interpolations_follow_overridden_values():
     config = compose(["dataset.train_samples=${train.batch_size}", "train.batch_size=16"])
     assert config.dataset.arguments["train_samples"] == 16
 
@@ -502,7 +375,7 @@ def test_a_value_that_a_file_leaves_open_is_required(tmp_path):
     assert compose(["scaler=open", "scaler.scale=2"], config_dirs=[tmp_path]).scaler.arguments["scale"] == 2.0
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n", "\tx: 1\n", "defaults: [nowhere]\n", "foo: 1\n", "run: 3\n"])
+@pytest.mark.parametrize("text", ["defaults: [nowhere]\n", "foo: 1\n", "run: 3\n"])
 def test_a_damaged_file_is_an_error_with_a_message(tmp_path, text):
     (tmp_path / "debug").mkdir()
     (tmp_path / "debug" / "bad.yaml").write_text("# @package _global_\n" + text)
@@ -548,26 +421,6 @@ def test_a_model_file_with_half_of_its_header_is_told_the_other_half(tmp_path, t
     assert "'model:'" in hint
 
 
-def test_an_argument_is_offered_only_where_the_target_takes_it(tmp_path):
-    assert "+" not in problems("dataset.batch=1")["unknown key 'dataset.batch'"]
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "bare.yaml").write_text("_target_: mptrain.workloads.images.datasets.digits.load_digits\n")
-    [hint] = problems("dataset=bare", "dataset.workers=1", config_dirs=[tmp_path]).values()
-    assert "dataset" in hint
-
-
-def test_several_options_of_a_group_are_not_called_a_list():
-    assert problems("precision=fp32,bf16") == {"precision=fp32,bf16: two values for one key: add -m to sweep": ""}
-
-
-def test_a_huge_power_of_two_is_written_as_one():
-    [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
-    assert warning.endswith("nearest: 2^100")
-    assert next(iter(problems("scaler=static", "scaler.scale=1.79e308"))).startswith(
-        "scaler.scale=1.79e+308 is outside the normal FP32 numbers"
-    )
-
-
 def test_the_saved_text_gives_the_same_configuration_again():
     config = compose(["model=plain16", "precision=fp16_static", "scaler.scale=8", "train.max_steps=1e2"])
     again = reload(config.yaml)
@@ -608,11 +461,6 @@ def test_reloading_changes_single_values_but_not_what_a_run_is_about():
             reload(damaged)
 
 
-def test_a_value_with_quotes_survives_the_saved_text():
-    config = compose(["run.root='a \"b\" c'"])
-    assert reload(config.yaml).run.root == 'a "b" c'
-
-
 def test_files_are_merged_once_for_many_points(monkeypatch):
     calls = []
     merge = module.hydra_compose
@@ -625,43 +473,30 @@ def test_files_are_merged_once_for_many_points(monkeypatch):
 
 def test_every_option_of_every_group_composes():
     composer = Composer()
-    for group, options in composer.catalogue.groups.items():
-        for name, option in options.items():
+    elsewhere = ("model", "schedule")  # test_sizes.py and test_schedules.py compose all of theirs
+    for group in composer.catalogue.groups.keys() - elsewhere:
+        for name, option in composer.catalogue.groups[group].items():
             needed = [f"{entry.key}=/tmp" for entry in option.entries if entry.value == "???"]
             config = composer.compose([f"{group}={name}", *needed])
             assert math.isfinite(config.optimizer.build().lr)
 
 
-@pytest.mark.parametrize(
+MLP = "mptrain.workloads.classification.models.perceptron.mlp"
+
+
+@each(
     ("words", "group", "path"),
     [
-        (
-            ("model._target_=mptrain.workloads.classification.models.perceptron.mlp", "~model.widths"),
-            "model",
-            "mptrain.workloads.classification.models.perceptron.mlp",
-        ),
-        (
-            ("dataset._target_=mptrain.workloads.images.datasets.synthetic.make_synthetic",),
-            "dataset",
-            "mptrain.workloads.images.datasets.synthetic.make_synthetic",
-        ),
+        ((f"model._target_={MLP}", "~model.widths"), "model", MLP),
         (("schedule=constant", "schedule._target_=mptrain.schedule.Cosine"), "schedule", "mptrain.schedule.Cosine"),
-        (
-            ("optimizer=adam", "~optimizer.weight_decay", "optimizer._target_=mptrain.optimizer.AdamW"),
-            "optimizer",
-            "mptrain.optimizer.AdamW",
-        ),
         (("scaler=none", "scaler._target_=mptrain.scaler.StaticScaler"), "scaler", "mptrain.scaler.StaticScaler"),
+        (("model._target_=mptrain.workloads.classification.models.convnet.cnn",), "model", "cnn"),
     ],
 )
 def test_a_target_that_takes_the_place_of_an_options_own_takes_its_name_too(words, group, path):
     config = compose(words)
     assert config.chosen[group] == path
     assert reload(config.yaml).chosen == config.chosen
-
-
-def test_an_option_keeps_its_name_where_its_target_is_typed_again():
-    assert compose(["model._target_=mptrain.workloads.classification.models.convnet.cnn"]).chosen["model"] == "cnn"
 
 
 @pytest.mark.parametrize("root", ["it's", 'my "best" runs', "a b's\"c"])
@@ -671,7 +506,7 @@ def test_a_folder_with_quotes_in_its_name_is_refused_with_the_word_that_is_meant
     ) as raised:
         compose([f"run.root={root}"])
     (word,) = shlex.split(raised.value.hint.removeprefix("set "))
-    assert compose([word]).run.root == root
+    assert reload(compose([word]).yaml).run.root == root
     assert compose(["run.root=my runs"]).run.root == "my runs"
 
 
@@ -702,11 +537,3 @@ def test_files_that_hydra_cannot_place_are_explained(tmp_path):
         assert str(refused.value) == what, word
         assert hint in refused.value.hint, word
     assert compose(["+experiment=fast"], config_dirs=[tmp_path]).train.epochs == 1
-
-
-@pytest.mark.parametrize(
-    "word", ["hydra.mode=MULTIRUN", "hydra.verbose=true", "hydra/job_logging=none", "hydra.job.name=x"]
-)
-def test_keys_of_hydra_that_do_nothing_here_are_refused(word):
-    with pytest.raises(ConfigError, match=f"'{word.partition('=')[0]}' has no effect"):
-        compose([word])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import jobs_that_end as jobs
 import pytest
 import torchvision.models._api as torchvision_api
 from torchvision import datasets
@@ -113,7 +114,8 @@ def test_a_sweep_that_is_resumed_and_a_recipe_of_others_download_nothing(tmp_pat
         raise DataError("nobody looks for it")
 
     monkeypatch.chdir(tmp_path)
-    assert main(["-m", "run.name=theirs", "model=mlp", "dataset=digits", "seed=0,1", "train.max_steps=1"]) == 0
+    monkeypatch.setattr(sweep, "PROGRAM", jobs.program())
+    assert main(["-m", "run.name=theirs", "model=mlp", "dataset=digits", f"seed={jobs.DONE},9"]) == 0
     table = tmp_path / "outputs" / "theirs" / "sweep.json"
     table.write_text(table.read_text().replace("dataset=digits", "dataset=cifar10"))
     for record in list(table.parent.glob("00*/run.json")):

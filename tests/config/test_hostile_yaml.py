@@ -94,11 +94,10 @@ def test_ordinary_yaml_is_read(text):
     assert read_yaml(text) is not None
 
 
-def test_an_alias_without_an_anchor_is_named():
-    with pytest.raises(ConfigError, match="undefined alias"):
-        read_yaml("a: &y 1\nb: *x\n")
-
-
-def test_half_of_a_character_is_refused():
-    with pytest.raises(ConfigError, match=r"\\ud800 is half of a character"):
-        read_yaml('a: "x\\ud800"\n')
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a: &y 1\nb: *x\n", "undefined alias"), ('a: "x\\ud800"\n', r"\\ud800 is half of a character")],
+)
+def test_an_alias_without_an_anchor_and_half_of_a_character_are_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        read_yaml(text)

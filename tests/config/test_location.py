@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,17 +25,3 @@ def test_a_missing_folder_is_an_error_that_says_where_was_looked(tmp_path, monke
     monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
     with pytest.raises(EnvironmentRefused, match=r"searched .*_data"):
         location.configs()
-
-
-def test_configs_are_found_from_another_directory(tmp_path):
-    root = str(Path(location.__file__).parents[2])
-    code = "from mptrain.config import location; print(location.configs())"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == str(location.configs())

@@ -27,18 +27,6 @@ def test_a_name_and_the_arguments_of_its_class():
     assert not rule.decay_norms_and_biases
 
 
-def test_what_is_not_given_is_as_the_class_has_it():
-    rule = rule_of(TORCH, "optimizer.name=Muon")
-    assert (rule.lr, rule.weight_decay) == (0.001, 0.1)
-    rule = rule_of(TIMM, "optimizer.decay_norms_and_biases=true")
-    assert (rule.name, rule.lr, rule.weight_decay, rule.decay_norms_and_biases) == (
-        "timm.optim.Lion",
-        0.0001,
-        0.0,
-        True,
-    )
-
-
 def test_a_name_of_timm_implies_what_it_implies_there():
     assert rule_of(TIMM, "optimizer.name=clion").arguments == {"caution": True}
     assert rule_of(TIMM, "optimizer.name=sgd").arguments == {"momentum": 0.9, "nesterov": True}
@@ -88,11 +76,6 @@ def own(tmp_path, monkeypatch):
     return composed
 
 
-def test_keys_of_a_class_that_is_typed_as_the_target_need_no_plus():
-    words = ("optimizer.eps=0.5", "optimizer._target_=torch.optim.RAdam", "~optimizer.momentum", "~optimizer.nesterov")
-    assert rule_of(*words).arguments["eps"] == 0.5
-
-
 def test_a_class_or_function_of_ones_own(own):
     rule = own("Signs", "optimizer.momentum=0.5", keys="lr: 0.25\n").optimizer.build()
     assert (rule.name, rule.lr, rule.arguments) == ("signs_of_mine.Signs", 0.25, {"lr": 0.25, "momentum": 0.5})
@@ -105,6 +88,9 @@ def test_a_class_or_function_of_ones_own(own):
         own("no_optimizer")
 
 
+GRAPH, HALF_STATE = "train.engine=graph", "precision.optimizer_state=parameters"
+
+
 @each(
     ("words", "what", "hint"),
     [
@@ -113,36 +99,11 @@ def test_a_class_or_function_of_ones_own(own):
         ((TORCH, "optimizer.name=lr_scheduler"), "torch.optim has no optimizer lr_scheduler", "its optimizers"),
         ((TORCH, "optimizer.name=null"), "optimizer.name=null: must be the name of an optimizer", "set optimizer.name"),
         ((TIMM, "optimizer.name=lino"), "timm has no optimizer lino", "did you mean optimizer.name=lion?"),
-        (
-            (TIMM, "optimizer.name=fusedadam"),
-            "timm's fusedadam is apex.optimizers.FusedAdam",
-            "extensions.allow=[apex]",
-        ),
-        (
-            (TORCH, "optimizer.beta=[0.9,0.99]"),
-            "unknown key 'optimizer.beta': torch.optim.RAdam has",
-            "optimizer.betas=",
-        ),
-        (
-            (TORCH, "optimizer.betas=[0.9,1.5]"),
-            "torch.optim.RAdam rejects its arguments: ValueError",
-            "it takes lr, betas",
-        ),
-        (
-            (TORCH, "optimizer.nothing=1"),
-            "unknown key 'optimizer.nothing': torch.optim.RAdam has",
-            "it takes lr, betas",
-        ),
-        (
-            (TORCH, "optimizer.param_groups=[]"),
-            "unknown key 'optimizer.param_groups'",
-            "did you mean optimizer.groups=[]?",
-        ),
-        (
-            ("optimizer._target_=torch.optim.RAdam", "optimizer.groups=[{match: 3}]"),
-            "optimizer.groups.0.match=3: must be a list",
-            "",
-        ),
+        ((TIMM, "optimizer.name=fusedadam"), "apex.optimizers.FusedAdam", "extensions.allow=[apex]"),
+        ((TORCH, "optimizer.beta=[0.9,0.99]"), "unknown key 'optimizer.beta': torch.optim.RAdam", "optimizer.betas="),
+        ((TORCH, "optimizer.betas=[0.9,1.5]"), "torch.optim.RAdam rejects its arguments", "it takes lr, betas"),
+        ((TORCH, "optimizer.nothing=1"), "unknown key 'optimizer.nothing': torch.optim.RAdam", "it takes lr, betas"),
+        ((TORCH, "optimizer.param_groups=[]"), "unknown key 'optimizer.param_groups'", "optimizer.groups=[]?"),
         (
             (TORCH, "optimizer.decay_norms_and_biases=3"),
             "optimizer.decay_norms_and_biases=3: must be true or false",
@@ -152,31 +113,15 @@ def test_a_class_or_function_of_ones_own(own):
         ((TORCH, "optimizer.name=SparseAdam"), "torch.optim.SparseAdam takes sparse gradients only", "choose another"),
         ((TIMM, "optimizer.name=adahessian"), "timm.optim.Adahessian needs second derivatives", "choose another"),
         ((TIMM, "optimizer.name=adafactor"), "timm.optim.Adafactor sets its own learning rate", "set optimizer.lr"),
-        (
-            ("optimizer._target_=torch.optim.optimizer.register_optimizer_step_pre_hook",),
-            "is no optimizer",
-            "name a class",
-        ),
-        ((TORCH, "train.engine=graph"), "train.engine=graph with torch.optim.RAdam", "set train.engine=eager"),
-        (
-            (TORCH, "precision=fp16_pure", "precision.optimizer_state=parameters"),
-            "precision.optimizer_state=parameters in float16 with torch.optim.RAdam",
-            "set precision.optimizer_state=float32",
-        ),
-        (
-            ("optimizer.groups=[{mach: 12.weight}]",),
-            "unknown key 'optimizer.groups.0.mach'",
-            "optimizer.groups.0.match",
-        ),
+        (("optimizer._target_=torch.optim.swa_utils.update_bn", TORCH), "it takes no params", "name a class"),
+        ((TORCH, GRAPH), "train.engine=graph with torch.optim.RAdam", "set train.engine=eager"),
+        ((TORCH, "precision=fp16_pure", HALF_STATE), f"{HALF_STATE} in float16 with torch.optim.RAdam", "float32"),
+        (("optimizer.groups=[{mach: a}]",), "unknown key 'optimizer.groups.0.mach'", "optimizer.groups.0.match"),
+        (("optimizer._target_=torch.optim.RAdam", "optimizer.groups=[{match: 3}]"), "optimizer.groups.0.match=3", ""),
         (("optimizer.groups=[{match: a, lr_factor: -1}]",), "optimizer.groups.0.lr_factor=-1: must be a number", ""),
         (("optimizer.groups=[3]",), "optimizer.groups.0=3: must be a mapping", ""),
         (("optimizer.layer_decay=1.5",), "optimizer.layer_decay=1.5: must be a number above 0 and at most 1", ""),
         (("model.freeze=layers.*",), "model.freeze=layers.*: must be a list", "write model.freeze=[layers.*]"),
-        (
-            ("optimizer._target_=torch.optim.swa_utils.update_bn", TORCH),
-            "update_bn is no optimizer: it takes no params",
-            "name a class",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(words, what, hint):
@@ -199,30 +144,12 @@ def test_an_optimizer_with_weights_of_its_own_for_evaluation_is_refused():
         adapt(KeepsTwo, {"lr": 0.1})
 
 
-def test_all_problems_are_told_at_once():
-    words = (TORCH, "optimizer.beta=1", "optimizer.layer_decay=0", "optimizer.groups=[{}]")
-    with pytest.raises(ConfigError) as caught:
-        compose(words)
-    assert len(caught.value.problems) == 3
-
-
-def test_bfloat16_state_is_allowed():
-    assert rule_of(TORCH, "precision=bf16_pure", "precision.optimizer_state=parameters").name == "torch.optim.RAdam"
-
-
 GROUPS = "optimizer.groups=[{match: ['a.*', b], lr_factor: 0.5}, {match: c, weight_decay: 0}]"
 
 
 def test_a_saved_configuration_says_the_same_and_can_be_changed():
-    words = (
-        TORCH,
-        "optimizer.name=NAdam",
-        "optimizer.betas=[0.8,0.9]",
-        GROUPS,
-        "optimizer.layer_decay=0.75",
-        "model.freeze=[a.*]",
-    )
-    config = compose(words)
+    words = (TORCH, "optimizer.name=NAdam", "optimizer.betas=[0.8,0.9]", GROUPS, "optimizer.layer_decay=0.75")
+    config = compose((*words, "model.freeze=[a.*]"))
     again = reload(config.yaml)
     assert again.yaml == config.yaml
     assert (again.optimizer, again.freeze) == (config.optimizer, ("a.*",))
@@ -256,11 +183,7 @@ def test_a_learner_of_its_own_has_what_the_others_have_and_what_it_says():
         ((TIMM, "optimizer.name=lamb"), True, "distributed=fsdp2 with timm.optim.Lamb"),
         ((TIMM, "optimizer.name=clion"), True, "distributed=fsdp2 with timm.optim.Lion"),
         ((TORCH, "optimizer.name=Adafactor"), True, "distributed=fsdp2 with torch.optim.Adafactor"),
-        (
-            (TIMM, "optimizer.name=nadamw", "optimizer.clipping_threshold=1.0"),
-            True,
-            "distributed=fsdp2 with timm.optim.NAdamW",
-        ),
+        ((TIMM, "optimizer.name=nadamw", "optimizer.clipping_threshold=1.0"), True, "with timm.optim.NAdamW"),
     ],
 )
 def test_only_optimizers_of_single_elements_are_for_shards(words, sharded, what):

@@ -37,6 +37,17 @@ def tokens(source, target=None, shared=False):
     return {**sizes, "shared_vocabulary": shared}
 
 
+TIMES = {"twice": 2, "four times": 4}
+
+
+def texts(size, **others):
+    return {"vocabulary_size": number(size), "sequence_length": 64, **others}
+
+
+def recordings(levels, speakers):
+    return {"levels": int(levels), "speakers": int(speakers) if (speakers or "no") != "no" else 0}
+
+
 def speech(numbers, letters):
     return {"feature_size": int(numbers), "vocabulary_size": int(letters) + 1}  # and the blank
 
@@ -47,31 +58,16 @@ FACTS = {
     r"with the (90) class numbers of (COCO)": lambda classes, _: images(classes, "3x", 300),
     r"with (grey|colour) pictures of (\d+)x\2\b": pictures,
     r"in (grey|colour)\b": lambda colour: pictures(colour, 64),
-    r"for pictures (twice|four times) as large": lambda times: {
-        "in_channels": 3,
-        "upscale": {"twice": 2, "four times": 4}[times],
-    },
-    r"with (\d+) classes of texts in a vocabulary of ([\d,]+)": lambda classes, size: {
-        "num_classes": int(classes),
-        "vocabulary_size": number(size),
-        "sequence_length": 64,
-    },
-    r"with a vocabulary of ([\d,]+)": lambda size: {
-        "vocabulary_size": number(size),
-        "sequence_length": 64,
-        "lanes": 0,
-    },
+    r"for pictures (twice|four times) as large": lambda times: {"in_channels": 3, "upscale": TIMES[times]},
+    r"with (\d+) classes of texts in a vocabulary of ([\d,]+)": lambda classes, size: texts(
+        size, num_classes=int(classes)
+    ),
+    r"with a vocabulary of ([\d,]+)": lambda size: texts(size, lanes=0),
     r"with a shared vocabulary of ([\d,]+)": lambda size: tokens(size, shared=True),
     r"with ([\d,]+) tokens on each side": tokens,
     r"with ([\d,]+) and ([\d,]+) tokens": tokens,
-    r"with (\d+) (?:bands|frequencies)(?: \([^)]*\))? and (\d+) letters": lambda features, letters: {
-        "feature_size": int(features),
-        "vocabulary_size": int(letters) + 1,  # and the blank
-    },
-    r"with (\d+) levels(?:,? (?:and )?(\d+|no) speakers)?": lambda levels, speakers: {
-        "levels": int(levels),
-        "speakers": int(speakers) if (speakers or "no") != "no" else 0,
-    },
+    r"with (\d+) (?:bands|frequencies)(?: \([^)]*\))? and (\d+) letters": speech,
+    r"with (\d+) levels(?:,? (?:and )?(\d+|no) speakers)?": recordings,
 }
 
 
@@ -133,13 +129,6 @@ def test_models_and_data_say_their_size_and_what_they_need_below_what_they_are(o
     lines = [line for line in option.lines if "@package" not in line][:3]
     assert lines[1:] == [comment(option, "Size"), comment(option, "Needs")]
     assert all(line.endswith(".") for line in lines)
-
-
-def test_words_mean_what_they_say():
-    assert facts_of("with 1,000 classes of 224x224") == {"num_classes": 1000, "in_channels": 3, "image_size": 224}
-    assert facts_of("with 10 classes of 1x8x8")["in_channels"] == 1
-    with pytest.raises(AssertionError, match=r"say in FACTS of .* what 'with 10 classes of 1x8x9' means"):
-        facts_of("with 10 classes of 1x8x9")
 
 
 def test_a_size_line_in_other_words_is_found(tmp_path):

@@ -1,7 +1,5 @@
 import dataclasses
-import math
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -11,80 +9,7 @@ from typing_extensions import TypedDict
 
 from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_section, check_value, describe, show
 from mptrain.optimizer.parameter_groups import ParameterGroup
-from mptrain.system.fields import (
-    AboveOne,
-    BelowOne,
-    BelowOneOrZero,
-    Fraction,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
-
-REFUSED = [
-    (1.5, PositiveInt),
-    (0, PositiveInt),
-    (True, PositiveInt),
-    ("3", PositiveInt),
-    (None, PositiveInt),
-    (math.nan, PositiveInt),
-    (-1, NonNegativeInt),
-    (0.5, AboveOne),
-    (1, AboveOne),
-    (-1, PositiveFloat),
-    (0.0, PositiveFloat),
-    (math.nan, PositiveFloat),
-    (math.inf, PositiveFloat),
-    (math.nan, Fraction),
-    (math.nan, float),
-    (math.inf, float),
-    (True, float),
-    ("0.1", float),
-    (1, bool),
-    ("yes", bool),
-    ("sometimes", Literal["auto", "never"]),
-    (3, str),
-    ("norms", tuple[str, ...]),
-    ([True], tuple[str, ...]),
-    ([0.9], tuple[BelowOneOrZero, BelowOneOrZero]),
-    ([0.9, 1.0], tuple[BelowOneOrZero, BelowOneOrZero]),
-    (1.5, PositiveInt | None),
-    ([1, 2], PositiveInt),
-    ({}, PositiveFloat),
-]
-
-
-@each(("value", "annotation"), REFUSED)
-def test_a_value_outside_its_annotation_is_refused_with_words(value, annotation):
-    with pytest.raises(InvalidValueError, match=r"^must be "):
-        check_value(value, annotation)
-
-
-ACCEPTED = [
-    (3, PositiveInt, 3),
-    (1e3, PositiveInt, 1000),
-    (1e3, PositiveInt | None, 1000),
-    (None, PositiveInt | None, None),
-    (2, PositiveFloat, 2.0),
-    ([0.9, 0.999], tuple[BelowOneOrZero, BelowOneOrZero], (0.9, 0.999)),
-    ([], tuple[str, ...], ()),
-    (["a"], tuple[str, ...], ("a",)),
-    (["norms", 16], tuple[str, ...], ("norms", "16")),
-    ([2.0, 3], tuple[PositiveInt, ...], (2, 3)),
-    ("never", Literal["auto", "never"], "never"),
-    ("x/y", Path, Path("x/y")),
-    ({"a": 1}, dict[str, int], {"a": 1}),
-    ([1, 2], list[int], [1, 2]),
-    (2.5, int | float, 2.5),
-]
-
-
-@each(("value", "annotation", "expected"), ACCEPTED)
-def test_a_value_inside_is_converted_to_what_the_field_wants(value, annotation, expected):
-    found = check_value(value, annotation)
-    assert found == expected
-    assert type(found) is type(expected)
-
+from mptrain.system.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, PositiveFloat, PositiveInt
 
 WORDS = [
     (PositiveInt, "a whole number, at least 1"),
@@ -114,17 +39,11 @@ def test_ranges_are_said_in_words(annotation, words):
     assert describe(annotation) == words
 
 
-def test_values_are_shown_as_one_would_write_them():
+def test_values_are_shown_as_written_and_unknown_ones_are_accepted():
     value = {"a": [True, None, 1.0, 0.5], "b": "x"}
     assert show(value) == "{a:[true,null,1,0.5],b:x}"
     assert len(show("x" * 500)) == 80
-
-
-def test_an_annotation_that_cannot_be_read_accepts_everything():
     assert check_value("anything", "not a type") == "anything"
-
-
-def test_a_value_that_could_not_be_resolved_is_not_complained_about_again():
     assert check_value(UNRESOLVED, PositiveInt) is UNRESOLVED
     assert check_value([1, UNRESOLVED], tuple[int, ...]) == [1, UNRESOLVED]
 

@@ -144,7 +144,7 @@ def test_the_commands_of_a_page_run(name, tmp_path):
 @each("words", [words[1:] for name in PAGES for words in commands(name) if words[0] == "mptrain" and stated(words)])
 def test_what_cannot_run_here_is_still_a_valid_command(words):
     plain = [word for word in words if "=" in word and not word.startswith(("extensions.", "model=mine", "--"))]
-    if "--config-dir" in words or "," in "".join(plain) or words[0] == "resume":
+    if "--config-dir" in words or "," in "".join(plain) or words[0] == "resume" or "=" in words[0]:
         return  # other tests have these
     composing.Composer().compose(plain)
 

@@ -21,7 +21,6 @@ from mptrain.recipe.catalogue import recipe_points
 from mptrain.recipe.recipe import read_recipe
 from mptrain.sweep.comparisons import name_arms
 from mptrain.sweep.points import expand, validate
-from mptrain.system.errors import ConfigError
 
 README = PAGES["README.md"]
 BLOCKS = [block for name in PAGES for block in blocks(name)]
@@ -61,7 +60,7 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
     assert said == expected
 
 
-COMMANDS = [words[1:] for name in PAGES for words in commands(name) if words[0] == "mptrain"]
+COMMANDS = sorted({tuple(words[1:]) for name in PAGES for words in commands(name) if words[0] == "mptrain"})
 
 
 @each("words", [words for words in COMMANDS if words and "=" in words[0]])
@@ -81,13 +80,7 @@ def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
 def test_every_recipe_is_in_the_table_and_has_a_page():
     folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
     rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(../recipes/", PAGES["docs/recipes.md"], re.MULTILINE))
-    names = [folder.name for folder in folders]
-    missing, gone = sorted(set(names) - set(rows)), sorted(set(rows) - set(names))
-    assert not missing, f"add a row to the table of recipes in docs/recipes.md for {missing}"
-    assert not gone, f"docs/recipes.md has rows of recipes that are not in recipes/: {gone}"
-    assert rows == names, (
-        f"docs/recipes.md has more than one row of {sorted({row for row in rows if rows.count(row) > 1})}"
-    )
+    assert rows == [folder.name for folder in folders], "the table of docs/recipes.md has a row for each recipe"
     for folder in folders:
         page = (folder / "README.md").read_text()
         for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):
@@ -110,15 +103,7 @@ def test_every_precision_mode_is_in_the_table(page):
     modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
     table = PAGES[page].partition("| mode | parameters |")[2].partition("\n\n")[0]
     rows = [name for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
-    missing, gone = sorted(modes - set(rows)), sorted(set(rows) - modes)
-    assert not missing, f"add a row to the table of precision modes in {page} for {missing}"
-    assert not gone, f"{page} has rows of precision modes that are not in configs/precision: {gone}"
-    assert len(rows) == len(modes), f"{page} has more than one row of a precision mode: {rows}"
-
-
-def test_an_invalid_command_would_be_noticed():
-    with pytest.raises(ConfigError):
-        compose(["precision=amp_dynamc"])
+    assert sorted(rows) == sorted(modes), f"the table of precision modes in {page} has each of configs/precision once"
 
 
 @pytest.mark.process
@@ -134,21 +119,18 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     rows[:, 2] = rows[:, 0] - rows[:, 1]
     (tmp_path / "rows.csv").write_text("".join(f"{a:.4f},{b:.4f},{c:.4f}\n" for a, b, c in rows.tolist()))
     words = ("--config-dir", "my_configs", "extensions.allow=[mypackage.*]", "precision=fp16_dynamic")
-    done = run_command(*words, "model=line", "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    done = run_command(
-        *words, "model=line", "optimizer=signs", "train.epochs=1", cwd=tmp_path, PYTHONPATH=str(tmp_path)
-    )
-    assert done.returncode == 0, done.stderr
-    assert "mypackage.signs.Signs" in done.stdout
-    done = run_command(*words, "model=mine", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+
+    def train(*more):
+        done = run_command(*words, *more, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stdout.split())
+
+    train("model=line", "run.name=r")
     assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1
-    done = run_command(
-        *words, "dataset=birds", "model=cnn", "train.max_steps=2", cwd=tmp_path, PYTHONPATH=str(tmp_path)
-    )
-    assert done.returncode == 0, done.stderr
-    assert "birds, 160 train, 20 val, 20 test, 3x16x16 float32, 4 classes" in " ".join(done.stdout.split())
+    assert "mypackage.signs.Signs" in train("model=line", "optimizer=signs", "train.epochs=1")
+    train("model=mine", "train.max_steps=2")
+    said = train("dataset=birds", "model=cnn", "train.max_steps=2")
+    assert "birds, 160 train, 20 val, 20 test, 3x16x16 float32, 4 classes" in said
 
 
 def anchors(page):
@@ -209,9 +191,8 @@ def test_first_pages_are_short(name, most):
 def test_the_python_that_is_shown_runs(tmp_path, monkeypatch, capsys):
     code = re.search(r"```python\n(.*?)```", PAGES["docs/python.md"], flags=re.DOTALL)[1]
     injected = ("inject.step=2", "inject.tensor=input", "inject.value=nan")
-    done = run_in_process(
-        *TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=nightly", *injected, cwd=tmp_path
-    )
+    words = (*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=nightly")
+    done = run_in_process(*words, *injected, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
     exec(code, {})

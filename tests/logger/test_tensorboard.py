@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mptrain.logger import TensorBoard
 from mptrain.logger.base import TrackedRun
-from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, StepRecord
+from mptrain.system.records import EventRecord, OverflowRecord, StepRecord
 
 
 def step(number, loss=0.5):
@@ -31,18 +31,6 @@ def curve(accumulator, tag):
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_curves_hold_every_value_at_its_step(tmp_path):
-    tracker = TensorBoard().open(tracked(tmp_path))
-    for number in range(1, 50):
-        tracker.take(step(number, loss=1.0 / number))
-    tracker.take(EvalRecord("val", 49, 1, 200, {"loss": 0.25, "top1": 0.5}))
-    tracker.close()
-    found = read(tmp_path)
-    assert curve(found, "train/loss") == [(n, pytest.approx(1.0 / n)) for n in range(1, 50)]
-    assert curve(found, "train/grad_norm")[0] == (1, math.inf)
-    assert curve(found, "val/top1") == [(49, 0.5)]
-
-
 def test_what_was_written_beyond_the_checkpoint_is_replaced(tmp_path):
     first = TensorBoard().open(tracked(tmp_path))
     for number in range(1, 31):
@@ -53,14 +41,6 @@ def test_what_was_written_beyond_the_checkpoint_is_replaced(tmp_path):
         second.take(step(number, loss=2.0))
     second.close()
     assert curve(read(tmp_path), "train/loss") == [(n, 1.0 if n <= 20 else 2.0) for n in range(1, 26)]
-
-
-def test_only_every_nth_step_is_kept_on_request(tmp_path):
-    tracker = TensorBoard(every_steps=10).open(tracked(tmp_path))
-    for number in range(1, 31):
-        tracker.take(step(number))
-    tracker.close()
-    assert [number for number, _ in curve(read(tmp_path), "train/lr")] == [10, 20, 30]
 
 
 def test_the_configuration_becomes_hyperparameters(tmp_path):
