@@ -21,7 +21,7 @@ PRECISIONS = {"amp": "16-mixed", "bf16": "bf16-mixed"}
 
 def plain(batch: Batch) -> tuple[Any, ...]:
     """A batch as a tuple: frameworks take apart what they are given, and refuse a frozen dataclass."""
-    return batch.inputs, batch.targets, batch.counts, dict(batch.more)
+    return batch.inputs, batch.targets, batch.counts, dict(batch.extras)
 
 
 class LossModule(nn.Module):

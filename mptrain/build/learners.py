@@ -106,10 +106,10 @@ def _options_of(
     optimizer: Target, rule: Rule | TorchRule, model: nn.Module, named: dict[str, nn.Parameter]
 ) -> dict[str, ParameterOptions]:
     """Return learning rate factor and weight decay of each parameter, by the groups and layer decay of an optimizer."""
-    groups: tuple[ParameterGroup, ...] = optimizer.beside.get("groups", ())
+    groups: tuple[ParameterGroup, ...] = optimizer.options.get("groups", ())
     for group in groups:
         require_matches("optimizer.groups", group.patterns, [name for name, _ in model.named_parameters()])
-    decay = optimizer.beside.get("layer_decay")
+    decay = optimizer.options.get("layer_decay")
     factors = None if decay is None else layer_factors(model, list(named), decay)
     return parameter_options(named, rule, groups, factors)
 

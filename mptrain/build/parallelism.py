@@ -95,7 +95,7 @@ def _refused_optimizers(config: Config, *, sharded: bool) -> list[Problem]:
     """Return the problems of optimizers with torch's interface that cannot run on several ranks, or not on shards."""
     problems = []
     for target in (config.optimizer, *(choices.optimizer for choices in config.learners.values())):
-        rule = target.made
+        rule = target.instance
         if isinstance(rule, TorchRule) and rule.draws:
             what = f"{rule.name} on several ranks: its updates draw random numbers, which differ between ranks"
             problems.append(Problem(what, "set optimizer.deterministic=true"))

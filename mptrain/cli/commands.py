@@ -94,11 +94,11 @@ def _train(arguments: Namespace) -> int:
 
             return search(arguments)
         return sweep(arguments)
-    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
+    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
     from mptrain.system.machine import dropping_nothing
 
-    with ending_at_once():
-        with exiting_at_once(), dropping_nothing():
+    with end_at_signals():
+        with exit_at_signals(), dropping_nothing():
             config = _composed(arguments)
             from mptrain.cli.train import train
         return train(config)
@@ -179,11 +179,11 @@ def _resume(arguments: Namespace) -> int:
             conclude(sweep)
         return code
     from mptrain.cli.places import place_of
-    from mptrain.engine.interrupt import ending_at_once, exiting_at_once
+    from mptrain.engine.interrupt import end_at_signals, exit_at_signals
 
     run = place_of(run, overrides)
-    with ending_at_once():
-        with exiting_at_once():
+    with end_at_signals():
+        with exit_at_signals():
             from mptrain.cli.train import resume
         return resume(run, overrides)
 
@@ -196,10 +196,10 @@ def _eval(arguments: Namespace) -> int:
     changed for the evaluation.
     """
     from mptrain.cli.places import place_of
-    from mptrain.engine.interrupt import exiting_at_once
+    from mptrain.engine.interrupt import exit_at_signals
 
     run = place_of(arguments.words[0], arguments.overrides)
-    with exiting_at_once():
+    with exit_at_signals():
         from mptrain.cli.train import evaluate
     return evaluate(run, arguments.overrides, "best" if arguments.best else "last", average=not arguments.raw)
 

@@ -158,10 +158,10 @@ def train_in_job(config: Config, sink: Sink) -> None:
         MptrainError: The run ends early for any reason.
     """
     from mptrain.cli.train import train
-    from mptrain.engine.interrupt import ending_at_once
+    from mptrain.engine.interrupt import end_at_signals
 
     warn(config.warnings)
-    with ending_at_once():
+    with end_at_signals():
         train(config, (sink,))
 
 

@@ -84,20 +84,20 @@ def assemble(
         problems += check_compatible(sections["precision"], learner.optimizer, engine)
     if problems:
         raise ConfigError([_explained(problem, chosen, catalogue) for problem in dict.fromkeys(problems)])
-    beside: dict[str, Any] = {"defaults": defaults} if defaults else {}
+    model_options: dict[str, Any] = {"defaults": defaults} if defaults else {}
     if weights is not None:
-        beside["weights"] = str(weights)
+        model_options["weights"] = str(weights)
     if freeze:
-        beside["freeze"] = list(freeze)
+        model_options["freeze"] = list(freeze)
     if told is not None:
-        beside["facts"] = told
+        model_options["facts"] = told
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
         weights=weights,
         freeze=freeze,
         learners=learners,
-        yaml=_as_yaml(general, targets, {**sections, "learners": learner_nodes}, beside, chosen),
+        yaml=_as_yaml(general, targets, {**sections, "learners": learner_nodes}, model_options, chosen),
         overrides=overrides,
         chosen=chosen,
         model_defaults=defaults,
@@ -317,13 +317,17 @@ def _touches_targets(words: ParsedOverrides) -> bool:
 
 
 def _as_yaml(
-    general: Any, targets: dict[str, Target], sections: dict[str, Any], beside: dict[str, Any], chosen: dict[str, str]
+    general: Any,
+    targets: dict[str, Target],
+    sections: dict[str, Any],
+    model_options: dict[str, Any],
+    chosen: dict[str, str],
 ) -> str:
     nodes = {
-        group: {"_target_": target.path, **cast("dict[str, Any]", _plain({**target.arguments, **target.beside}))}
+        group: {"_target_": target.path, **cast("dict[str, Any]", _plain({**target.arguments, **target.options}))}
         for group, target in targets.items()
     }
-    nodes["model"].update(beside)
+    nodes["model"].update(model_options)
     tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
     return OmegaConf.to_yaml(OmegaConf.create(masked({**tree, "chosen": chosen})))
 

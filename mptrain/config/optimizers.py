@@ -28,7 +28,7 @@ _FINDERS = (torch_optimizer, timm_optimizer)
 
 
 def check_optimizer(target: Target, place: str) -> Target:
-    """Check the keys of an optimizer, and return its target with converted arguments and the optimizer as ``made``.
+    """Check the keys of an optimizer, and return its target with converted arguments and the optimizer as ``instance``.
 
     The target has all its keys as arguments. ``place`` is its key, such as ``learners.generator.optimizer``.
     """
@@ -38,23 +38,23 @@ def check_optimizer(target: Target, place: str) -> Target:
     if not adapted and is_allowed(target.path, _PACKAGES):
         raise ConfigError(f"{target.path} is no optimizer: it takes no params", "name a class that does")
     apart = {key: value for key, value in target.arguments.items() if key in GROUP_KEYS}
-    beside = _grouping(place, apart, problems)
+    grouping = _grouping(place, apart, problems)
     alone = dataclasses.replace(target, arguments={k: v for k, v in target.arguments.items() if k not in apart})
     try:
         checked = _check_adapted(alone, place) if adapted else alone.check(place)
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
-    if isinstance(checked.made, TorchRule) and not checked.made.decays:
+    if isinstance(checked.instance, TorchRule) and not checked.instance.decays:
         problems += [
             Problem(
-                f"{place}.groups.{index}.weight_decay={group.weight_decay}: {checked.made.name} has no weight decay"
+                f"{place}.groups.{index}.weight_decay={group.weight_decay}: {checked.instance.name} has no weight decay"
             )
-            for index, group in enumerate(beside.get("groups", ()))
+            for index, group in enumerate(grouping.get("groups", ()))
             if isinstance(group, ParameterGroup) and group.weight_decay
         ]
     if problems:
         raise ConfigError(problems)
-    return dataclasses.replace(checked, beside=beside)
+    return dataclasses.replace(checked, options=grouping)
 
 
 def _check_adapted(target: Target, place: str) -> Target:
@@ -83,7 +83,7 @@ def _check_adapted(target: Target, place: str) -> Target:
     if UNRESOLVED in given.values():  # and already reported
         return target
     rule = adapt(kind, {**implied, **given}, decay_norms_and_biases=every)
-    return dataclasses.replace(target, arguments={**target.arguments, **given}, made=rule)
+    return dataclasses.replace(target, arguments={**target.arguments, **given}, instance=rule)
 
 
 def _grouping(place: str, keys: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:

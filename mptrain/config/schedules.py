@@ -58,7 +58,7 @@ def check_schedule(target: Target, place: str) -> Target:
     checked = dataclasses.replace(target, arguments={**target.arguments, **stepped.arguments})
     if UNRESOLVED in stepped.arguments.values():  # and already reported
         return checked
-    return dataclasses.replace(checked, made=_stepped(stepped, set(accepted), interval))
+    return dataclasses.replace(checked, instance=_stepped(stepped, set(accepted), interval))
 
 
 def build_schedule(target: Target) -> Schedule | TabulatedSchedule:

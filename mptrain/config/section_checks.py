@@ -41,11 +41,11 @@ def check_compatible(policy: Policy, optimizer: Target, engine: str = "eager") -
         optimizer: The checked optimizer.
         engine: Value of ``train.engine``.
     """
-    if optimizer.made is not None:
+    if optimizer.instance is not None:
         from mptrain.optimizer.torch_rule import TorchRule  # imports torch, as making the optimizer has done
 
-        if isinstance(optimizer.made, TorchRule):
-            return _check_torch_rule(policy, optimizer.made.name, engine)
+        if isinstance(optimizer.instance, TorchRule):
+            return _check_torch_rule(policy, optimizer.instance.name, engine)
     if policy.optimizer_state != "parameters" or policy.parameters != "float16":
         return []
     eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # the dataclass default
@@ -152,7 +152,7 @@ def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Tar
     path = str(named["_target_"])
     arguments = {str(key): value for key, value in named.items() if key != "_target_"}
     if path == shared.path:
-        arguments = {**shared.arguments, **shared.beside, **arguments}
+        arguments = {**shared.arguments, **shared.options, **arguments}
     try:
         return check_target(Target(path, arguments, shared.allow), place)
     except ConfigError as error:

@@ -106,9 +106,9 @@ class Target:
         fetch: Arguments that are allowed to cause a download.
         facts: Maps further keywords to the facts of the data set to pass for them (``model.facts``); None if the
             configuration says nothing about them.
-        made: Instance that `check` has built, if the callable is a frozen dataclass; else None. For an optimizer with
-            torch's interface, its `mptrain.optimizer.torch_rule.TorchRule`.
-        beside: Keys of the node that are no arguments of the callable, with checked values.
+        instance: Instance that `check` has built, if the callable is a frozen dataclass; else None. For an optimizer
+            with torch's interface, its `mptrain.optimizer.torch_rule.TorchRule`.
+        options: Keys of the node that are no arguments of the callable, with checked values.
     """
 
     path: str
@@ -116,8 +116,8 @@ class Target:
     allow: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
     facts: Mapping[str, str] | None = None
-    made: Any = field(default=None, compare=False, repr=False)
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    instance: Any = field(default=None, compare=False, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self) -> Callable[..., Any]:
         """Import the class or function and return it.
@@ -145,16 +145,16 @@ class Target:
         Raises:
             ConfigError: The class or function cannot be imported, or rejects its arguments.
         """
-        if self.made is not None and not facts:
-            return self.made
+        if self.instance is not None and not facts:
+            return self.instance
         target = self.resolve()
         accepted, open_ended = parameters(target)
         wanted = {name: name for name in accepted} | dict(self.facts or {})
         if open_ended and is_allowed(self.path, ("torchvision",)):
             wanted.setdefault("num_classes", "num_classes")
         extra = {name: facts[fact] for name, fact in wanted.items() if fact in facts and name not in self.arguments}
-        if self.made is not None and not extra:
-            return self.made
+        if self.instance is not None and not extra:
+            return self.instance
         try:
             with self._without_pretrained(accepted) as fresh:
                 typed = {"download", "pretrained"} & {*self.fetch}
@@ -259,15 +259,15 @@ class Target:
             raise ConfigError(problems)
         complete = all(name in converted for name, known in accepted.items() if known.required)
         complete = complete and UNRESOLVED not in converted.values()
-        made = None
+        instance = None
         # Building a model or a data set may take seconds and read files.
         if complete and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
             try:
-                made = target(**converted)
+                instance = target(**converted)
             except ValueError as error:
                 raise ConfigError(f"{group}: {error}") from error
-        frozen = made is not None and typing.cast("Any", target).__dataclass_params__.frozen
-        return dataclasses.replace(self, arguments=converted, made=made if frozen else None)
+        frozen = instance is not None and typing.cast("Any", target).__dataclass_params__.frozen
+        return dataclasses.replace(self, arguments=converted, instance=instance if frozen else None)
 
 
 def _shared(group: str, name: str, value: Any) -> str:

@@ -2,7 +2,7 @@
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (terminal closed) requests an orderly stop; a second Ctrl-C ends the
 process at once. An ignored signal stays ignored, as under nohup. Before and after the loop listens there is no step to
-finish: there, `ending_at_once` and, during imports, `exiting_at_once` let the same signals end the process with the
+finish: there, `end_at_signals` and, during imports, `exit_at_signals` let the same signals end the process with the
 same exit code.
 """
 
@@ -30,7 +30,7 @@ class EndRequested(KeyboardInterrupt):
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
+def end_at_signals() -> Iterator[None]:
     """Let SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, for code outside of training.
 
     `SignalListener` replaces these handlers while a run trains. Raises Preempted if a signal arrived and the code
@@ -57,7 +57,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def exiting_at_once() -> Iterator[None]:
+def exit_at_signals() -> Iterator[None]:
     """Let a signal end the process without an exception, for imports of large libraries.
 
     An exception that a signal raises inside an import leaves C extensions half initialised. torch then aborts, or the

@@ -264,8 +264,8 @@ def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:
 def _chosen(batch: Batch, places: list[int]) -> Batch:
     index = torch.tensor(places, device=batch.inputs.device)
     counts = None if batch.counts is None else tuple(batch.counts[place] for place in places)
-    more = {name: tensor[index] for name, tensor in batch.more.items()}
-    return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, more=more)
+    more = {name: tensor[index] for name, tensor in batch.extras.items()}
+    return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, extras=more)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def describe_parts(config: Config, parts: Parts) -> dict[str, str]:
         return _call(chosen.path.rpartition(".")[2], chosen.arguments)
 
     def groups(learner: Learner) -> str:
-        configured = config.for_learner(learner.name).optimizer.beside
+        configured = config.for_learner(learner.name).optimizer.options
         return describe_options(learner.weights.options) if configured else ""
 
     scaler = each(lambda learner: learner.scaler.describe())
@@ -99,7 +99,7 @@ def group_members(config: Config, parts: Parts) -> dict[str, list[str]]:
     """Return the names of trained parameters by learning rate and weight decay; empty without parameter groups."""
     found: dict[str, list[str]] = {}
     for learner in parts.learners:
-        if config.for_learner(learner.name).optimizer.beside:
+        if config.for_learner(learner.name).optimizer.options:
             prefix = f"{learner.name}: " if len(parts.learners) > 1 else ""
             for name, (factor, decay) in zip(learner.weights.names, learner.weights.options, strict=True):
                 found.setdefault(f"{prefix}learning rate x{factor:.3g}, weight decay {decay:.3g}", []).append(name)

@@ -154,10 +154,10 @@ def test_a_saved_configuration_says_the_same_and_can_be_changed():
     assert again.yaml == config.yaml
     assert (again.optimizer, again.freeze) == (config.optimizer, ("a.*",))
     assert again.optimizer.build() == config.optimizer.build()
-    assert again.optimizer.beside["groups"][0].patterns == ("a.*", "b")
+    assert again.optimizer.options["groups"][0].patterns == ("a.*", "b")
     changed = reload(config.yaml, ["optimizer.weight_decay=0.5", "optimizer.layer_decay=null", "optimizer.groups=[]"])
     assert changed.optimizer.build().weight_decay == 0.5
-    assert changed.optimizer.beside == {}
+    assert changed.optimizer.options == {}
     other = reload(config.yaml, ["optimizer.name=Adamax"])
     assert other.optimizer.build().kind is torch.optim.Adamax
 
@@ -169,8 +169,8 @@ def test_a_learner_of_its_own_has_what_the_others_have_and_what_it_says():
     generator, discriminator = (config.for_learner(name).optimizer for name in ("generator", "discriminator"))
     assert generator.build().arguments == {"lr": 0.5, "momentum_decay": 0.1}
     assert (generator.build().kind, discriminator.build().kind) == (torch.optim.NAdam, torch.optim.RAdam)
-    assert set(generator.beside) == {"groups"}
-    assert set(discriminator.beside) == {"groups", "layer_decay"}
+    assert set(generator.options) == {"groups"}
+    assert set(discriminator.options) == {"groups", "layer_decay"}
 
 
 @each(

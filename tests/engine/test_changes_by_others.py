@@ -653,10 +653,10 @@ def test_float64_in_a_batch_is_named(name):
     parts, _ = mptrain.build.parts.build(compose(TINY))
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
     wide = torch.ones(len(batch.inputs), dtype=torch.float64)
-    batch = replace(batch, targets=wide) if name == "targets" else replace(batch, more={"mask": wide})
+    batch = replace(batch, targets=wide) if name == "targets" else replace(batch, extras={"mask": wide})
 
     def loss(model, micro):
-        return (model(micro.inputs).mean(1) * micro.more.get("mask", micro.targets)).mean()
+        return (model(micro.inputs).mean(1) * micro.extras.get("mask", micro.targets)).mean()
 
     object.__setattr__(parts.learners[0].objective, "loss", loss)
     with pytest.raises(ConfigError, match=f"not a float32 scalar: the batch's {name} is float64") as caught:

@@ -46,7 +46,7 @@ def test_values_of_other_names_shapes_or_dtypes_have_other_digests():
     zeros = torch.zeros(4)
     batch = Batch(zeros, zeros)
     assert digest_of_batch(batch) == digest_of_batch(Batch(zeros.clone(), zeros.clone()))
-    others = [Batch(zeros.view(2, 2), zeros), Batch(zeros, zeros.long()), Batch(zeros, zeros, more={"lane": zeros})]
+    others = [Batch(zeros.view(2, 2), zeros), Batch(zeros, zeros.long()), Batch(zeros, zeros, extras={"lane": zeros})]
     assert len({digest_of_batch(each) for each in [batch, *others]}) == 4
     assert digest_of_order(torch.tensor([1, 2])) != digest_of_order(torch.tensor([2, 1]))
 

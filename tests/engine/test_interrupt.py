@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from mptrain.cli.main import main
-from mptrain.engine.interrupt import EndRequested, SignalListener, ending_at_once
+from mptrain.engine.interrupt import EndRequested, SignalListener, end_at_signals
 from mptrain.engine.loop import Loop
 from mptrain.run import attempt, start
 from mptrain.system.errors import Preempted
@@ -24,7 +24,7 @@ def ask(number):
 def test_a_signal_ends_at_once_what_would_not_hear_it(number):
     before = signal.signal(number, signal.SIG_DFL)  # nohup, for one, lets SIGHUP be ignored
     try:
-        with pytest.raises(Preempted, match=f"{number.name}, ended at once") as caught, ending_at_once():
+        with pytest.raises(Preempted, match=f"{number.name}, ended at once") as caught, end_at_signals():
             ask(number)
         assert caught.value.exit_code == 75
         assert caught.value.hint
@@ -40,7 +40,7 @@ def test_no_handler_of_errors_takes_a_signal_for_one():
 def test_training_hears_it_first_and_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ending_at_once(), SignalListener() as interrupts:
+        with end_at_signals(), SignalListener() as interrupts:
             ask(signal.SIGHUP)
             assert interrupts.received is None
             ask(signal.SIGTERM)

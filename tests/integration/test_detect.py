@@ -58,7 +58,7 @@ def test_micro_batches_of_which_some_have_no_box_are_trained(monkeypatch):
     """Cut into single images, one of which has lost its boxes: the loss is finite and weighs by images."""
     parts, _ = parts_of(*NARROW, "train.batch_size=8", "train.accumulate=4", *scaled("fp16_dynamic"))
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    batch.more["labels"][2:4] = -1
+    batch.extras["labels"][2:4] = -1
     parts.model.train()
     cut = [parts.task.loss(parts.model, part).item() for part in batch.split(4)]
     assert cut[1] == 0.0

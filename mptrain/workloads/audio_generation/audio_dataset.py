@@ -109,7 +109,7 @@ class SoundSplit(IndependentSamples):
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Return windows, int16 ``[N, context + 1 + window]``, 0 beyond the recordings, without targets.
 
-        In ``more``, int64, are ``begins``, the first sample of each window, ``lengths``, the number of predicted
+        In ``extras``, int64, are ``begins``, the first sample of each window, ``lengths``, the number of predicted
         samples, ``clip_lengths`` and ``speaker``, all ``[N]``, ``text`` ``[N, letters]``, zero-padded, and ``letters``,
         the number of letters, ``[N]``. Unreadable recordings are left out if ``on_error`` is ``skip``, unless none is
         left (DataError).
@@ -189,7 +189,7 @@ class SoundDataset(SplitDataset[SoundSplit]):
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Return levels, int64 ``[N, L]`` with L = context + window, and the next level of each on the device.
 
-        Targets are `IGNORED` for context and after the end. Where there is conditioning, ``more`` has ``speaker``
+        Targets are `IGNORED` for context and after the end. Where there is conditioning, ``extras`` has ``speaker``
         ``[N]``, ``text`` ``[N, letters]``, and ``place``, the index into ``text`` at each target, ``[N, L]``. Letters
         are spread evenly over a recording: sample t of S belongs to letter ``floor(t letters / S)``. This is crude, but
         nothing better is possible without an alignment.
@@ -198,15 +198,15 @@ class SoundDataset(SplitDataset[SoundSplit]):
         levels = mu_law.encode(batch.inputs.float() / _FULL_SCALE, self.levels)
         inputs, targets = levels[:, :-1], levels[:, 1:]
         places = torch.arange(targets.shape[1], device=device) - self.splits["train"].context
-        within = (places >= 0) & (places < batch.more["lengths"][:, None])
+        within = (places >= 0) & (places < batch.extras["lengths"][:, None])
         more: dict[str, Tensor] = {}
         if len(self.speakers) > 1:
-            more["speaker"] = batch.more["speaker"]
+            more["speaker"] = batch.extras["speaker"]
         if self.alphabet:
-            times = (batch.more["begins"][:, None] + places).clamp_min(0)
-            letters = batch.more["letters"][:, None]
-            said = times * letters // batch.more["clip_lengths"][:, None]
-            more["text"] = batch.more["text"]
+            times = (batch.extras["begins"][:, None] + places).clamp_min(0)
+            letters = batch.extras["letters"][:, None]
+            said = times * letters // batch.extras["clip_lengths"][:, None]
+            more["text"] = batch.extras["text"]
             more["place"] = said.minimum(letters - 1).clamp_min(0)
         return Batch(inputs, targets.masked_fill(~within, IGNORED), batch.counts, more)
 

@@ -66,7 +66,7 @@ class RawAudio(OneNetworkTask):
         inputs, targets = batch.inputs[some], batch.targets[some]
         begin = int((targets >= 0).int().argmax(1).min())  # length of the context, the same in all windows
         count = min(count, targets.shape[1] - begin)
-        more = {name: value[some] for name, value in batch.more.items()}
+        more = {name: value[some] for name, value in batch.extras.items()}
         if "place" in more:
             more["place"] = more["place"][:, : begin + count]
         source = torch.Generator(inputs.device).manual_seed(0)
@@ -88,5 +88,5 @@ class RawAudio(OneNetworkTask):
 
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return losses in nats, float32 ``[N, L]``, 0 without a target, and most probable levels, int64 ``[N, L]``."""
-    logits = model(batch.inputs, **batch.more).float()
+    logits = model(batch.inputs, **batch.extras).float()
     return F.cross_entropy(logits, batch.targets, reduction="none"), logits.argmax(1)

@@ -30,7 +30,7 @@ class Batch:
         targets: Expected output, ``[N, ...]``: class indices or token ids. If it is the same tensor as ``inputs``, it
             is moved only once.
         counts: Number of terms of each sample, N host integers; None means one each.
-        more: Further tensors ``[N, ...]`` by name, for tasks and models that use the name.
+        extras: Further tensors ``[N, ...]`` by name, for tasks and models that use the name.
         whole: Number of terms over all ranks if this is one rank's part of a batch; None if this is the whole batch.
         is_dummy: Whether this is a placeholder for a rank without samples; its weight in the loss is 0.
     """
@@ -38,7 +38,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     counts: tuple[int, ...] | None = None
-    more: Mapping[str, Tensor] = field(default_factory=dict)
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
     whole: int | None = None
     is_dummy: bool = False
 
@@ -108,14 +108,14 @@ class Batch:
                 tensor.copy_(values[name], non_blocking=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return ``inputs``, ``targets`` and the tensors in ``more`` by name."""
-        return {"inputs": self.inputs, "targets": self.targets, **self.more}
+        """Return ``inputs``, ``targets`` and the ``extras`` by name."""
+        return {"inputs": self.inputs, "targets": self.targets, **self.extras}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         inputs = change(self.inputs)
         targets = inputs if self.targets is self.inputs else change(self.targets)
         return replace(
-            self, inputs=inputs, targets=targets, more={name: change(one) for name, one in self.more.items()}
+            self, inputs=inputs, targets=targets, extras={name: change(one) for name, one in self.extras.items()}
         )
 
     def _cut(self, begin: int, end: int) -> Batch:

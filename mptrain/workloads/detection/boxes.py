@@ -46,12 +46,12 @@ class Boxes:
 def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     """Build a batch of pictures, uint8 ``[N, C, H, W]``, and their boxes, padded to the largest number M, at least one.
 
-    The targets are the boxes in pixels, float32 ``[N, M, 4]``, padded with zeros. ``more`` contains ``labels``, int64
+    The targets are the boxes in pixels, float32 ``[N, M, 4]``, padded with zeros. ``extras`` contains ``labels``, int64
     ``[N, M]``, padded with `NOTHING`, and ``kinds``, int64 ``[N, M]``.
     """
     labels = padded([one.labels for one in boxes], NOTHING)
     kinds = padded([one.kinds for one in boxes])
-    return Batch(images, padded([one.corners for one in boxes]), more={"labels": labels, "kinds": kinds})
+    return Batch(images, padded([one.corners for one in boxes]), extras={"labels": labels, "kinds": kinds})
 
 
 class DetectionSplit(IndependentSamples):

@@ -79,7 +79,9 @@ class Detect(OneNetworkTask):
     @override
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
         found = _on_host(model(batch.inputs))
-        corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, batch.more["labels"], batch.more["kinds"]))
+        corners, labels, kinds = (
+            tensor.cpu() for tensor in (batch.targets, batch.extras["labels"], batch.extras["kinds"])
+        )
         return [
             matches_of(one, corners[number], labels[number], kinds[number], self.num_classes)
             for number, one in enumerate(found)
@@ -105,7 +107,7 @@ class Detect(OneNetworkTask):
         from torchvision.utils import draw_bounding_boxes
 
         found = _on_host(model(batch.inputs))
-        labels, kinds = batch.more["labels"].cpu(), batch.more["kinds"].cpu()
+        labels, kinds = batch.extras["labels"].cpu(), batch.extras["kinds"].cpu()
         pictures = []
         for number, one in enumerate(found[:_SHOWN]):
             picture, factor = _picture(batch.inputs[number])
@@ -176,7 +178,7 @@ def _silently(function: types.FunctionType) -> types.FunctionType:
 
 
 def _losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    labels, kinds = batch.more["labels"], batch.more["kinds"]
+    labels, kinds = batch.extras["labels"], batch.extras["kinds"]
     losses: dict[str, Tensor] = model(batch.inputs, batch.targets, torch.where(kinds == OBJECT, labels, NOTHING))
     return {name: values.float() for name, values in losses.items()}
 

@@ -123,7 +123,7 @@ class _PhotoSplit(IndependentSamples):
         paths = [self.photos.paths[photo] for photo, *_ in cuts]
         found = self.faults.usable("photo", paths, crop, UNDECODABLE, "cannot be decoded: {}".format)
         pictures, used = map(torch.stack, zip(*found, strict=True))
-        return Batch(pictures, pictures, more={"words": used})
+        return Batch(pictures, pictures, extras={"words": used})
 
 
 @dataclass(eq=False)

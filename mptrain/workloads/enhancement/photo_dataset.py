@@ -158,5 +158,5 @@ class PhotoDataset(Dataset):
         """Return degraded pictures as inputs, and clean ones from 0 to 1 as targets, both float32, on the device."""
         batch = batch.to(device)
         good = batch.targets.float() / 255
-        bad = self.degrade.apply(good, batch.more["words"])
+        bad = self.degrade.apply(good, batch.extras["words"])
         return Batch(bad.contiguous(memory_format=memory_format), good.contiguous(memory_format=memory_format))

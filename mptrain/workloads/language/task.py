@@ -53,13 +53,13 @@ class Language(OneNetworkTask):
                 "without label smoothing",
                 "set task.label_smoothing=0, or model.softmax=full",
             )
-        losses, _ = model(batch.inputs, **batch.more, targets=batch.targets)
+        losses, _ = model(batch.inputs, **batch.extras, targets=batch.targets)
         return cast("Tensor", losses).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return each window's ``loss`` in nats, without smoothing, and right guesses, in the device's widest dtype."""
         if _takes_targets(model):
-            losses, best = model(batch.inputs, **batch.more, targets=batch.targets)
+            losses, best = model(batch.inputs, **batch.extras, targets=batch.targets)
         else:
             logits, targets = _logits(model, batch)
             losses = F.cross_entropy(logits, targets, reduction="none").view_as(batch.targets)
@@ -106,5 +106,5 @@ def _takes_targets(model: nn.Module) -> bool:
 
 def _logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return logits, float32 ``[N * T, V]``, and targets, int64 ``[N * T]``."""
-    logits = model(batch.inputs, **batch.more)
+    logits = model(batch.inputs, **batch.extras)
     return logits.float().flatten(0, 1), batch.targets.flatten()

@@ -139,7 +139,7 @@ class SpeechSplit(Split):
         found = self.faults.usable("utterance", titles, read, (RecordingError,), attrgetter("reason"))
         waves, targets = zip(*found, strict=True)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
-        return Batch(padded(waves), padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
+        return Batch(padded(waves), padded(targets), extras={"lengths": lengths, "target_lengths": target_lengths})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -182,8 +182,8 @@ class SpeechDataset(SplitDataset[SpeechSplit]):
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Compute features on the device, float32 ``[N, T, feature_size]``, zero-padded, and ``lengths`` in frames."""
         batch = batch.to(device)
-        features, frames = self.form.features.compute(batch.inputs, batch.more["lengths"])
-        return Batch(features, batch.targets, batch.counts, {**batch.more, "lengths": frames})
+        features, frames = self.form.features.compute(batch.inputs, batch.extras["lengths"])
+        return Batch(features, batch.targets, batch.counts, {**batch.extras, "lengths": frames})
 
 
 def speech_as_dataset(

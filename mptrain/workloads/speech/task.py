@@ -99,7 +99,7 @@ class Transcribe(OneNetworkTask):
 
     def _heard(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of letters, float32 ``[N, T, V]``, and numbers of frames, int64 ``[N]``."""
-        logits, lengths = model(batch.inputs, batch.more["lengths"])
+        logits, lengths = model(batch.inputs, batch.extras["lengths"])
         return F.log_softmax(logits.float(), dim=2), lengths
 
     def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
@@ -107,13 +107,13 @@ class Transcribe(OneNetworkTask):
             heard.transpose(0, 1),
             batch.targets,
             lengths,
-            batch.more["target_lengths"],
+            batch.extras["target_lengths"],
             reduction="none",
             zero_infinity=True,
         )
 
     def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
-        targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
+        targets, sizes = batch.targets.tolist(), batch.extras["target_lengths"].tolist()
         said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
         if self.beam > 1:
             rows = [frames[:length] for frames, length in zip(heard.cpu(), lengths.tolist(), strict=True)]
@@ -131,7 +131,7 @@ def collapsed(path: Sequence[int]) -> list[int]:
 
 def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
     """Return bool ``[N]``: a transcript needs a frame for each letter, and one between two equal letters."""
-    sizes = batch.more["target_lengths"]
+    sizes = batch.extras["target_lengths"]
     places = torch.arange(1, batch.targets.shape[1], device=sizes.device)
     equal = (batch.targets[:, 1:] == batch.targets[:, :-1]) & (places < sizes[:, None])
     return sizes + equal.sum(1) <= lengths

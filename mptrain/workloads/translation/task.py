@@ -122,7 +122,7 @@ class Translate(OneNetworkTask):
 
     def translations(self, model: Any, batch: Batch) -> list[str]:
         """Translate the sentences of a batch, greedily or by beam search, and return the text of each translation."""
-        lengths = batch.more["source_lengths"]
+        lengths = batch.extras["source_lengths"]
         limits = (lengths * self.length_factor).ceil().long() + self.length_extra
         given = (model, batch.inputs, lengths, limits)
         tokens = greedy(*given) if self.beam == 1 else beam_search(*given, self.beam, self.length_penalty)
@@ -130,7 +130,7 @@ class Translate(OneNetworkTask):
 
     def _cross_entropy(self, model: nn.Module, batch: Batch, reduction: str, label_smoothing: float = 0.0) -> Tensor:
         given = torch.cat([torch.full_like(batch.targets[:, :1], BEGIN), batch.targets[:, :-1]], 1)
-        logits = model(batch.inputs, batch.more["source_lengths"], given)
+        logits = model(batch.inputs, batch.extras["source_lengths"], given)
         return F.cross_entropy(
             logits.float().flatten(0, 1),
             batch.targets.flatten(),

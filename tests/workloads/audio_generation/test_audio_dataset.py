@@ -114,28 +114,28 @@ class TestConditions:
         dataset = dataset_of(ramp(12), letters=[(5, 6, 7)], alphabet=("none", *"abcdefgh"))
         batch = prepared(dataset, [0, 1, 2])
         there = batch.targets != IGNORED
-        said = batch.more["text"].gather(1, batch.more["place"])
+        said = batch.extras["text"].gather(1, batch.extras["place"])
         assert said[there].tolist() == [5] * 4 + [6] * 4 + [7] * 4
-        assert (batch.more["place"][0, :3] == 0).all()  # before the recording it is the first
+        assert (batch.extras["place"][0, :3] == 0).all()  # before the recording it is the first
 
     def test_texts_of_unequal_length_are_filled_up(self):
         dataset = dataset_of(ramp(5), ramp(5), letters=[(1, 2, 3), ()], alphabet=("none", *"abc"))
         batch = prepared(dataset, [0, 1])
-        assert batch.more["text"].tolist() == [[1, 2, 3], [0, 0, 0]]
-        assert (batch.more["place"][1] == 0).all()
-        assert batch.more["place"].max() == 2
-        assert prepared(dataset, [1]).more["text"].tolist() == [[0]]
+        assert batch.extras["text"].tolist() == [[1, 2, 3], [0, 0, 0]]
+        assert (batch.extras["place"][1] == 0).all()
+        assert batch.extras["place"].max() == 2
+        assert prepared(dataset, [1]).extras["text"].tolist() == [[0]]
         short = prepared(dataset_of(ramp(2), letters=[tuple(range(1, 9))], alphabet=("none", *"abcdefgh")), [0])
-        assert short.more["place"][short.targets != IGNORED].tolist() == [0, 4]  # more letters than samples
-        assert short.more["place"].max() < 8
+        assert short.extras["place"][short.targets != IGNORED].tolist() == [0, 4]  # more letters than samples
+        assert short.extras["place"].max() < 8
 
     def test_facts_say_zero_of_what_is_not_told(self):
         plain = dataset_of(ramp(5))
         assert plain.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 0}
-        assert prepared(plain, [0]).more == {}
+        assert prepared(plain, [0]).extras == {}
         two = dataset_of(ramp(5), ramp(5), speakers=("a", "b"))
         assert two.facts()["speakers"] == 2
-        assert prepared(two, [0, 1]).more["speaker"].tolist() == [0, 1]
+        assert prepared(two, [0, 1]).extras["speaker"].tolist() == [0, 1]
         assert two.describe() == "0.000625 s at 8,000 Hz in 256 levels, 2 speakers, from 2 recordings"
 
 

@@ -39,7 +39,7 @@ def test_trap_04_the_loss_is_a_float32_mean_over_targets(dtype):
     loss = TASK.loss(model, BATCH)
     assert (loss.dtype, loss.shape) == (torch.float32, ())
     assert loss.item() == pytest.approx(sum(by_hand()) / 4, rel=1e-6)
-    assert model.given == BATCH.more
+    assert model.given == BATCH.extras
 
 
 def test_sums_are_of_each_window_and_one_without_targets_is_free():

@@ -39,9 +39,9 @@ def test_shares_count_terms_and_not_samples_of_the_whole_batch(whole, shares):
 
 
 def test_only_floating_inputs_are_cast():
-    images = Batch(torch.rand(2, 3), torch.rand(2), more={"mask": torch.rand(2)})
+    images = Batch(torch.rand(2, 3), torch.rand(2), extras={"mask": torch.rand(2)})
     half = images.cast(torch.float16)
-    assert [one.dtype for one in (half.inputs, half.targets, half.more["mask"])] == [
+    assert [one.dtype for one in (half.inputs, half.targets, half.extras["mask"])] == [
         torch.float16,
         *[torch.float32] * 2,
     ]
@@ -52,10 +52,10 @@ def test_only_floating_inputs_are_cast():
 
 def test_one_tensor_that_is_inputs_and_targets_is_moved_once():
     pictures = torch.arange(12.0).view(3, 4)
-    both = Batch(pictures, pictures, more={"words": torch.arange(3)})
+    both = Batch(pictures, pictures, extras={"words": torch.arange(3)})
     moved = both.to(torch.device("meta"))
     assert moved.targets is moved.inputs
-    assert moved.inputs.device == moved.more["words"].device == torch.device("meta")
+    assert moved.inputs.device == moved.extras["words"].device == torch.device("meta")
     apart = Batch(pictures, pictures.clone()).to(torch.device("meta"))
     assert apart.targets is not apart.inputs
     again = pickle.loads(pickle.dumps(both))  # as it comes from a worker process

@@ -45,8 +45,8 @@ def test_boxes_categories_and_crowds_are_read(tmp_path):
     data = load_coco(root=tmp_path, **OWN)
     batch = data.train.fetch([0, 1], 0, 0)
     assert data.class_names == ("person", "toothbrush")
-    assert batch.more["labels"].tolist() == [[1, 0], [-1, -1]]
-    assert batch.more["kinds"].tolist() == [[OBJECT, CROWD], [0, 0]]
+    assert batch.extras["labels"].tolist() == [[1, 0], [-1, -1]]
+    assert batch.extras["kinds"].tolist() == [[OBJECT, CROWD], [0, 0]]
     assert batch.targets[0].flatten().tolist() == pytest.approx([0, 0, 16, 16, 16, 16, 32, 32])
     assert (len(data.train), data.val, data.test) == (2, None, None)
 
@@ -56,7 +56,7 @@ def test_other_parts_have_the_classes_of_the_training_part(tmp_path):
     fewer = [{"id": 90, "name": "toothbrush"}]
     write(tmp_path, "other", content(categories=fewer, annotations=content()["annotations"][:1]))
     data = load_coco(root=tmp_path, **{**OWN, "val": "other"})
-    assert data.val.fetch([0], 0, 0).more["labels"].tolist() == [[1]]
+    assert data.val.fetch([0], 0, 0).extras["labels"].tolist() == [[1]]
     write(tmp_path, "strange", content(categories=[*content()["categories"], {"id": 4, "name": "plane"}]))
     with pytest.raises(DataError, match=r"1 categories that are missing from .*, such as plane"):
         load_coco(root=tmp_path, **{**OWN, "val": "strange"})
@@ -124,7 +124,7 @@ def test_an_empty_box_is_left_out_and_its_picture_kept(tmp_path):
     empty = [{"id": 3 + n, "image_id": 7, "category_id": 1, "bbox": box} for n, box in enumerate(boxes)]
     write(tmp_path, "mine", content(annotations=[*empty, *content()["annotations"]]))
     data = load_coco(root=tmp_path, **{**OWN, "val": "mine"})
-    assert data.train.fetch([0, 1], 0, 0).more["labels"].tolist() == [[1, 0], [-1, -1]]
+    assert data.train.fetch([0, 1], 0, 0).extras["labels"].tolist() == [[1, 0], [-1, -1]]
     assert data.train.skipped == 0
     assert data.describe() == "3x32x32, 6 empty boxes left out"  # of both parts
 

@@ -117,7 +117,7 @@ def test_pictures_of_any_kind_have_the_channels_asked_for(tmp_path, mode, channe
     image.convert(mode).save(tmp_path / "a.png")
     batch = split_of(AnnotatedImage(str(tmp_path / "a.png"), (), None), channels=channels).fetch([0], 0, 0)
     assert batch.inputs.shape == (1, channels, 20, 20)
-    assert batch.more["labels"].tolist() == [[-1]]
+    assert batch.extras["labels"].tolist() == [[-1]]
 
 
 def broken(tmp_path, what):
@@ -141,7 +141,7 @@ def test_an_unusable_picture_is_named_or_counted_once(tmp_path, what):
     assert "\n" not in str(raised.value)
     split = split_of(broken(tmp_path, what), good, on_error="skip")
     for epoch in range(2):
-        assert split.fetch([0, 1], epoch, 0).more["labels"].tolist() == [[3]]
+        assert split.fetch([0, 1], epoch, 0).extras["labels"].tolist() == [[3]]
     assert split.skipped == 1
     with pytest.raises(DataError, match="no picture of the batch"):
         split.fetch([0], 0, 0)
@@ -162,4 +162,4 @@ def test_what_is_measured_has_every_object_however_thin(tmp_path):
     measured = split_of(AnnotatedImage(path, rows, (80, 80))).fetch([0], 0, 0)
     assert measured.targets[0].tolist() == [[2.5, 2.5, 2.75, 15.0], [17.5, 2.5, 20.0, 7.5]]
     trained = split_of(AnnotatedImage(path, rows, (80, 80)), augment=True)
-    assert all((trained.fetch([0], epoch, 0).more["labels"] == -1).all() for epoch in range(5))
+    assert all((trained.fetch([0], epoch, 0).extras["labels"] == -1).all() for epoch in range(5))

@@ -89,8 +89,8 @@ def boxes(count):
 @pytest.mark.parametrize(("counts", "labels"), [((2, 0, 1), [[0, 1], [-1, -1], [0, -1]]), ((0, 0), [[-1], [-1]])])
 def test_places_are_as_many_as_the_fullest_picture_needs(counts, labels):
     batch = detection_batch(torch.zeros(len(counts), 1, 4, 4, dtype=torch.uint8), [boxes(count) for count in counts])
-    assert batch.more["labels"].tolist() == labels
-    assert batch.more["kinds"].shape == (len(counts), len(labels[0]))
+    assert batch.extras["labels"].tolist() == labels
+    assert batch.extras["kinds"].shape == (len(counts), len(labels[0]))
     assert batch.targets.shape == (len(counts), len(labels[0]), 4)
     assert batch.targets[1].abs().sum() == 0
 

@@ -163,7 +163,7 @@ def test_pictures_show_truth_in_green_and_finds_in_red():
     truth = boxes([4, 4, 12, 12, 0], [20, 20, 30, 30, 1], kinds=[OBJECT, DIFFICULT])
     found = said([16, 4, 28, 12, 0, 0.9], [1, 1, 3, 3, 0, 0.2])
     batch = batch_of(truth, boxes())
-    batch = Batch(torch.zeros_like(batch.inputs), batch.targets, more=batch.more)
+    batch = Batch(torch.zeros_like(batch.inputs), batch.targets, extras=batch.extras)
     sheet = TASK.exhibits(Oracle(found, said()), batch)["boxes"]
     assert re.match("Green: true boxes.*red: detections", sheet.caption)
     shown = sheet.pixels

@@ -52,8 +52,8 @@ def test_boxes_classes_and_difficult_ones_are_read(root):
     data = load_voc(root=root, augment=False, **OWN)
     batch = data.train.fetch([0, 1, 2], 0, 0)
     assert data.class_names == ("cat", "dog")
-    assert batch.more["labels"].tolist() == [[0, 1], [-1, -1], [1, -1]]
-    assert batch.more["kinds"].tolist() == [[OBJECT, DIFFICULT], [0, 0], [OBJECT, 0]]
+    assert batch.extras["labels"].tolist() == [[0, 1], [-1, -1], [1, -1]]
+    assert batch.extras["kinds"].tolist() == [[OBJECT, DIFFICULT], [0, 0], [OBJECT, 0]]
     assert batch.targets[0].flatten().tolist() == pytest.approx([0, 0, 16, 16, 16, 16, 32, 32])
     assert (len(data.train), len(data.val), data.test) == (3, 1, None)
     assert data.facts() == {
@@ -73,7 +73,7 @@ def test_published_classes_are_the_default(root):
     add(root / "mine", "c", annotation(thing("dog", -5, 5, 15, 15), thing("cat", 0, 0, 41, 20), size=None))
     data = load_voc(root=root, train=["mine/own"], val=[], test=[])
     assert len(data.class_names) == 20
-    found = data.train.fetch([0], 0, 0).more["labels"][0, 0]
+    found = data.train.fetch([0], 0, 0).extras["labels"][0, 0]
     assert data.class_names[found] in ("cat", "dog")
     assert data.describe() == "3x300x300, 1 box clipped at the edge"
     assert len(load_voc(root=root, train_samples=2, **OWN).train) == 2

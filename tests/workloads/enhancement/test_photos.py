@@ -231,11 +231,11 @@ class TestDataset:
         stored = data.train.fetch([1, 2], 0, 0)
         batch = data.prepare(stored, CPU, torch.channels_last)
         assert torch.equal(batch.targets, stored.inputs.float() / 255)
-        assert torch.equal(batch.inputs, data.degrade.apply(batch.targets, stored.more["words"]))
+        assert torch.equal(batch.inputs, data.degrade.apply(batch.targets, stored.extras["words"]))
         assert batch.inputs.shape == (2, 3, 16 // upscale, 16 // upscale)
         assert batch.inputs.dtype == batch.targets.dtype == torch.float32
         assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
-        assert dict(batch.more) == {}
+        assert dict(batch.extras) == {}
         split = torch.cat([data.prepare(part, CPU, PLAIN).inputs for part in stored.split(2)])
         assert torch.equal(split, batch.inputs)
         half = batch.cast(torch.float16)

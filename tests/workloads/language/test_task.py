@@ -92,7 +92,7 @@ class TestModelsThatComputeTheirLosses:
     def test_its_losses_are_trained_on_and_measured(self):
         model, batch = self.Knows(self.LOSSES), batch_of(TARGETS, lane=torch.arange(2))
         assert TASK.loss(model, batch).item() == 2.5
-        assert model.given == {"lane": batch.more["lane"], "targets": batch.targets}
+        assert model.given == {"lane": batch.extras["lane"], "targets": batch.targets}
         sums = TASK.measure(self.Knows(self.LOSSES, torch.tensor([[0, 0], [1, 2]])), batch)
         assert {name: value.tolist() for name, value in sums.items()} == {"loss": [3.0, 7.0], "top1": [1.0, 2.0]}
         assert all(value.dtype == torch.float64 for value in sums.values())

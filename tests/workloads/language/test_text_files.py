@@ -32,7 +32,7 @@ class TestWindows:
             assert torch.equal(batch.targets, batch.inputs + 1)
             assert batch.inputs.dtype == batch.targets.dtype == torch.int64
             assert batch.terms == batch.inputs.numel()
-            assert batch.more == {}
+            assert batch.extras == {}
         assert sorted(torch.cat([batch.targets.flatten() for batch in batches]).tolist()) == list(range(1, 101))
 
     @pytest.mark.parametrize(("tokens", "windows"), [(6, 1), (10, 1), (11, 2), (15, 2), (16, 3)])
@@ -65,14 +65,14 @@ class TestLanes:
         steps, rest = divmod(windows, lanes)
         assert [batch.samples for batch in batches] == [lanes] * steps + [rest] * (rest > 0)
         for step, batch in enumerate(batches[:steps]):
-            assert batch.more["lane"].tolist() == list(range(lanes))
-            assert batch.more["fresh"].tolist() == [step == 0] * lanes
+            assert batch.extras["lane"].tolist() == list(range(lanes))
+            assert batch.extras["fresh"].tolist() == [step == 0] * lanes
         for lane in range(lanes):
             text = torch.cat([batch.inputs[lane] for batch in batches[:steps]]) if steps else torch.zeros(0)
             assert text.tolist() == list(range(lane * steps * 5, (lane + 1) * steps * 5))
         if rest:
-            assert batches[-1].more["fresh"].all()
-            assert batches[-1].more["lane"].tolist() == list(range(rest))
+            assert batches[-1].extras["fresh"].all()
+            assert batches[-1].extras["lane"].tolist() == list(range(rest))
         targets = torch.cat([batch.targets.flatten() for batch in batches])
         assert sorted(targets.tolist()) == list(range(1, windows * 5 + 1))
         tail = batches_of(split, lanes, start=steps // 2)
@@ -84,7 +84,7 @@ class TestLanes:
         batches = batches_of(split_of(tokens=121, lanes=4), 2)
         assert torch.cat([batch.inputs[0] for batch in batches[0:12:2]]).tolist() == list(range(30))
         parts = batches_of(split_of(tokens=120, lanes=4), 4)[1].split(3)
-        assert [part.more["lane"].tolist() for part in parts] == [[0, 1], [2], [3]]
+        assert [part.extras["lane"].tolist() for part in parts] == [[0, 1], [2], [3]]
         assert [part.terms for part in parts] == [10, 5, 5]
 
 

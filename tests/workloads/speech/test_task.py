@@ -35,7 +35,7 @@ def batch_of(*texts):
     for row, given in zip(targets, numbers, strict=True):
         row[: len(given)] = torch.tensor(given, dtype=torch.int64)
     more = {"lengths": torch.ones(len(texts), dtype=torch.int64), "target_lengths": torch.tensor([*map(len, numbers)])}
-    return Batch(torch.zeros(len(texts), 1, 1), targets, more=more)
+    return Batch(torch.zeros(len(texts), 1, 1), targets, extras=more)
 
 
 def said(*paths):

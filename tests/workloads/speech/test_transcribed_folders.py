@@ -155,16 +155,16 @@ class TestLoading:
         order = dataset.train.order(0, 0, shuffle=False).tolist()
         batch = dataset.train.fetch(order, 0, 0)
         assert batch.inputs.dtype == torch.int16
-        assert batch.more["lengths"].tolist() == [16000, 17600, 19200, 20800]
+        assert batch.extras["lengths"].tolist() == [16000, 17600, 19200, 20800]
         said = [
             dataset.facts()["decode"](row[:size])
-            for row, size in zip(batch.targets.tolist(), batch.more["target_lengths"].tolist(), strict=True)
+            for row, size in zip(batch.targets.tolist(), batch.extras["target_lengths"].tolist(), strict=True)
         ]
         assert said == ["hello world", "it's five o'clock", "", "good bye"]
         prepared = dataset.prepare(batch, torch.device("cpu"), torch.contiguous_format)
         assert prepared.inputs.shape == (4, 131, 80)
         assert prepared.inputs.dtype == torch.float32
-        assert prepared.more["lengths"].tolist() == [101, 111, 121, 131]
+        assert prepared.extras["lengths"].tolist() == [101, 111, 121, 131]
         assert all(len(part.inputs) == 2 for part in prepared.split(2))
         assert dataset.train.fetch([order[2]], 0, 0).targets.tolist() == [[0]]  # nothing is said
         assert "held out" not in dataset.describe()

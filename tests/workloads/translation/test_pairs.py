@@ -79,7 +79,7 @@ class TestNames:
 class TestBatches:
     def test_padding_stands_behind_the_end(self, numbers):
         batch = numbers.train.fetch([0, 5, 9, 40], 0, 0)
-        lengths = batch.more["source_lengths"].tolist()
+        lengths = batch.extras["source_lengths"].tolist()
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
         for row, length in zip(batch.inputs.tolist(), lengths, strict=True):
             assert row[length - 1] == END
