@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from mptrain.inspection.doctor_ranges import (
     EPSILONS,
-    ILL_CONDITIONED_OUTPUT,
     ModuleScaling,
     OutputErrors,
     ScalingEvidence,
@@ -99,8 +98,7 @@ def wrong_outputs(evidence: ScalingEvidence) -> dict[str, str]:
     """
     tolerance, worst = EPSILONS * evidence.form.epsilon, dict[str, str]()
     for boundary, errors in evidence.outputs.items():
-        wrong = not errors.half <= errors.allowed(tolerance) and errors.own > tolerance
-        if wrong and errors.fp32 <= ILL_CONDITIONED_OUTPUT:
+        if not errors.half <= errors.allowed(tolerance) and errors.own > tolerance and not errors.ill_conditioned:
             before = evidence.outputs.get(worst.get(owner(boundary), ""))
             if before is None or errors.own > before.own:
                 worst[owner(boundary)] = boundary
@@ -307,7 +305,7 @@ def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
 def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
     no_matter = f"against FP64: {_NAMES[evidence.compute]} is not the cause"
     for boundary, errors in evidence.outputs.items():
-        if errors.fp32 > ILL_CONDITIONED_OUTPUT and boundary != LOSS:  # later modules use this output
+        if errors.ill_conditioned and boundary != LOSS:  # later modules use this output
             name = owner(boundary)
             what = f"the output is off by {_percent(errors.fp32)} in FP32 already, {no_matter}"
             yield Finding("fp32", (name,), what, _CONDITION)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mptrain.engine.buffer_guard import BufferGuard
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
+from mptrain.inspection.comparisons import COMPARED
 from mptrain.inspection.doctor_observation import disable_dropout, largest_values
 from mptrain.inspection.doctor_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.inspection.module_tensors import (
@@ -159,6 +160,7 @@ def compute_reference(
                 ),
             )
             for name, tensors in right.items()
+            if COMPARED not in name
         },
         values=values,
         notes=notes,
@@ -446,7 +448,8 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format, said: Outputs) ->
     keep = record_outputs(found, said)
 
     def rounded(name: str, value: Tensor) -> Tensor:
-        return keep(name, value.to(half).to(value.dtype) if value.is_floating_point() and name != LOSS else value)
+        plain = name == LOSS or COMPARED in name or not value.is_floating_point()
+        return keep(name, value if plain else value.to(half).to(value.dtype))
 
     with torch.no_grad():
         for parameter in parts.model.parameters():

@@ -292,6 +292,11 @@ class OutputErrors:
     own: float = math.inf
     largest: float = 0.0
 
+    @property
+    def ill_conditioned(self) -> bool:
+        """True if the output is already wrong in FP32, and not much less so than in half precision."""
+        return self.fp32 > ILL_CONDITIONED_OUTPUT and not self.half > TIMES_GROWN * self.fp32
+
     def allowed(self, tolerance: float) -> float:
         """Return the largest acceptable relative error in half precision; ``tolerance`` is the one of any output."""
         return max(tolerance, TIMES_ROUNDED * self.explained if math.isfinite(self.explained) else 0.0)
@@ -316,7 +321,7 @@ def lost_boundary(
     matters = any(one.judged and least < one.expected < math.inf for one in modules)
     before: list[str] = []
     for at, errors in outputs.items():
-        if errors.fp32 > ILL_CONDITIONED_OUTPUT or errors.own > tolerance:  # or values that underflow
+        if errors.ill_conditioned or errors.own > tolerance:  # or values that underflow
             return None
         before.append(at)
         if at != LOSS and errors.half > least and (matters or errors.half > errors.allowed(tolerance)):

@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mptrain.engine.parts import Parts
+from mptrain.inspection.comparisons import COMPARED, Comparisons, alike
 from mptrain.precision.census import current_pass
-from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
+from mptrain.probe.module_trail import LOSS, ModuleTrail, is_inside, module_hooks
 from mptrain.system.device import beside_fp64
 from mptrain.system.torch_private import disable_current_modes, tree_leaves, tree_map
 
 #: Floating-point tensors at each boundary, in the order of the calls. The key is the name of a module for its outputs,
-#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`.
+#: and ``CALLER to MODULE`` for inputs of a module that its caller has computed; the loss has the key `LOSS`, numbers
+#: that a module compares the key of `Comparisons`.
 Outputs = dict[str, list[Tensor]]
 
 #: Function from the key of a boundary and a tensor there to the replacement of the tensor.
@@ -34,11 +35,6 @@ Change = Callable[[str, Tensor], Tensor]
 
 #: Dtypes of indices, which are compared too: one that is made in half precision may choose another row.
 INDICES = (torch.int64, torch.int32)
-
-#: Names of the functions of torch that make an integer of a number itself, so that its rounding is in the integer.
-_CASTS = ("to", "long", "int", "type", "type_as", "copy_")
-
-_CHOICE = "mptrain_choice"  # attribute of tensors
 
 #: Separator of caller and module in the key of a boundary; names of modules have no blanks.
 HANDED = " to "
@@ -49,43 +45,19 @@ def owner(boundary: str) -> str:
     return boundary.partition(HANDED)[0]
 
 
-class Choices(TorchFunctionMode):
-    """Mode that marks integers that come from comparing numbers, such as the indices of ``topk``, and what they become.
-
-    At a near tie the rounding of any format chooses another index, so a choice is no evidence of an error, and passes
-    are compared that make the same choices.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, and mark its result."""
-        result = func(*args, **(kwargs or {}))
-        compares = getattr(func, "__name__", "") not in _CASTS
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        if any(is_choice(one) or (compares and one.is_floating_point()) for one in given):
-            for one in tree_leaves(result):
-                if isinstance(one, torch.Tensor) and not one.is_floating_point():
-                    setattr(one, _CHOICE, True)
-        return result
-
-
-def is_choice(tensor: Tensor) -> bool:
-    """Return whether `Choices` has marked a tensor."""
-    return hasattr(tensor, _CHOICE)
-
-
 def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
-    """Return a function for `hook_outputs` that records module outputs and leaves them unchanged, except `Choices`.
+    """Return a function for `hook_step` that records module outputs, and what is compared, and leaves them unchanged.
 
-    It adds detached copies to ``found``, by module name, call by call. ``said`` has the recorded tensors of each
-    boundary whose choices are made again; None to choose anew.
+    It adds detached copies to ``found``, by their keys, call by call. Numbers that are compared (`COMPARED`) are made
+    `alike` to those in ``said``, if there are any.
     """
 
     def keep(name: str, value: Tensor) -> Tensor:
         if current_pass() == "forward":  # not computed again by activation checkpointing
             known = found.setdefault(name, [])
-            other = next(iter((said or {}).get(name, [])[len(known) :]), value)
-            if is_choice(value) and other.shape == value.shape:
-                value = other
+            other = next(iter((said or {}).get(name, [])[len(known) :]), None)
+            if COMPARED in name and other is not None and other.shape == value.shape:
+                value = alike(name, other, value)
             known.append(value.detach().clone())
         return value
 
@@ -93,7 +65,7 @@ def record_outputs(found: Outputs, said: Outputs | None = None) -> Change:
 
 
 class OutputReplacement:
-    """Function for `hook_outputs` that replaces tensors at module boundaries by recorded ones of another precision.
+    """Function for `hook_step` that replaces tensors at module boundaries by recorded ones of another precision.
 
     The gradient of a replaced tensor flows to the original one. Each module thus gets the recorded inputs, what it
     computes differs from what was recorded only by its own error, and the backward pass belongs to the recorded forward
@@ -101,7 +73,7 @@ class OutputReplacement:
 
     Args:
         said: Recorded tensors of each boundary, call by call. A tensor without a recorded one of the same shape is not
-            replaced.
+            replaced. Numbers that are compared are made `alike`.
     """
 
     def __init__(self, said: Outputs) -> None:
@@ -117,8 +89,8 @@ class OutputReplacement:
         other = recorded[at] if at < len(recorded) else value
         if other.shape != value.shape:
             return value
-        if is_choice(value):
-            return other
+        if COMPARED in name:
+            return alike(name, other, value)
         if not value.is_floating_point():
             off, size = self._own.get(name, (0.0, 0.0))
             self._own[name] = math.hypot(off, norm(other != value)), math.hypot(size, value.numel() ** 0.5)
@@ -186,13 +158,17 @@ def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def hook_step(parts: Parts, change: Change) -> Iterator[None]:
-    """Apply a function, as `hook_outputs` does, in passes inside the context, and to the loss (key `LOSS`)."""
+    """Apply a function in passes inside the context: as `hook_outputs` does, to the loss, and to what is compared.
+
+    The key of the loss is `LOSS`; those of numbers that are compared contain `COMPARED`.
+    """
+    trail = ModuleTrail(check_finite=False)
     change = disable_current_modes()(change)  # its operators are not those of the model
     objectives = [learner.objective for learner in parts.learners]
     for learner, one in zip(parts.learners, objectives, strict=True):
         learner.objective = replace(one, loss=_changed(one.loss, change))
     try:
-        with Choices(), hook_outputs(parts.model, change):
+        with trail.followed(parts.model), Comparisons(trail, change), hook_outputs(parts.model, change):
             yield
     finally:
         for learner, one in zip(parts.learners, objectives, strict=True):

@@ -25,7 +25,6 @@ from mptrain.inspection.doctor_gradients import (
 from mptrain.inspection.doctor_observation import disable_dropout
 from mptrain.inspection.doctor_ranges import (
     EPSILONS,
-    ILL_CONDITIONED_OUTPUT,
     MUCH,
     ModuleScaling,
     OutputErrors,
@@ -47,7 +46,7 @@ def largest_errors(outputs: Mapping[str, OutputErrors], modules: Sequence[Module
     best loss scale counts.
     """
     gradients = [math.hypot(one.expected, one.best) for one in modules if one.judged]
-    right = [one.half for at, one in outputs.items() if one.fp32 <= ILL_CONDITIONED_OUTPUT and at != LOSS]
+    right = [one.half for at, one in outputs.items() if not one.ill_conditioned and at != LOSS]
     return max(right, default=0.0), max(gradients, default=0.0)
 
 
@@ -95,8 +94,7 @@ class StepAccuracy:
 
         Half precision is not the cause of such errors.
         """
-        wrong = (one for one, errors in self.outputs.items() if errors.fp32 > ILL_CONDITIONED_OUTPUT)
-        outputs = (owner(one) for one in wrong if one != LOSS)
+        outputs = (owner(at) for at, one in self.outputs.items() if one.ill_conditioned and at != LOSS)
         gradients = (module.name for module in self.modules[::-1] if module.ill_conditioned)
         return next(outputs, next(gradients, None))
 
@@ -117,7 +115,7 @@ class StepAccuracy:
         for boundary, errors in self.outputs.items():
             if math.isnan(errors.fp32):  # infinite in FP64 as well
                 continue
-            if errors.fp32 > ILL_CONDITIONED_OUTPUT:
+            if errors.ill_conditioned:
                 break
             if not errors.half <= self.allowed(boundary):
                 wrong.append(boundary)

@@ -14,7 +14,7 @@ from mptrain.inspection.doctor import check_scaling
 from mptrain.inspection.doctor_findings import why_no_range
 from mptrain.inspection.doctor_ranges import scales_of
 from mptrain.probe.module_trail import LOSS
-from mptrain.system.errors import ConfigError, FirstBatchError, NumericsError
+from mptrain.system.errors import FirstBatchError, NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=8")
 QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm")
@@ -48,19 +48,15 @@ def test_in_a_sound_model_nothing_is_found(model, precision):
     assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
 
 
-@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])  # 1e-6 itself is rounded by 1 % in FP16
-def test_gradients_of_a_millionth_of_the_others_that_underflow_a_little_are_no_fault(precision):
-    report = check(*sound("layer_scale"), f"precision={precision}")
-    assert not report.findings
-    assert scales_of(report.modules).good
-
-
-@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
-@pytest.mark.parametrize("layer_scale", ["3e-6", "4e-6"])
-def test_small_gradients_that_lose_less_than_three_per_cent_to_underflow_are_no_fault(layer_scale, precision):
+@pytest.mark.parametrize(
+    ("layer_scale", "precision"),
+    [("1e-6", "amp_dynamic"), ("1e-6", "fp16_dynamic"), ("3e-6", "amp_dynamic"), ("4e-6", "fp16_dynamic")],
+)
+def test_small_gradients_that_underflow_a_little_are_no_fault(layer_scale, precision):
     report = check(*sound("layer_scale"), f"+model.layer_scale={layer_scale}", f"precision={precision}")
     assert not report.findings
-    assert 16 in scales_of(report.modules).good
+    good = scales_of(report.modules).good
+    assert good if layer_scale == "1e-6" else 16 in good  # 1e-6 itself is rounded by 1 % in FP16
 
 
 @pytest.mark.slow
@@ -99,6 +95,15 @@ FOUND = {
     "cancels_in_fp32": ["fp32"],
 }
 
+#: Faults with which no loss scale makes the gradients right.
+NO_RANGE = ("grows", "rms_norm", "clip", "clip_in_half", "large_between", "divides")
+
+#: Words about faults that a user needs beside the module.
+SAID = {
+    "sqrt_at_zero": "div in the backward pass returns NaN in FP32 too",
+    "mask_fill": "-1e+09 is beyond 65504, the largest FP16 number (masked_fill); torch raises an error",
+}
+
 #: Faults at the first step that do not keep the network from training, which are notes.
 NOTED = {
     "epsilon": "odd: eps=1e-08 rounds to zero in FP16, whose smallest number is 6e-08 (add), which changes no result",
@@ -126,15 +131,18 @@ def remedy(report):
 
 
 @pytest.mark.parametrize("fault", FOUND)
-def test_a_planted_fault_is_found_by_its_module_with_what_fixes_it_and_nothing_else_is(fault):
+def test_planted_fault_is_found_by_module_and_remedy(fault):
     report = planted(fault, "precision=fp16_dynamic")
     assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
     if kept := FAULTS[fault].kept:
         assert remedy(report) == f"precision.keep_fp32=[norms,LocalResponseNorm,{','.join(kept)}]"
+    if fault in NO_RANGE:
+        assert why_no_range(report.evidence, report.findings)
+    assert SAID.get(fault, "") in report.findings[0].what
 
 
 @pytest.mark.parametrize("fault", NOTED)
-def test_what_keeps_no_network_from_training_is_a_note(fault):
+def test_harmless_fault_is_a_note(fault):
     report = planted(fault, "precision=fp16_dynamic")
     assert not report.findings
     assert any(note.startswith(NOTED[fault]) for note in report.notes), report.notes
@@ -142,23 +150,11 @@ def test_what_keeps_no_network_from_training_is_a_note(fault):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [name for name in FOUND if name != "mask_buffer"])  # which stays FP32: the test below
-def test_a_planted_fault_is_found_under_autocast_as_well(fault):
+def test_planted_fault_is_found_under_autocast(fault):
     report = planted(fault, "precision=amp_dynamic")
     assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
     if kept := FAULTS[fault].kept:
         assert remedy(report) == f"precision.keep_fp32=[{','.join(kept)}]"
-
-
-@pytest.mark.parametrize("fault", ["grows", "rms_norm", "clip", "clip_in_half", "large_between", "divides"])
-def test_no_loss_scale_is_called_right_where_gradients_are_not(fault):
-    report = planted(fault, "precision=fp16_dynamic")
-    assert why_no_range(report.evidence, report.findings)
-
-
-def test_nan_gradients_that_fp32_has_too_are_no_matter_of_half_precision():
-    report = planted("sqrt_at_zero", "precision=fp16_dynamic")
-    assert not report.modules
-    assert "div in the backward pass returns NaN in FP32 too" in report.findings[0].what
 
 
 def trained(root, words, seed):
@@ -213,14 +209,7 @@ def test_norms_that_would_be_half_are_found():
     assert "precision.keep_fp32=[norms]" in report.findings[0].hint
 
 
-def test_a_mask_that_torch_refuses_is_a_finding_and_no_error():
-    report = planted("mask_fill", "precision=fp16_static")
-    assert not report.modules
-    assert "-1e+09 is beyond 65504" in report.findings[0].what
-    assert "torch raises an error" in report.findings[0].what
-
-
-def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
+def test_constant_scale_too_low_is_found_with_what_is_lost():
     report = check("model=plain16", *SMALL, "precision=fp16_noscale")
     assert found(report) == {("scale", ("scaler",))}
     assert (
@@ -230,13 +219,7 @@ def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
     assert "scaler=static scaler.scale=" in report.findings[0].hint
 
 
-def test_a_constant_scale_above_the_good_ones_is_found():
-    report = check(*sound("mlp"), "precision=amp_static", "scaler.scale=16777216")
-    assert found(report) == {("scale", ("scaler",))}
-    assert "too high for" in report.findings[0].what
-
-
-def test_of_a_batch_with_too_many_outputs_fewer_samples_are_examined(monkeypatch):
+def test_fewer_samples_are_examined_of_a_large_batch(monkeypatch):
     words = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=64", "precision=amp_static")
     whole = check(*words, "train.batch_size=32")
     assert (whole.samples, whole.notes) == (32, ())
@@ -252,18 +235,6 @@ def test_of_a_batch_with_too_many_outputs_fewer_samples_are_examined(monkeypatch
     assert [one.name for one in part.modules] == [one.name for one in whole.modules]
 
 
-def test_a_dynamic_scale_that_begins_too_high_is_none():
-    report = check(*sound("mlp"), "precision=amp_dynamic", "scaler.init_scale=16777216")
-    assert not report.findings
-    assert report.evidence.scales == {"main": (16777216.0, False)}
-
-
-def test_dropout_is_off_and_said_to_be():
-    report = check(*sound("mlp"), "model.dropout=0.5", "precision=fp16_static")
-    assert not report.findings
-    assert report.notes == ("dropout is off (3 modules): its random numbers may depend on the dtype",)
-
-
 def test_two_learners_are_both_looked_at():
     report = check("model=dcgan", "train.batch_size=4", "dataset.train_samples=16", "precision=amp_dynamic")
     assert not report.findings
@@ -277,12 +248,7 @@ def test_bf16_needs_no_scale():
     assert scales_of(report.modules).overflows is None
 
 
-def test_a_precision_without_half_is_refused():
-    with pytest.raises(ConfigError, match="precision=fp32 computes nothing in half precision"):
-        check(*sound("mlp"), "precision=fp32")
-
-
-def test_outputs_close_to_the_largest_number_are_worth_knowing():
+def test_output_close_to_the_largest_number_is_a_note():
     close, far = (planted(fault, "precision=fp16_dynamic") for fault in ("close", "none"))
     [note] = [note for note in close.notes if "largest float16 number" in note]
     assert note.startswith("the output of odd.loud reaches ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import faulty_networks
@@ -32,11 +31,10 @@ class Calibrates(nn.Module):
 
 
 @pytest.fixture(params=[Scores, Calibrates])
-def words(request, monkeypatch):
-    fault = replace(faulty_networks.FAULTS["none"], make=lambda: nn.Sequential(nn.Tanh(), request.param()))
-    monkeypatch.setitem(faulty_networks.FAULTS, "evaluated", fault)
-    everywhere = request.param is Scores
-    return (*faulty_networks.with_fault("evaluated"), *SMALL), everywhere
+def words(request, words_of):
+    return words_of(
+        lambda: nn.Sequential(nn.Tanh(), request.param()), "dataset.train_samples=64"
+    ), request.param is Scores
 
 
 def test_both_name_the_module_and_try_evaluation_in_fp32(words):

@@ -38,37 +38,75 @@ def observation(*operations, loss=1.0, scale=1024.0, gradients=(), **more):
 GONE = (("conv.weight", "inf"),)
 
 
-def test_a_batch_that_is_not_finite_is_named_with_its_samples():
-    cause = first_cause(
-        observation(operation("conv", inf=1), inputs=(NonfiniteTensor("targets", "nan", (2,)),), loss=math.nan)
-    )
-    assert (cause.kind, cause.module) == ("input", None)
-    assert cause.what == "the batch itself is not finite: targets contain nan in 1 of 4 samples (index 2)"
+HANDED = operation("conv", "where", inf=1, finite_inputs=False)
+REFUSAL = OperatorError("backward", "conv", "MixesBackward", "mm", ("float32", "float16"), "RuntimeError: no")
 
 
-def test_weights_that_are_not_finite_come_before_what_they_do():
-    cause = first_cause(
-        observation(operation("conv", inf=1), weights=(NonfiniteTensor("bn.running_var", "nan"),), loss=math.nan)
-    )
-    assert (cause.kind, cause.what) == ("weights", "the weights are not finite: bn.running_var (nan)")
-
-
-def test_a_forward_overflow_is_found_where_it_begins():
-    cause = first_cause(
-        observation(
-            operation("conv", "convolution", inf=3, largest_input=700.0),
-            operation("bn", "native_batch_norm", nan=8, finite_inputs=False),
-            loss=math.nan, gradients=GONE,
-        )
-    )  # fmt: skip
-    assert (cause.kind, cause.module, cause.operator, cause.phase) == ("forward", "conv", "convolution", "forward")
-    assert cause.what == "convolution in conv (Conv2d) returns inf in float16 for finite inputs up to 700"
-
-
-def test_a_loss_that_is_not_finite_by_itself_is_told_from_a_forward_overflow():
-    cause = first_cause(observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan))
-    assert (cause.kind, cause.module, cause.operator) == ("loss", LOSS, "log")
-    assert "the model's outputs are finite, the loss is not: log in the loss returns NaN" in cause.what
+@pytest.mark.parametrize(
+    ("seen", "kind", "module", "operator", "what"),
+    [
+        (
+            observation(operation("conv", inf=1), inputs=(NonfiniteTensor("targets", "nan", (2,)),), loss=math.nan),
+            "input", None, "", "the batch itself is not finite: targets contain nan in 1 of 4 samples (index 2)",
+        ),
+        (  # weights come before what they do
+            observation(operation("conv", inf=1), weights=(NonfiniteTensor("bn.running_var", "nan"),), loss=math.nan),
+            "weights", None, "", "the weights are not finite: bn.running_var (nan)",
+        ),
+        (  # the first operator
+            observation(
+                operation("conv", "convolution", inf=3, largest_input=700.0),
+                operation("bn", "native_batch_norm", nan=8, finite_inputs=False),
+                loss=math.nan, gradients=GONE,
+            ),
+            "forward", "conv", "convolution",
+            "convolution in conv (Conv2d) returns inf in float16 for finite inputs up to 700",
+        ),
+        (
+            observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan),
+            "loss", LOSS, "log", "the model's outputs are finite, the loss is not: log in the loss returns NaN",
+        ),
+        (  # gradients that meet an infinity of the forward pass
+            observation(
+                operation("soft", "sum", inf=1),
+                operation("soft", "div", "backward", nan=1, finite_inputs=False),
+                operation("conv", "mul", "backward", inf=1),
+                gradients=GONE,
+            ),
+            "forward", "soft", "sum", "",
+        ),
+        (
+            observation(operation("soft", "sum", inf=1)),
+            "forward", "soft", "sum", "; the loss and the gradients stay finite",
+        ),
+        (  # a value that is put in on purpose comes out of an operator that it went into
+            observation(
+                HANDED, loss=math.inf, gradients=GONE,
+                ended=(ModuleCall("conv", True, False), ModuleCall("", True, False)),
+            ),
+            "forward", "conv", "", "",
+        ),
+        (
+            observation(refusal=REFUSAL, loss=math.nan),
+            "refused", "conv", "mm",
+            "mm of float32 and float16 raises an error in the backward pass of conv (Conv2d) within MixesBackward: "
+            "RuntimeError: no",
+        ),
+        (
+            observation(operation("conv", "_to_copy", "backward", nan=1, finite_inputs=False), gradients=GONE),
+            "backward", "conv", "", "only gradients are not finite, first in the backward pass of conv (Conv2d), in a cast",
+        ),
+        (
+            observation(operation("conv", "div", "backward", nan=1), gradients=GONE),
+            "backward", "conv", "div", "only gradients are not finite: div in the backward pass of conv",
+        ),
+    ],
+)  # fmt: skip
+def test_first_cause(seen, kind, module, operator, what):
+    cause = first_cause(seen)
+    assert (cause.kind, cause.module) == (kind, module)
+    assert not operator or cause.operator == operator
+    assert what in cause.what
 
 
 def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
@@ -83,40 +121,6 @@ def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
     assert (cause.kind, cause.module, cause.phase) == ("backward", "conv", "backward")
     assert "within LoudBackward returns inf in float16 at loss scale 2^10" in cause.what
     assert [row.name for row in module_rows(seen) if row.breaks] == ["conv"]
-
-
-def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that():
-    seen = observation(
-        operation("soft", "sum", inf=1),
-        operation("soft", "div", "backward", nan=1, finite_inputs=False),
-        operation("conv", "mul", "backward", inf=1),
-        gradients=GONE,
-    )
-    assert (first_cause(seen).kind, first_cause(seen).operator) == ("forward", "sum")
-
-
-def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same():
-    cause = first_cause(observation(operation("soft", "sum", inf=1)))
-    assert (cause.kind, cause.module, cause.operator) == ("forward", "soft", "sum")
-    assert cause.what.endswith("; the loss and the gradients stay finite")
-
-
-def test_a_module_is_named_where_no_operator_can_be():
-    """A value that is put in on purpose comes out of an operator that it went into."""
-    handed = operation("conv", "where", inf=1, finite_inputs=False)
-    ended = (ModuleCall("conv", True, False), ModuleCall("", True, False))
-    cause = first_cause(observation(handed, loss=math.inf, gradients=GONE, ended=ended))
-    assert (cause.kind, cause.module) == ("forward", "conv")
-
-
-def test_what_torch_refuses_is_named_with_module_and_function():
-    refusal = OperatorError("backward", "conv", "MixesBackward", "mm", ("float32", "float16"), "RuntimeError: no")
-    cause = first_cause(observation(refusal=refusal, loss=math.nan))
-    assert cause.kind == "refused"
-    assert cause.what == (
-        "mm of float32 and float16 raises an error in the backward pass of conv (Conv2d) within MixesBackward: "
-        "RuntimeError: no"
-    )
 
 
 def test_a_softmax_whose_probabilities_are_too_small_is_worth_knowing():
@@ -167,15 +171,6 @@ def test_rows_stand_in_the_order_of_the_forward_pass_with_the_loss_last():
     rows = module_rows(seen)
     assert [row.name for row in rows] == ["conv", "bn", LOSS]
     assert (rows[0].forward.zero, rows[0].forward.subnormal, rows[0].backward) == (0.5, 1.0, None)
-
-
-def test_gradients_that_are_no_numbers_are_not_said_to_overflow():
-    alone = observation(operation("conv", "_to_copy", "backward", nan=1, finite_inputs=False), gradients=GONE)
-    assert first_cause(alone).what == (
-        "only gradients are not finite, first in the backward pass of conv (Conv2d), in a cast"
-    )
-    by_itself = observation(operation("conv", "div", "backward", nan=1), gradients=GONE)
-    assert first_cause(by_itself).what.startswith("only gradients are not finite: div in the backward pass of conv")
 
 
 def test_zeros_that_went_in_or_that_fp32_has_too_are_not_lost():

@@ -1,7 +1,5 @@
 """A finite fault between two modules is that of the module around them, and its operator is named."""
 
-from dataclasses import replace
-
 import faulty_networks
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mptrain.config.compose import compose
 from mptrain.inspection.diagnosis import diagnose_config
-from mptrain.inspection.doctor import check_scaling
 from mptrain.system.errors import FirstBatchError
 
 
@@ -40,19 +37,13 @@ FAULTS = {
 }
 
 
-def examined(compute, monkeypatch):
-    make = compute if isinstance(compute, type) else lambda: Between(compute, faulty_networks.WIDTH)
-    fault = replace(faulty_networks.FAULTS["cancels"], make=make)
-    monkeypatch.setitem(faulty_networks.FAULTS, "between", fault)
-    words = (*faulty_networks.with_fault("between"), "train.batch_size=16", "precision=fp16_dynamic")
-    return check_scaling(compose(words), lambda _: None)
+def between(compute):
+    return compute if isinstance(compute, type) else lambda: Between(compute, WIDTH)
 
 
 @pytest.mark.parametrize("operator", FAULTS)
-def test_doctor_blames_the_module_around_and_names_the_operator_whose_rounding_alone_makes_it_wrong(
-    operator, monkeypatch
-):
-    (found,) = examined(FAULTS[operator], monkeypatch).findings
+def test_doctor_blames_the_module_around_and_names_the_operator_whose_rounding_alone_makes_it_wrong(operator, examined):
+    (found,) = examined(between(FAULTS[operator])).findings
     assert found.where == ("odd",)
     assert f"rounding {operator} alone makes it" in found.what
     assert found.hint.endswith("odd]")
@@ -62,11 +53,6 @@ def added_in_both(x):
     """An addition that is large in FP32 alone, one that is small in half, and positions that half does not hold."""
     wide = ((x.float() + 4096) - 4096).to(x.dtype)
     return wide + (torch.arange(x.shape[1], dtype=x.dtype) * 301.7).sin()
-
-
-def test_a_call_that_runs_in_fp32_is_not_blamed_with_one_of_the_same_operator_that_does_not(monkeypatch):
-    (found,) = examined(added_in_both, monkeypatch).findings
-    assert "rounding mul alone makes it" in found.what
 
 
 @pytest.mark.parametrize(
@@ -80,8 +66,8 @@ def test_a_call_that_runs_in_fp32_is_not_blamed_with_one_of_the_same_operator_th
         lambda x: x + 0 * (x * 1e5).nan_to_num(0.0, 0.0, 0.0),  # an infinity on which nothing depends
     ],
 )
-def test_nothing_is_found_in_sound_arithmetic(compute, monkeypatch):
-    assert not examined(compute, monkeypatch).findings
+def test_nothing_is_found_in_sound_arithmetic(compute, examined):
+    assert not examined(between(compute)).findings
 
 
 class Difference(nn.Module):
@@ -117,18 +103,12 @@ class Sums(nn.Module):
         return (total[:, WIDTH:] - total[:, :-WIDTH])[:, -WIDTH:] / WIDTH + 0.1 * (given - 30)
 
 
-def test_a_difference_of_two_calls_of_a_module_is_found_although_rounding_explains_it(monkeypatch):
-    (found,) = examined(Difference, monkeypatch).findings
+def test_a_difference_of_two_calls_of_a_module_is_found_although_rounding_explains_it(examined):
+    (found,) = examined(Difference).findings
     assert (found.kind, found.where) == ("output", ("odd",))
     assert "sub" in found.what
     assert found.hint.endswith("odd]")
-    assert not examined(Wide, monkeypatch).findings
-
-
-def test_the_module_whose_own_error_is_largest_is_blamed_for_what_another_makes_of_it(monkeypatch):
-    (found,) = examined(Between30, monkeypatch).findings
-    assert found.where == ("odd.sums",)
-    assert "cumsum" in found.what
+    assert not examined(Wide).findings
 
 
 class Rows(nn.Module):
@@ -143,47 +123,6 @@ class Rows(nn.Module):
         return given + self.table(rows)
 
 
-def test_an_index_that_half_precision_rounds_is_a_fault_of_the_module_that_makes_it(monkeypatch):
-    (found,) = examined(Rows, monkeypatch).findings
-    assert found.where == ("odd",)
-    assert "what it hands to odd.table" in found.what
-    assert found.hint.endswith("odd]")
-
-
-class Chooses(nn.Module):
-    """Reads the row of a table that the larger of two numbers names; half precision rounds both to the same number."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(4, WIDTH)
-
-    def forward(self, given):
-        total = given.sum(1)
-        return given + self.table(self.chosen(torch.stack([total, total * (1 + 2.0**-13)], 1)) + 1)
-
-    def chosen(self, scores):
-        return scores.argmax(1)
-
-
-class Ranks(Chooses):
-    def chosen(self, scores):
-        return scores.topk(2).indices[:, 0].view(-1, 1).flatten()
-
-
-class Thresholds(Chooses):
-    def chosen(self, scores):
-        return torch.where(scores[:, 1] > scores[:, 0], 2, 0).to(torch.int32)
-
-
-@pytest.mark.parametrize("kind", [Chooses, Ranks, Thresholds])
-def test_a_choice_at_a_near_tie_is_no_finding(kind, monkeypatch):
-    given = torch.full((1, 1), 1.1)
-    with torch.no_grad():
-        half, wide = (kind.chosen(None, torch.stack([x, x * (1 + 2.0**-13)], 1)[..., 0]) for x in (given.half(), given))
-    assert kind is Ranks or half.item() != wide.item()  # torch does not say which of equals is first
-    assert not examined(kind, monkeypatch).findings
-
-
 class Masked(nn.Module):
     """Attention among the numbers of a row whose mask is a number of FP32, cast; one row is masked altogether."""
 
@@ -195,13 +134,6 @@ class Masked(nn.Module):
         return (scores.softmax(2) @ given[:, :, None])[..., 0]
 
 
-def test_a_mask_that_the_cast_makes_infinite_is_found_although_a_softmax_follows(monkeypatch):
-    (found,) = examined(Masked, monkeypatch).findings
-    assert (found.kind, found.where) == ("output", ("odd",))
-    assert "a cast returns inf for finite inputs up to 3.4e+38" in found.what
-    assert found.hint.endswith("odd]")
-
-
 class LastRow(Rows):
     """Adds a number that half precision rounds up to one more than the table has."""
 
@@ -210,11 +142,21 @@ class LastRow(Rows):
         return given + self.table(last.long())
 
 
-def test_an_index_beyond_the_table_in_half_precision_alone_is_a_finding_about_its_reader(monkeypatch):
-    (found,) = examined(LastRow, monkeypatch).findings
-    assert (found.kind, found.where) == ("refused", ("odd.table",))
-    assert "raises an error in FP16 and not in FP32: index out of range" in found.what
-    assert found.hint.endswith("odd]")
+@pytest.mark.parametrize(
+    ("make", "kind", "where", "words"),
+    [
+        (added_in_both, "output", "odd", "rounding mul alone makes it"),  # the addition that is large runs in FP32
+        (Between30, "narrow", "odd.sums", "cumsum"),
+        (Rows, "output", "odd", "what it hands to odd.table"),
+        (Masked, "output", "odd", "a cast returns inf for finite inputs up to 3.4e+38"),
+        (LastRow, "refused", "odd.table", "raises an error in FP16 and not in FP32: index out of range"),
+    ],
+)
+def test_fault_is_that_of_the_module_which_makes_it(make, kind, where, words, examined):
+    (found,) = examined(between(make)).findings
+    assert (found.kind, found.where) == (kind, (where,))
+    assert words in found.what
+    assert make is Between30 or found.hint.endswith("odd]")
 
 
 class Misfit(nn.Linear):
@@ -222,9 +164,9 @@ class Misfit(nn.Linear):
         super().__init__(WIDTH + 1, WIDTH)
 
 
-def test_an_error_in_fp32_too_is_that_of_a_model_that_does_not_fit(monkeypatch):
+def test_an_error_in_fp32_too_is_that_of_a_model_that_does_not_fit(examined):
     with pytest.raises(FirstBatchError, match="mat1 and mat2 shapes cannot be multiplied"):
-        examined(Misfit, monkeypatch)
+        examined(Misfit)
 
 
 class Counts(nn.Module):
@@ -240,11 +182,11 @@ class Counts(nn.Module):
         return given * (1 - 0.5 * torch.exp(-self.steps.to(given.dtype)))
 
 
-def test_a_counter_in_half_precision_is_a_finding_with_its_module_as_remedy(monkeypatch):
-    (found,) = examined(Counts, monkeypatch).findings
+def test_a_counter_in_half_precision_is_a_finding_with_its_module_as_remedy(examined):
+    (found,) = examined(Counts).findings
     assert (found.kind, found.where) == ("changed", ("odd.steps",))
     assert found.hint.endswith("odd]")
-    result = diagnose_config(compose((*faulty_networks.with_fault("between"), "precision=fp16_dynamic"))).found
+    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).found
     assert any("forward passes change odd.steps in float16" in note for note in result.notes)
     assert [remedy.words[0].endswith("odd]") for remedy in result.remedies if remedy.helped] == [True]
 
@@ -268,12 +210,12 @@ class Rewrites(Stalls):
         return given - (self.mean - 46)
 
 
-def test_an_average_that_no_longer_moves_in_half_precision_is_named_and_a_constant_that_is_written_is_not(monkeypatch):
-    (found,) = examined(Stalls, monkeypatch).findings
+def test_an_average_that_no_longer_moves_in_half_precision_is_named_and_a_constant_that_is_written_is_not(examined):
+    (found,) = examined(Stalls).findings
     assert (found.kind, found.where) == ("changed", ("odd.mean",))
-    result = diagnose_config(compose((*faulty_networks.with_fault("between"), "precision=fp16_dynamic"))).found
+    result = diagnose_config(compose((*faulty_networks.with_fault("own"), "precision=fp16_dynamic"))).found
     assert any("forward passes change odd.mean in float16" in note for note in result.notes)
-    assert not examined(Rewrites, monkeypatch).findings
+    assert not examined(Rewrites).findings
 
 
 class CountsAndRounds(Counts):
@@ -281,8 +223,8 @@ class CountsAndRounds(Counts):
         return (super().forward(given) * 0.01 + 1000) - 1000
 
 
-def test_a_wrong_output_is_found_beside_a_counter(monkeypatch):
-    found = {one.kind: one for one in examined(CountsAndRounds, monkeypatch).findings}
+def test_a_wrong_output_is_found_beside_a_counter(examined):
+    found = {one.kind: one for one in examined(CountsAndRounds).findings}
     assert found.keys() == {"changed", "output"}
     assert found["output"].where == ("odd",)
 
@@ -314,7 +256,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("network", [Remembers, Checkpointed])
-def test_passes_that_are_compared_begin_alike(network, monkeypatch):
-    report = examined(network, monkeypatch)
+def test_passes_that_are_compared_begin_alike(network, examined):
+    report = examined(network)
     assert not report.findings
     assert all(errors.half <= 1e-3 for errors in report.evidence.outputs.values())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import faulty_networks
 import pytest
 import torch
 from faulty_networks import WIDTH
@@ -60,15 +57,10 @@ class Ranks(Drops):
         return main * (1 + aside["scores"].argmax(1, keepdim=True))
 
 
-def config_of(make, monkeypatch, precision="fp16_dynamic"):
-    monkeypatch.setitem(faulty_networks.FAULTS, "aside", replace(faulty_networks.FAULTS["none"], make=make))
-    return compose((*faulty_networks.with_fault("aside"), "train.batch_size=16", f"precision={precision}"))
-
-
 @pytest.mark.parametrize("precision", ["fp16_dynamic", "amp_dynamic"])
 @pytest.mark.parametrize("network", [Drops, DropsDetached])
-def test_what_nothing_uses_is_a_note(network, precision, monkeypatch):
-    config = config_of(network, monkeypatch, precision)
+def test_what_nothing_uses_is_a_note(network, precision, words_of):
+    config = compose(words_of(network, f"precision={precision}"))
     report = check_scaling(config, lambda _: None)
     assert not report.findings
     assert "odd.inner: values are not finite in float16, which changes neither loss nor gradients" in report.notes
@@ -78,8 +70,8 @@ def test_what_nothing_uses_is_a_note(network, precision, monkeypatch):
 
 
 @pytest.mark.parametrize("network", [Divides, Ranks])
-def test_what_the_loss_depends_on_is_a_fault_although_the_loss_stays_finite(network, monkeypatch):
-    config = config_of(network, monkeypatch)
+def test_what_the_loss_depends_on_is_a_fault_although_the_loss_stays_finite(network, words_of):
+    config = compose(words_of(network, "precision=fp16_dynamic"))
     assert any(one.where == ("odd.inner",) for one in check_scaling(config, lambda _: None).findings)
     found = diagnose_config(config).found
     assert (found.cause, found.module, found.operator) == ("forward", "odd.inner", "exp")

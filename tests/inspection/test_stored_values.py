@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import faulty_networks
 import pytest
 import torch
 from faulty_networks import WIDTH
@@ -16,7 +13,7 @@ from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 from mptrain.inspection.diagnosis_case import with_fp32_values
 from mptrain.inspection.doctor import check_scaling
 
-SMALL = ("train.batch_size=16", "dataset.train_samples=64")
+SMALL = ("dataset.train_samples=64", "precision=fp16_dynamic")
 
 
 class Decays(nn.Module):
@@ -43,11 +40,6 @@ class Tiny(nn.Module):
         return self.out(given * torch.sin(self.length * 1e4 * 1e3))
 
 
-def words_of(make, monkeypatch, precision="fp16_dynamic"):
-    monkeypatch.setitem(faulty_networks.FAULTS, "stored", replace(faulty_networks.FAULTS["none"], make=make))
-    return (*faulty_networks.with_fault("stored"), *SMALL, f"precision={precision}")
-
-
 FAULTS = {
     "clamped": (lambda: Decays(seconds=7200.0), "odd.age"),
     "non-persistent": (lambda: Decays(seconds=7200.0, persistent=False), "odd.age"),
@@ -56,9 +48,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, monkeypatch):
+def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, words_of):
     make, tensor = FAULTS[fault]
-    found = diagnose_config(compose(words_of(make, monkeypatch))).found
+    found = diagnose_config(compose(words_of(make, *SMALL))).found
     assert (found.cause, found.module, found.operator) == ("forward", "odd", tensor)
     assert f"rounding {tensor} alone makes it" in found.verdict
     [remedy] = found.remedies
@@ -67,10 +59,10 @@ def test_diagnose_compares_with_the_fp32_values_and_names_the_tensor(fault, monk
 
 
 @pytest.mark.parametrize("fault", ["clamped", "rounded"])
-def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monkeypatch):
+def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monkeypatch, words_of):
     make, tensor = FAULTS[fault]
     monkeypatch.setattr("mptrain.inspection.examine_step.remedies", lambda case: ())
-    words = (*words_of(make, monkeypatch), "train.max_steps=3", "scaler.init_scale=256", "run.name=run")
+    words = (*words_of(make, *SMALL), "train.max_steps=3", "scaler.init_scale=256", "run.name=run")
     assert run_in_process(*words, cwd=tmp_path).returncode == 0
     monkeypatch.chdir(tmp_path)
     found = diagnose_run("run", ["extensions.allow=[faulty_networks]"]).found
@@ -80,21 +72,21 @@ def test_a_run_that_has_trained_is_compared_with_them_too(fault, tmp_path, monke
 
 
 @pytest.mark.parametrize("fault", ["clamped", "rounded"])
-def test_doctor_names_the_tensor_and_no_operator_that_reads_it(fault, monkeypatch):
+def test_doctor_names_the_tensor_and_no_operator_that_reads_it(fault, words_of):
     make, tensor = FAULTS[fault]
-    found = check_scaling(compose(words_of(make, monkeypatch)), lambda _: None).findings
+    found = check_scaling(compose(words_of(make, *SMALL)), lambda _: None).findings
     [output] = [one for one in found if one.kind == "output"]
     assert f"rounding {tensor} alone makes it" in output.what
 
 
-def test_a_constant_that_the_format_holds_well_enough_is_no_fault(monkeypatch):
-    found = diagnose_config(compose(words_of(lambda: Decays(seconds=60.0), monkeypatch))).found
+def test_a_constant_that_the_format_holds_well_enough_is_no_fault(words_of):
+    found = diagnose_config(compose(words_of(lambda: Decays(seconds=60.0), *SMALL))).found
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 
 @pytest.mark.parametrize("precision", ["fp16_pure", "bf16_pure"])
-def test_weights_without_master_weights_are_those_of_fp32_until_they_are_trained(precision, monkeypatch):
-    words = words_of(nn.Identity, monkeypatch, precision)
+def test_weights_without_master_weights_are_those_of_fp32_until_they_are_trained(precision, words_of):
+    words = words_of(nn.Identity, *SMALL, f"precision={precision}")
     state = {"model": parts_of(*words)[0].model.state_dict(), "carried": {}}
     state["model"]["last.weight"] *= 2
     exact = with_fp32_values(compose(words), state)["model"]
@@ -105,9 +97,9 @@ def test_weights_without_master_weights_are_those_of_fp32_until_they_are_trained
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 
-def test_a_tensor_that_a_step_has_changed_stays_as_it_is(monkeypatch):
-    config = compose(words_of(lambda: nn.Sequential(Decays(), Decays(persistent=False)), monkeypatch))
-    model = parts_of(*words_of(lambda: nn.Sequential(Decays(), Decays(persistent=False)), monkeypatch))[0].model
+def test_a_tensor_that_a_step_has_changed_stays_as_it_is(words_of):
+    config = compose(words_of(lambda: nn.Sequential(Decays(), Decays(persistent=False)), *SMALL))
+    model = parts_of(*words_of(lambda: nn.Sequential(Decays(), Decays(persistent=False)), *SMALL))[0].model
     age, persistent = model.odd[1].age, model.state_dict()
     state = {"model": persistent, "carried": {"odd.1.age": age}}
     exact = with_fp32_values(config, state)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import faulty_networks
 import pytest
 import torch
 from faulty_networks import WIDTH
+from small_runs import parts_of
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.inspection.doctor import check_scaling
+from mptrain.inspection.doctor_gradients import gradients
+from mptrain.inspection.zero_gradients import without_gradient
 
 
 class LowRank(nn.Module):
@@ -86,61 +86,42 @@ class Normed(nn.Module):
         return self.norm(self.linear(given))
 
 
-def report_of(make, monkeypatch, precision="fp16_dynamic"):
-    fault = replace(faulty_networks.FAULTS["none"], make=make)
-    monkeypatch.setitem(faulty_networks.FAULTS, "zero", fault)
-    words = (*faulty_networks.with_fault("zero"), "train.batch_size=16", "dataset.train_samples=64")
-    return check_scaling(compose((*words, f"precision={precision}")), lambda _: None)
+LAYERS = {"odd.inward.weight", "odd.inward.bias", "odd.outward.weight"}
+GATED = {"odd.2.gain", *(f"odd.2.{layer}.{kind}" for layer in ("inward", "outward") for kind in ("weight", "bias"))}
 
 
 @pytest.mark.parametrize(
-    ("make", "names"),
+    ("make", "saddles", "dead"),
     [
-        (lambda: LowRank(0, 0), {"odd.down", "odd.up"}),
-        (lambda: Branch(nn.ReLU(), weights=0.0), {"odd.inward.weight", "odd.inward.bias", "odd.outward.weight"}),
+        (lambda: LowRank(0, 0), {"odd.down", "odd.up"}, set()),
+        (lambda: Branch(nn.ReLU(), weights=0.0), LAYERS, set()),
         (
             lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), LowRank(0, 0.1), Branch(nn.Tanh(), weights=0.0, gain=0.0)),
-            {
-                *(f"odd.2.{layer}.{kind}" for layer in ("inward", "outward") for kind in ("weight", "bias")),
-                "odd.2.gain",
-            },
+            GATED,
+            set(),
         ),
+        (lambda: LowRank(0.1, 0), set(), set()),
+        (lambda: LowRank(0, 0.1), set(), set()),
+        (lambda: Branch(nn.Tanh(), gain=0.0), set(), set()),
+        (Nested, set(), set()),
+        (Normed, set(), set()),
+        (lambda: Branch(nn.ReLU(), bias=-100.0), set(), LAYERS),
+        (lambda: Branch(nn.Tanh(), gain=0.0, frozen=True), set(), {*LAYERS, "odd.outward.bias"}),
+        (Experts, set(), {"odd.experts.1.weight", "odd.experts.1.bias"}),
     ],
-    ids=["adapter", "layers", "gain"],
 )
-def test_parameters_that_no_update_reaches_are_found(make, names, monkeypatch):
-    (found,) = report_of(make, monkeypatch).findings
-    assert (found.kind, set(found.where)) == ("saddle", names)
+def test_parameters_that_no_update_reaches_are_told_from_others(make, saddles, dead, words_of):
+    parts, _ = parts_of(*words_of(make, "precision=fp32"))
+    parts.model.train()
+    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    zero = [name for name, gradient in gradients(parts, batch, 1.0).items() if not gradient.any()]
+    assert [*map(set, without_gradient(parts, batch, zero))] == [saddles, dead]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: LowRank(0.1, 0),
-        lambda: LowRank(0, 0.1),
-        lambda: Branch(nn.Tanh(), gain=0.0),
-        Nested,
-        Normed,
-    ],
-    ids=["up_zero", "down_zero", "gain_zero", "nested", "norm"],
-)
-def test_a_gradient_that_is_zero_at_the_first_step_alone_is_nothing_to_report(make, monkeypatch):
-    report = report_of(make, monkeypatch)
-    assert not report.findings
-    assert not any("exactly zero" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: Branch(nn.ReLU(), bias=-100.0), "odd.inward.weight, odd.inward.bias, odd.outward.weight: "),
-        (lambda: Branch(nn.Tanh(), gain=0.0, frozen=True), "odd.inward.weight, odd.inward.bias, odd.outward.weight "),
-        (Experts, "odd.experts.1.weight, odd.experts.1.bias: "),
-    ],
-    ids=["units_off", "frozen_gain", "experts"],
-)
-def test_a_gradient_that_is_zero_for_another_reason_is_a_note(make, named, monkeypatch):
-    report = report_of(make, monkeypatch, "bf16")
+def test_saddle_is_a_finding_and_another_zero_a_note(words_of):
+    (found,) = check_scaling(compose(words_of(lambda: LowRank(0, 0), "precision=bf16")), lambda _: None).findings
+    assert (found.kind, set(found.where)) == ("saddle", {"odd.down", "odd.up"})
+    report = check_scaling(compose(words_of(Experts, "precision=bf16")), lambda _: None)
     assert not report.findings
     (note,) = [note for note in report.notes if "exactly zero" in note]
-    assert note.startswith(named)
+    assert note.startswith("odd.experts.1.weight, odd.experts.1.bias: ")
