@@ -53,7 +53,15 @@ def test_naming_the_tensors_of_every_overflow_costs_less_than_3_per_cent_of_a_re
         ring.record(train_step(learner, parts.model, batch, parts.plan))
 
     def name():
-        values = torch.zeros(()), learner.scale, learner.rate(), learner.scale, infinite["grad_norm"], infinite["norms"]
+        values = (
+            torch.zeros(()),
+            learner.scale,
+            learner.rate(),
+            learner.scale,
+            infinite["grad_norm"],
+            torch.ones(1),
+            infinite["norms"],
+        )
         ring.record(StepValues(*values))
         (row,) = ring.take(wait=True)
         assert nonfinite_parameters(learner.weights.names, row.norms)[0]
