@@ -1,0 +1,185 @@
+"""One optimizer of a watched training loop: its gradients at the end of each backward pass, and its updates."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.engine.options import LogOptions
+from mptrain.engine.ring import Ring
+from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.engine.step_values import HostValues, StepValues
+from mptrain.numerics.overflow_check import OverflowCheck, Verdict
+from mptrain.numerics.shards import is_sharded, part
+from mptrain.system.records import EventRecord
+from mptrain.system.torch_private import after_backward
+
+if TYPE_CHECKING:
+    from mptrain.runlog.sink import Sink
+
+
+class _Known(NamedTuple):
+    """Facts of a step that the host knows already."""
+
+    lr: float
+    has_loss: bool
+
+
+class WatchedLearner:
+    """Optimizer of a watched loop with its parameters, whose gradients are looked at when a backward pass ends.
+
+    The look is on the device and waits for nothing. It comes before unscaling and clipping, which hide what was not
+    finite.
+
+    Args:
+        name: Name in the records.
+        optimizer: The optimizer; it may be given parameters later, see `refresh`.
+        names: Name of each parameter by its id, in module order.
+        sink: Receiver of the records.
+        log: How many steps are copied to the host together, and how often.
+    """
+
+    def __init__(
+        self, name: str, optimizer: torch.optim.Optimizer, names: dict[int, str], sink: Sink, log: LogOptions
+    ) -> None:
+        self.name, self.optimizer = name, optimizer
+        self.steps = 0
+        self._all_names, self._sink, self._options = names, sink, log
+        self._handles: list[Any] = []
+        self._verdict: Verdict | None = None
+        self._queued = False
+        self._open: tuple[StepValues, float] | None = None
+        self._known: deque[_Known] = deque()
+        self._skipped_at: tuple[int, float] | None = None
+        self._log: _Log | None = None
+        self._begin()
+
+    def refresh(self) -> None:
+        """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
+        if [id(one) for group in self.optimizer.param_groups for one in group["params"]] != self._seen:
+            self.flush()
+            self.detach()
+            self._begin()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def on_update(self, function: Callable[[], None]) -> None:
+        """Call a function after each call of the optimizer's ``step``."""
+        self._handles.append(self.optimizer.register_step_post_hook(lambda *_: function()))
+
+    def complete(self, loss: Tensor | None, scale: Tensor | None, next_scale: Tensor | None, found: Sequence[Tensor]) -> None:
+        """Record an update that was made or skipped.
+
+        Args:
+            loss: The unscaled loss if it is known already, else None; see `tell_loss`.
+            scale: Loss scale of the update, float32 of shape (1,); None for no loss scaling.
+            next_scale: Loss scale of the next update, likewise.
+            found: Scalars that are above 0 if the update was skipped.
+        """
+        if self._verdict is None:
+            self._look()
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return
+        self.push()
+        one = self._one if scale is None else scale.to(self._one.device)
+        after = one if next_scale is None else next_scale.to(self._one.device)
+        skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
+        values = StepValues(self._unknown, one, self._unknown, after, verdict.grad_norm / one, skip, verdict.norms)
+        self._open = values, float(self.optimizer.param_groups[0]["lr"])
+        if loss is not None:
+            self.push(loss)
+
+    def push(self, loss: Tensor | None = None) -> None:
+        """Record the newest update with its loss, a scalar, or without one if it never became known."""
+        if self._open is None:
+            return
+        (values, rate), self._open = self._open, None
+        self._known.append(_Known(rate, loss is not None))
+        if loss is not None:
+            values = values._replace(loss=loss.detach().float().reshape(()).to(self._one.device, non_blocking=True).clone())
+        assert self._log is not None
+        self._ring.record(values)
+        self.steps += 1
+        self._step_log.note(self.steps, 0)
+
+    def flush(self) -> None:
+        """Write the records of all updates so far; waits for the device."""
+        self.push()
+        self._step_log.flush()
+
+    def _begin(self) -> None:
+        params = [one for group in self.optimizer.param_groups for one in group["params"]]
+        self._seen = [id(one) for one in params]
+        order = {key: at for at, key in enumerate(self._all_names)}
+        self._params = sorted(
+            (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
+        )
+        self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
+        locals_ = [part(one.detach()) for one in self._params]
+        device = locals_[0].device if locals_ else torch.device("cpu")
+        self._check = OverflowCheck(locals_, exact=False) if locals_ else None
+        self._one, self._unknown = torch.ones(1, device=device), torch.zeros((), device=device)
+        self._ring = Ring(self._options.ring, len(self.names), device)
+        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._known, self._sink)
+        if before is not None:
+            self._log.go_on_after(before)
+        self._step_log = StepLog([self._log], self._sink, self._options)
+        self._handles += [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._params]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        if not self._queued:
+            self._queued = True
+            after_backward(self._reduced)
+
+    def _reduced(self) -> None:
+        """Look when the functions that others have queued are done, such as DDP's, which average gradients."""
+        after_backward(self._look)
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        self._queued = False
+        if self._check is None:
+            return
+        grads = [_dense(one.grad) for one in self._params]
+        if any(grad is not None for grad in grads):
+            self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
+
+
+class _Log(LearnerLog):
+    """Log of a watched optimizer, which puts in what the host knows and says when a schedule moved at a skipped step."""
+
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, known: deque[_Known], sink: Sink) -> None:
+        super().__init__(name, names, ring)
+        self._known = known
+        self._skipped: tuple[int, float] | None = None
+
+    def go_on_after(self, other: _Log) -> None:
+        """Continue the counts of the log of the same optimizer with fewer parameters."""
+        self.updates, self.skipped, self.history, self.last = other.updates, other.skipped, other.history, other.last
+        self._skipped = other._skipped
+
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
+        known = self._known.popleft()
+        if self._skipped is not None and self._skipped[1] != known.lr:
+            fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": known.lr}
+            sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
+        super().digest(step, epoch, row._replace(lr=known.lr), sink)
+        self._skipped = (step, known.lr) if row.skip else None
+
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return None
+    grad = grad.detach()
+    if grad.is_sparse:
+        return grad._values()
+    return part(grad) if is_sharded(grad) else grad

@@ -1,0 +1,158 @@
+"""Watch on a training loop that somebody else wrote: each update's loss scale, skip, norm, and what overflowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.engine.options import LogOptions
+from mptrain.integrations.learner import WatchedLearner
+from mptrain.integrations.names import parameter_names
+from mptrain.integrations.scalers import listen
+from mptrain.runlog.sink import Fanout, Sink
+from mptrain.system.records import EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
+from mptrain.system.torch_private import found_overflow, loss_scale_of
+
+Event = OverflowRecord | ScaleRecord | EventRecord
+
+
+class _Newest:
+    """Sink that keeps the newest step and overflow of each learner, and calls functions for events."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, StepRecord] = {}
+        self.overflows: dict[str, OverflowRecord] = {}
+        self.functions: list[Callable[[Event], None]] = []
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.steps[record.learner] = record
+        elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
+            if isinstance(record, OverflowRecord):
+                self.overflows[record.learner] = record
+            for function in self.functions:
+                function(record)
+
+    def close(self) -> None:
+        pass
+
+
+class Watch:
+    """Context manager that watches the updates of a training loop without changing it; see `watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        every: int = 100,
+        sinks: Sequence[Sink] = (),
+        log: LogOptions | None = None,
+    ) -> None:
+        models = (model,) if isinstance(model, nn.Module) else tuple(model)
+        optimizers = tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
+        self._newest = _Newest()
+        self._sink = Fanout((*sinks, self._newest))
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        names, log = parameter_names(models), log or LogOptions()
+        labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
+        self.learners = [
+            WatchedLearner(label, one, names, self._sink, log) for label, one in zip(labels, optimizers, strict=True)
+        ]
+        self._stop: Callable[[], None] | None = None
+        self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
+        if self._scaler is not None:
+            self._stop = listen(self._scaler, self)
+        else:
+            for learner in self.learners:
+                learner.on_update(lambda learner=learner: learner.complete(None, None, None, ()))
+        self._closed = False
+
+    def step(self, loss: Tensor | None = None) -> None:
+        """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update."""
+        for learner in self.learners:
+            learner.push(loss)
+
+    def on_event(self, function: Callable[[Event], None]) -> None:
+        """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules."""
+        self._newest.functions.append(function)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest step that has reached the host, for any logger: plain values by name; empty before the first.
+
+        With several optimizers the names start with that of the optimizer and a slash.
+        """
+        found: dict[str, Any] = {}
+        for name, step in self._newest.steps.items():
+            prefix = f"{name}/" if len(self.learners) > 1 else ""
+            overflow = self._newest.overflows.get(name)
+            tensors = overflow.tensors if overflow and overflow.step == step.step else ()
+            values = {
+                "step": step.step,
+                "loss_scale": step.loss_scale,
+                "skipped": step.skipped,
+                "grad_norm": step.grad_norm,
+                "nonfinite": [tensor for tensor, _ in tensors],
+            }
+            found |= {prefix + key: value for key, value in values.items()}
+        return found
+
+    def flush(self) -> None:
+        """Write the records of all updates so far; waits for the device."""
+        for learner in self.learners:
+            learner.flush()
+            learner.refresh()
+
+    def close(self) -> None:
+        """Record everything, and take all hooks off; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._stop is not None:
+            self._stop()
+        for learner in self.learners:
+            learner.detach()
+            learner.flush()
+        self._sink.close()
+
+    def before_update(self) -> None:
+        """Keep what the scaler has found, which its update forgets."""
+        assert self._scaler is not None
+        scale = loss_scale_of(self._scaler)
+        found = [(learner, found_overflow(self._scaler, learner.optimizer)) for learner in self.learners]
+        self._pending = [
+            (learner, scale.clone().view(1), [each.clone() for each in values])
+            for learner, values in found
+            if values and scale is not None
+        ]
+
+    def after_update(self) -> None:
+        """Record the updates between the last two calls of the scaler's ``update``."""
+        assert self._scaler is not None
+        scale = loss_scale_of(self._scaler)
+        after = None if scale is None else scale.clone().view(1)
+        for learner, before, found in self._pending:
+            learner.complete(None, before, after, found)
+        self._pending = []
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside the wrappers of accelerate, Lightning and Fabric."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer) and inner is not optimizer:
+        optimizer = inner
+    return optimizer
