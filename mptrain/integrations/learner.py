@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues, StepValues
+from mptrain.integrations.losses import running_loss
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_sharded, part
 from mptrain.system.records import EventRecord
@@ -20,13 +22,6 @@ from mptrain.system.torch_private import after_backward
 
 if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
-
-
-class _Known(NamedTuple):
-    """Facts of a step that the host knows already."""
-
-    lr: float
-    has_loss: bool
 
 
 class WatchedLearner:
@@ -53,8 +48,8 @@ class WatchedLearner:
         self._verdict: Verdict | None = None
         self._queued = False
         self._open: tuple[StepValues, float] | None = None
-        self._known: deque[_Known] = deque()
-        self._skipped_at: tuple[int, float] | None = None
+        self._loss: Tensor | None = None
+        self._rates: deque[float] = deque()
         self._log: _Log | None = None
         self._begin()
 
@@ -75,38 +70,37 @@ class WatchedLearner:
         """Call a function after each call of the optimizer's ``step``."""
         self._handles.append(self.optimizer.register_step_post_hook(lambda *_: function()))
 
-    def complete(self, loss: Tensor | None, scale: Tensor | None, next_scale: Tensor | None, found: Sequence[Tensor]) -> None:
-        """Record an update that was made or skipped.
+    def complete(
+        self, scale: Tensor | None = None, next_scale: Tensor | None = None, found: Sequence[Tensor] = ()
+    ) -> None:
+        """Take notice of an update that was made or skipped; it is recorded with the next `push`.
 
         Args:
-            loss: The unscaled loss if it is known already, else None; see `tell_loss`.
             scale: Loss scale of the update, float32 of shape (1,); None for no loss scaling.
             next_scale: Loss scale of the next update, likewise.
             found: Scalars that are above 0 if the update was skipped.
         """
         if self._verdict is None:
             self._look()
-        verdict, self._verdict = self._verdict, None
+        (verdict, self._verdict), (loss, self._loss) = (self._verdict, None), (self._loss, None)
         if verdict is None:
             return
         self.push()
         one = self._one if scale is None else scale.to(self._one.device)
         after = one if next_scale is None else next_scale.to(self._one.device)
         skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
-        values = StepValues(self._unknown, one, self._unknown, after, verdict.grad_norm / one, skip, verdict.norms)
+        loss = self._unknown if loss is None else loss / one.squeeze(0)
+        values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, verdict.norms)
         self._open = values, float(self.optimizer.param_groups[0]["lr"])
-        if loss is not None:
-            self.push(loss)
 
     def push(self, loss: Tensor | None = None) -> None:
-        """Record the newest update with its loss, a scalar, or without one if it never became known."""
+        """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
         if self._open is None:
             return
         (values, rate), self._open = self._open, None
-        self._known.append(_Known(rate, loss is not None))
         if loss is not None:
-            values = values._replace(loss=loss.detach().float().reshape(()).to(self._one.device, non_blocking=True).clone())
-        assert self._log is not None
+            values = values._replace(loss=self._scalar(loss).clone())
+        self._rates.append(rate)
         self._ring.record(values)
         self.steps += 1
         self._step_log.note(self.steps, 0)
@@ -127,9 +121,10 @@ class WatchedLearner:
         locals_ = [part(one.detach()) for one in self._params]
         device = locals_[0].device if locals_ else torch.device("cpu")
         self._check = OverflowCheck(locals_, exact=False) if locals_ else None
-        self._one, self._unknown = torch.ones(1, device=device), torch.zeros((), device=device)
+        self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
+        self._unknown = torch.full((), math.nan, device=device)
         self._ring = Ring(self._options.ring, len(self.names), device)
-        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._known, self._sink)
+        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, self._sink)
         if before is not None:
             self._log.go_on_after(before)
         self._step_log = StepLog([self._log], self._sink, self._options)
@@ -152,14 +147,19 @@ class WatchedLearner:
         grads = [_dense(one.grad) for one in self._params]
         if any(grad is not None for grad in grads):
             self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
+        if (loss := running_loss()) is not None:
+            self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
+
+    def _scalar(self, loss: Tensor) -> Tensor:
+        return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True)
 
 
 class _Log(LearnerLog):
-    """Log of a watched optimizer, which puts in what the host knows and says when a schedule moved at a skipped step."""
+    """Log of a watched optimizer, with the rates that the host knows; it says when a schedule moved at a skip."""
 
-    def __init__(self, name: str, names: Sequence[str], ring: Ring, known: deque[_Known], sink: Sink) -> None:
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, rates: deque[float], sink: Sink) -> None:
         super().__init__(name, names, ring)
-        self._known = known
+        self._rates = rates
         self._skipped: tuple[int, float] | None = None
 
     def go_on_after(self, other: _Log) -> None:
@@ -168,12 +168,12 @@ class _Log(LearnerLog):
         self._skipped = other._skipped
 
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
-        known = self._known.popleft()
-        if self._skipped is not None and self._skipped[1] != known.lr:
-            fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": known.lr}
+        rate = self._rates.popleft()
+        if self._skipped is not None and self._skipped[1] != rate:
+            fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": rate}
             sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
-        super().digest(step, epoch, row._replace(lr=known.lr), sink)
-        self._skipped = (step, known.lr) if row.skip else None
+        super().digest(step, epoch, row._replace(lr=rate), sink)
+        self._skipped = (step, rate) if row.skip else None
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner
+from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import parameter_names
 from mptrain.integrations.scalers import listen
 from mptrain.runlog.sink import Fanout, Sink
@@ -65,13 +65,13 @@ class Watch:
         self.learners = [
             WatchedLearner(label, one, names, self._sink, log) for label, one in zip(labels, optimizers, strict=True)
         ]
-        self._stop: Callable[[], None] | None = None
+        self._stop = [watch_losses()]
         self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
         if self._scaler is not None:
-            self._stop = listen(self._scaler, self)
+            self._stop.append(listen(self._scaler, self))
         else:
             for learner in self.learners:
-                learner.on_update(lambda learner=learner: learner.complete(None, None, None, ()))
+                learner.on_update(learner.complete)
         self._closed = False
 
     def step(self, loss: Tensor | None = None) -> None:
@@ -115,8 +115,8 @@ class Watch:
         if self._closed:
             return
         self._closed = True
-        if self._stop is not None:
-            self._stop()
+        for stop in self._stop:
+            stop()
         for learner in self.learners:
             learner.detach()
             learner.flush()
@@ -139,7 +139,7 @@ class Watch:
         scale = loss_scale_of(self._scaler)
         after = None if scale is None else scale.clone().view(1)
         for learner, before, found in self._pending:
-            learner.complete(None, before, after, found)
+            learner.complete(before, after, found)
         self._pending = []
 
     def __enter__(self) -> Watch:
@@ -155,4 +155,5 @@ def _innermost(optimizer: Any) -> torch.optim.Optimizer:
     """Return the optimizer inside the wrappers of accelerate, Lightning and Fabric."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer) and inner is not optimizer:
         optimizer = inner
-    return optimizer
+    found: torch.optim.Optimizer = optimizer
+    return found

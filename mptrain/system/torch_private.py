@@ -28,8 +28,8 @@ __all__ = [
     "BatchNorm",
     "Convolution",
     "Dropout",
-    "after_backward",
     "TorchDispatchMode",
+    "after_backward",
     "amp_update_scale_",
     "current_autograd_node",
     "disable_current_modes",
@@ -103,7 +103,7 @@ Dropout = nn.modules.dropout._DropoutNd
 
 def after_backward(function: Callable[[], None]) -> None:
     """Call a function at the end of the running backward pass; only for hooks that autograd calls."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def loss_scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
