@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from annotated_types import Ge, Le, MaxLen
-
-from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mptrain.system.fields import CountPerExponent, Exponent, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
@@ -77,10 +75,6 @@ MAX_TENSORS = 20
 TensorKind = Literal["activations", "activation_gradients", "weight_gradients", "weights", "updates"]
 
 
-#: Limit of the magnitude of FP64 exponents.
-_FARTHEST = 1100
-
-
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
     """Histogram of the binary exponents of the values in one or several tensors.
@@ -98,8 +92,8 @@ class ExponentCounts:
     inf: NonNegativeInt
     nan: NonNegativeInt
     largest: NonNegativeFloat
-    lowest: Annotated[int, Ge(-_FARTHEST), Le(_FARTHEST)]
-    counts: Annotated[tuple[NonNegativeInt, ...], MaxLen(2 * _FARTHEST)]
+    lowest: Exponent
+    counts: CountPerExponent
 
 
 @dataclass(frozen=True, slots=True)
