@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +15,7 @@ from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import parameter_names
+from mptrain.integrations.run_files import RunFiles
 from mptrain.integrations.scalers import listen
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.system.records import EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
@@ -42,6 +45,34 @@ class _Newest:
         pass
 
 
+def watch(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None = None,
+    *,
+    every: int = 100,
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name that loggers use
+) -> Watch:
+    """Watch a training loop, which stays as it is: weights, losses and random numbers do not change by a bit.
+
+    Every update is on record with its loss, loss scale, rate and gradient norm, and whether the scaler skipped it; with
+    the names of the parameters whose gradients were not finite; and with a schedule that moved although the update was
+    skipped. Values are copied to the host in blocks, so that no step waits for the device.
+
+    Args:
+        model: The model as it is trained, or several; wrapped or compiled ones too.
+        optimizer: The optimizer, or several; also as accelerate, Lightning or Fabric wrap it.
+        scaler: The loss scaler; None without loss scaling.
+        every: Steps between two looks at single tensors.
+        dir: New folder for the records, which ``mptrain report`` and other commands read; None to keep no files.
+
+    Raises:
+        StorageError: The folder exists or cannot be written.
+    """
+    sinks = [] if dir is None else [RunFiles(Path(dir), _parts(model, optimizer, scaler), _device(model))]
+    return Watch(model, optimizer, scaler, every=every, sinks=sinks)
+
+
 class Watch:
     """Context manager that watches the updates of a training loop without changing it; see `watch`."""
 
@@ -55,8 +86,7 @@ class Watch:
         sinks: Sequence[Sink] = (),
         log: LogOptions | None = None,
     ) -> None:
-        models = (model,) if isinstance(model, nn.Module) else tuple(model)
-        optimizers = tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
+        models, optimizers = _models(model), _optimizers(optimizer)
         self._newest = _Newest()
         self._sink = Fanout((*sinks, self._newest))
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -157,3 +187,34 @@ def _innermost(optimizer: Any) -> torch.optim.Optimizer:
         optimizer = inner
     found: torch.optim.Optimizer = optimizer
     return found
+
+
+def _models(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    return (model,) if isinstance(model, nn.Module) else tuple(model)
+
+
+def _optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> tuple[torch.optim.Optimizer, ...]:
+    return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
+
+
+def _device(model: nn.Module | Sequence[nn.Module]) -> torch.device:
+    return next((one.device for each in _models(model) for one in each.parameters()), torch.device("cpu"))
+
+
+def _parts(model: Any, optimizer: Any, scaler: torch.amp.GradScaler | None) -> dict[str, str]:
+    """Return one line for each part of the loop, as for a run of mptrain."""
+    parameters = [one for each in _models(model) for one in each.parameters()]
+    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
+    groups = [(type(one).__name__, one.param_groups[0]) for one in _optimizers(optimizer)]
+    name = ", ".join(type(each).__name__ for each in _models(model))
+    return {
+        "model": f"{name}, {sum(one.numel() for one in parameters):,} parameters",
+        "precision": f"parameters {', '.join(dtypes)}",
+        "scaler": f"{type(scaler).__name__}, x{scaler.get_growth_factor():g} every {scaler.get_growth_interval()} clean "
+        f"steps, x{scaler.get_backoff_factor():g} on overflow"
+        if scaler is not None and scaler.is_enabled()
+        else "none",
+        "optimizer": "; ".join(f"{name}(lr={float(group['lr']):g})" for name, group in groups),
+    }

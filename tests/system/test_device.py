@@ -18,8 +18,8 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step_values import StepValues
 from mptrain.engine.transfer import AHEAD, Transfer
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
-from mptrain.run.describe import cuda_backends
 from mptrain.system import device as devices
+from mptrain.system.environment import cuda_backends
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 from mptrain.system.random_state import random_state, set_random_state
 
@@ -222,7 +222,7 @@ def test_an_nvidia_gpu_is_named_as_untested_too(monkeypatch):
 
 def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr("mptrain.run.describe._DRIVER", tmp_path / "version")
+    monkeypatch.setattr("mptrain.system.environment._DRIVER", tmp_path / "version")
     device = torch.device("cuda", 0)
     assert cuda_backends(device)["driver"] == "unknown"
     said = (
