@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mptrain.integrations.watch import watch as watch
+import importlib
+from typing import Any
 
 __version__ = "0.2.0"
 
+#: Functions for Python programs, and their modules, which are imported when they are used.
+_FUNCTIONS = {"watch": "mptrain.integrations.watch"}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what is used, and torch with it, only then."""
-    if name == "watch":
-        from mptrain.integrations.watch import watch
-
-        return watch
+    """Return a function for Python programs."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -75,9 +75,9 @@ class RunFiles:
         self._writer.close()
         write_summary(self._directory.paths.summary, {"steps": self._steps, "learners": self._learners})
         error = sys.exc_info()[1]
-        status, why = (
-            ("failed", f"{type(error).__name__}: {error}") if error else ("done", "the watched loop has ended")
-        )
-        self._state = self._state.end(status, why, int(error is not None), self._steps)
+        if error is None:
+            self._state = self._state.end("done", "the watched loop has ended", 0, self._steps)
+        else:
+            self._state = self._state.end("failed", f"{type(error).__name__}: {error}", 1, self._steps)
         self._directory.write_state(self._state)
         self._lock.close()

@@ -212,9 +212,12 @@ def _parts(model: Any, optimizer: Any, scaler: torch.amp.GradScaler | None) -> d
     return {
         "model": f"{name}, {sum(one.numel() for one in parameters):,} parameters",
         "precision": f"parameters {', '.join(dtypes)}",
-        "scaler": f"{type(scaler).__name__}, x{scaler.get_growth_factor():g} every {scaler.get_growth_interval()} clean "
-        f"steps, x{scaler.get_backoff_factor():g} on overflow"
-        if scaler is not None and scaler.is_enabled()
-        else "none",
+        "scaler": _described(scaler) if scaler is not None and scaler.is_enabled() else "none",
         "optimizer": "; ".join(f"{name}(lr={float(group['lr']):g})" for name, group in groups),
     }
+
+
+def _described(scaler: torch.amp.GradScaler) -> str:
+    growth, every = scaler.get_growth_factor(), scaler.get_growth_interval()
+    backoff = scaler.get_backoff_factor()
+    return f"{type(scaler).__name__}, x{growth:g} every {every} clean steps, x{backoff:g} on overflow"
