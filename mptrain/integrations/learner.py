@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from mptrain.engine.options import LogOptions
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues, StepValues
+from mptrain.integrations.histograms import Tensors, UpdateHistograms
 from mptrain.integrations.losses import running_loss
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_sharded, part
@@ -34,16 +35,29 @@ class WatchedLearner:
         name: Name in the records.
         optimizer: The optimizer; it may be given parameters later, see `refresh`.
         names: Name of each parameter by its id, in module order.
+        models: Models by the prefix of their names, for histograms.
+        every: Steps between two histograms; 0 for none.
         sink: Receiver of the records.
         log: How many steps are copied to the host together, and how often.
     """
 
     def __init__(
-        self, name: str, optimizer: torch.optim.Optimizer, names: dict[int, str], sink: Sink, log: LogOptions
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        names: dict[int, str],
+        sink: Sink,
+        log: LogOptions,
+        *,
+        models: Mapping[str, nn.Module],
+        every: int,
     ) -> None:
         self.name, self.optimizer = name, optimizer
         self.steps = 0
         self._all_names, self._sink, self._options = names, sink, log
+        self._models, self._every = models, every
+        self._histograms: UpdateHistograms | None = None
+        self._counted: list[UpdateHistograms] = []
         self._handles: list[Any] = []
         self._verdict: Verdict | None = None
         self._queued = False
@@ -52,6 +66,7 @@ class WatchedLearner:
         self._rates: deque[float] = deque()
         self._log: _Log | None = None
         self._begin()
+        self._sample(1)
 
     def refresh(self) -> None:
         """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
@@ -62,6 +77,9 @@ class WatchedLearner:
 
     def detach(self) -> None:
         """Remove all hooks."""
+        if self._histograms is not None:
+            self._histograms.close()
+            self._histograms = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -92,6 +110,11 @@ class WatchedLearner:
         loss = self._unknown if loss is None else loss / one.squeeze(0)
         values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, verdict.norms)
         self._open = values, float(self.optimizer.param_groups[0]["lr"])
+        if self._histograms is not None:
+            self._histograms.update_ended(self._tensors(), one, skip)
+            self._counted.append(self._histograms)
+            self._histograms = None
+        self._sample(self.steps + 2)
 
     def push(self, loss: Tensor | None = None) -> None:
         """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
@@ -109,6 +132,18 @@ class WatchedLearner:
         """Write the records of all updates so far; waits for the device."""
         self.push()
         self._step_log.flush()
+        for histograms in self._counted:
+            for record in histograms.records():
+                self._sink.take(record)
+        self._counted = []
+
+    def _sample(self, step: int) -> None:
+        if self._every and (step == 1 or step % self._every == 0):
+            self._histograms = UpdateHistograms(self.name, step, self._models)
+
+    def _tensors(self) -> Tensors:
+        pairs = [(part(one.detach()), _dense(one.grad)) for one in self._params]
+        return dict(zip(self.names, pairs, strict=True))
 
     def _begin(self) -> None:
         params = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -147,6 +182,8 @@ class WatchedLearner:
         grads = [_dense(one.grad) for one in self._params]
         if any(grad is not None for grad in grads):
             self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
+            if self._histograms is not None:
+                self._histograms.backward_ended(self._tensors(), self._verdict)
         if (loss := running_loss()) is not None:
             self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
 

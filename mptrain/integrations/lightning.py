@@ -1,4 +1,4 @@
-"""Callback for Lightning's Trainer that watches its updates (`mptrain.watch`); for Fabric call `mptrain.watch` itself."""
+"""Callback for Lightning's Trainer that watches its updates; with Fabric call `mptrain.watch` itself."""
 
 from __future__ import annotations
 

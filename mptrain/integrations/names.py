@@ -1,8 +1,8 @@
-"""Names of a model's parameters as its author knows them, in module order, without the prefixes of wrappers."""
+"""Names of a model's modules and parameters as its author knows them, without the prefixes of wrappers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -11,22 +11,34 @@ _WRAPPERS = frozenset(
     {"_orig_mod", "module", "_forward_module", "_original_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 )
 
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
-def parameter_names(models: Iterable[nn.Module]) -> dict[int, str]:
+
+def named_models(model: Models) -> dict[str, nn.Module]:
+    """Return models by the prefix of their names: empty for a single one, else ``KEY.`` or ``0.``, ``1.`` ..."""
+    if isinstance(model, nn.Module):
+        return {"": model}
+    given = model if isinstance(model, Mapping) else {str(at): one for at, one in enumerate(model)}
+    return {f"{key}.": one for key, one in given.items()}
+
+
+def parameter_names(models: Mapping[str, nn.Module]) -> dict[int, str]:
     """Return the name of each parameter by its id, in module order; a tied parameter has the first of its names.
 
     Parts of names that wrappers add are left out, unless two parameters would get the same name.
     """
     names: dict[int, str] = {}
-    for model in models:
-        full = {id(parameter): name for name, parameter in reversed([*model.named_parameters(remove_duplicate=False)])}
-        ordered = {id(parameter): full[id(parameter)] for parameter in model.parameters()}
-        short = {key: _without_wrappers(name) for key, name in ordered.items()}
+    for prefix, model in models.items():
+        full: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            full.setdefault(id(parameter), name)
+        short = {key: without_wrappers(name) for key, name in full.items()}
         alike = len(set(short.values())) < len(short)
-        for key, name in (ordered if alike else short).items():
-            names.setdefault(key, name)
+        for key, name in (full if alike else short).items():
+            names.setdefault(key, prefix + name)
     return names
 
 
-def _without_wrappers(name: str) -> str:
+def without_wrappers(name: str) -> str:
+    """Return the name of a module or parameter without the attributes of wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

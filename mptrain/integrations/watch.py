@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner
 from mptrain.integrations.losses import watch_losses
-from mptrain.integrations.names import parameter_names
+from mptrain.integrations.names import Models, named_models, parameter_names
 from mptrain.integrations.run_files import RunFiles
 from mptrain.integrations.scalers import listen
 from mptrain.runlog.sink import Fanout, Sink
@@ -46,7 +46,7 @@ class _Newest:
 
 
 def watch(
-    model: nn.Module | Sequence[nn.Module],
+    model: Models,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None = None,
     *,
@@ -60,10 +60,10 @@ def watch(
     skipped. Values are copied to the host in blocks, so that no step waits for the device.
 
     Args:
-        model: The model as it is trained, or several; wrapped or compiled ones too.
+        model: The model as it is trained, wrapped or compiled too; or several, in a sequence or by name.
         optimizer: The optimizer, or several; also as accelerate, Lightning or Fabric wrap it.
         scaler: The loss scaler; None without loss scaling.
-        every: Steps between two looks at single tensors.
+        every: Steps between two histograms of all tensors; 0 for none.
         dir: New folder for the records, which ``mptrain report`` and other commands read; None to keep no files.
 
     Raises:
@@ -78,7 +78,7 @@ class Watch:
 
     def __init__(
         self,
-        model: nn.Module | Sequence[nn.Module],
+        model: Models,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None = None,
         *,
@@ -86,14 +86,15 @@ class Watch:
         sinks: Sequence[Sink] = (),
         log: LogOptions | None = None,
     ) -> None:
-        models, optimizers = _models(model), _optimizers(optimizer)
+        models, optimizers = named_models(model), _optimizers(optimizer)
         self._newest = _Newest()
         self._sink = Fanout((*sinks, self._newest))
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         names, log = parameter_names(models), log or LogOptions()
         labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
         self.learners = [
-            WatchedLearner(label, one, names, self._sink, log) for label, one in zip(labels, optimizers, strict=True)
+            WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
+            for label, one in zip(labels, optimizers, strict=True)
         ]
         self._stop = [watch_losses()]
         self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
@@ -189,26 +190,22 @@ def _innermost(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
-def _models(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
-    return (model,) if isinstance(model, nn.Module) else tuple(model)
-
-
 def _optimizers(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[torch.optim.Optimizer, ...]:
     return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
 
 
-def _device(model: nn.Module | Sequence[nn.Module]) -> torch.device:
-    return next((one.device for each in _models(model) for one in each.parameters()), torch.device("cpu"))
+def _device(model: Models) -> torch.device:
+    return next((one.device for each in named_models(model).values() for one in each.parameters()), torch.device("cpu"))
 
 
 def _parts(model: Any, optimizer: Any, scaler: torch.amp.GradScaler | None) -> dict[str, str]:
     """Return one line for each part of the loop, as for a run of mptrain."""
-    parameters = [one for each in _models(model) for one in each.parameters()]
+    parameters = [one for each in named_models(model).values() for one in each.parameters()]
     dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
     groups = [(type(one).__name__, one.param_groups[0]) for one in _optimizers(optimizer)]
-    name = ", ".join(type(each).__name__ for each in _models(model))
+    name = ", ".join(type(each).__name__ for each in named_models(model).values())
     return {
         "model": f"{name}, {sum(one.numel() for one in parameters):,} parameters",
         "precision": f"parameters {', '.join(dtypes)}",
