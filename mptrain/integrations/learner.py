@@ -59,6 +59,7 @@ class WatchedLearner:
         self._histograms: UpdateHistograms | None = None
         self._counted: list[UpdateHistograms] = []
         self._handles: list[Any] = []
+        self._of_update: Any = None
         self._verdict: Verdict | None = None
         self._queued = False
         self._open: tuple[StepValues, float] | None = None
@@ -72,7 +73,7 @@ class WatchedLearner:
         """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
         if [id(one) for group in self.optimizer.param_groups for one in group["params"]] != self._seen:
             self.flush()
-            self.detach()
+            self._leave_parameters()
             self._begin()
 
     def detach(self) -> None:
@@ -80,13 +81,13 @@ class WatchedLearner:
         if self._histograms is not None:
             self._histograms.close()
             self._histograms = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._leave_parameters()
+        if self._of_update is not None:
+            self._of_update.remove()
 
     def on_update(self, function: Callable[[], None]) -> None:
         """Call a function after each call of the optimizer's ``step``."""
-        self._handles.append(self.optimizer.register_step_post_hook(lambda *_: function()))
+        self._of_update = self.optimizer.register_step_post_hook(lambda *_: function())
 
     def complete(
         self, scale: Tensor | None = None, next_scale: Tensor | None = None, found: Sequence[Tensor] = ()
@@ -145,6 +146,11 @@ class WatchedLearner:
         pairs = [(part(one.detach()), _dense(one.grad)) for one in self._params]
         return dict(zip(self.names, pairs, strict=True))
 
+    def _leave_parameters(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
     def _begin(self) -> None:
         params = [one for group in self.optimizer.param_groups for one in group["params"]]
         self._seen = [id(one) for one in params]
@@ -163,7 +169,7 @@ class WatchedLearner:
         if before is not None:
             self._log.go_on_after(before)
         self._step_log = StepLog([self._log], self._sink, self._options)
-        self._handles += [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._params]
+        self._handles = [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._params]
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         if not self._queued:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner
@@ -69,8 +70,7 @@ def watch(
     Raises:
         StorageError: The folder exists or cannot be written.
     """
-    sinks = [] if dir is None else [RunFiles(Path(dir), _parts(model, optimizer, scaler), _device(model))]
-    return Watch(model, optimizer, scaler, every=every, sinks=sinks)
+    return Watch(model, optimizer, scaler, every=every, dir=dir)
 
 
 class Watch:
@@ -83,27 +83,31 @@ class Watch:
         scaler: torch.amp.GradScaler | None = None,
         *,
         every: int = 100,
-        sinks: Sequence[Sink] = (),
+        dir: str | os.PathLike[str] | None = None,  # noqa: A002
         log: LogOptions | None = None,
     ) -> None:
         models, optimizers = named_models(model), _optimizers(optimizer)
-        self._newest = _Newest()
-        self._sink = Fanout((*sinks, self._newest))
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         names, log = parameter_names(models), log or LogOptions()
         labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
-        self.learners = [
-            WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
-            for label, one in zip(labels, optimizers, strict=True)
-        ]
-        self._stop = [watch_losses()]
+        self._newest = _Newest()
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
-        if self._scaler is not None:
-            self._stop.append(listen(self._scaler, self))
-        else:
-            for learner in self.learners:
-                learner.on_update(learner.complete)
-        self._closed = False
+        self.learners: list[WatchedLearner] = []
+        with contextlib.ExitStack() as undo:
+            if self._scaler is not None:
+                undo.callback(listen(self._scaler, self))
+            files = (
+                [] if dir is None else [RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models))]
+            )
+            self._sink: Sink = Fanout((*files, self._newest))
+            undo.callback(watch_losses())
+            for label, one in zip(labels, optimizers, strict=True):
+                learner = WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
+                undo.callback(learner.detach)
+                self.learners.append(learner)
+                if self._scaler is None:
+                    learner.on_update(learner.complete)
+            self._undo = undo.pop_all()
 
     def step(self, loss: Tensor | None = None) -> None:
         """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update."""
@@ -143,13 +147,8 @@ class Watch:
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        for stop in self._stop:
-            stop()
+        self._undo.close()
         for learner in self.learners:
-            learner.detach()
             learner.flush()
         self._sink.close()
 
@@ -196,21 +195,24 @@ def _optimizers(
     return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
 
 
-def _device(model: Models) -> torch.device:
-    return next((one.device for each in named_models(model).values() for one in each.parameters()), torch.device("cpu"))
+def _device(models: Mapping[str, nn.Module]) -> torch.device:
+    return next((one.device for each in models.values() for one in each.parameters()), torch.device("cpu"))
 
 
-def _parts(model: Any, optimizer: Any, scaler: torch.amp.GradScaler | None) -> dict[str, str]:
+def _parts(
+    models: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+) -> dict[str, str]:
     """Return one line for each part of the loop, as for a run of mptrain."""
-    parameters = [one for each in named_models(model).values() for one in each.parameters()]
+    parameters = [one for each in models.values() for one in each.parameters()]
     dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
-    groups = [(type(one).__name__, one.param_groups[0]) for one in _optimizers(optimizer)]
-    name = ", ".join(type(each).__name__ for each in named_models(model).values())
+    kinds = ", ".join(type(each).__name__ for each in models.values())
     return {
-        "model": f"{name}, {sum(one.numel() for one in parameters):,} parameters",
+        "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters",
         "precision": f"parameters {', '.join(dtypes)}",
-        "scaler": _described(scaler) if scaler is not None and scaler.is_enabled() else "none",
-        "optimizer": "; ".join(f"{name}(lr={float(group['lr']):g})" for name, group in groups),
+        "scaler": "none" if scaler is None else _described(scaler),
+        "optimizer": "; ".join(f"{type(one).__name__}(lr={float(one.param_groups[0]['lr']):g})" for one in optimizers),
     }
 
 
