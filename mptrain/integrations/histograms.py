@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mptrain.integrations.names import without_wrappers
@@ -31,7 +32,7 @@ class UpdateHistograms(HistogramWatch):
                 continue
             for name, module in model.named_modules():
                 if is_looked_at(module):
-                    hook = self._hook(prefix + without_wrappers(name), self._hooks)
+                    hook = _in_training(self._hook(prefix + without_wrappers(name), self._hooks))
                     self._hooks.callback(module.register_forward_hook(hook).remove)
 
     def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
@@ -48,6 +49,11 @@ class UpdateHistograms(HistogramWatch):
     def close(self) -> None:
         """Take the hooks off the modules."""
         self._hooks.close()
+
+
+def _in_training(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a forward hook that leaves out passes without gradients, such as those of an evaluation."""
+    return lambda *arguments: hook(*arguments) if torch.is_grad_enabled() else None
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -17,9 +17,9 @@ from mptrain.engine.step_values import HostValues, StepValues
 from mptrain.integrations.histograms import Tensors, UpdateHistograms
 from mptrain.integrations.losses import running_loss
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
-from mptrain.numerics.shards import is_sharded, part
+from mptrain.numerics.shards import is_sharded
 from mptrain.system.records import EventRecord
-from mptrain.system.torch_private import after_backward
+from mptrain.system.torch_private import after_backward, current_backward
 
 if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
@@ -61,7 +61,7 @@ class WatchedLearner:
         self._handles: list[Any] = []
         self._of_update: Any = None
         self._verdict: Verdict | None = None
-        self._queued = False
+        self._queued: set[int] = set()
         self._open: tuple[StepValues, float] | None = None
         self._loss: Tensor | None = None
         self._rates: deque[float] = deque()
@@ -71,7 +71,7 @@ class WatchedLearner:
 
     def refresh(self) -> None:
         """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
-        if [id(one) for group in self.optimizer.param_groups for one in group["params"]] != self._seen:
+        if self._seen != [(id(one), one.requires_grad) for one in self._given()]:
             self.flush()
             self._leave_parameters()
             self._begin()
@@ -123,7 +123,7 @@ class WatchedLearner:
             return
         (values, rate), self._open = self._open, None
         if loss is not None:
-            values = values._replace(loss=self._scalar(loss).clone())
+            values = values._replace(loss=self._scalar(loss))
         self._rates.append(rate)
         self._ring.record(values)
         self.steps += 1
@@ -143,8 +143,11 @@ class WatchedLearner:
             self._histograms = UpdateHistograms(self.name, step, self._models)
 
     def _tensors(self) -> Tensors:
-        pairs = [(part(one.detach()), _dense(one.grad)) for one in self._params]
+        pairs = [(one.detach(), _dense(one.grad)) for one in self._params]
         return dict(zip(self.names, pairs, strict=True))
+
+    def _given(self) -> list[nn.Parameter]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
 
     def _leave_parameters(self) -> None:
         for handle in self._handles:
@@ -152,16 +155,17 @@ class WatchedLearner:
         self._handles = []
 
     def _begin(self) -> None:
-        params = [one for group in self.optimizer.param_groups for one in group["params"]]
-        self._seen = [id(one) for one in params]
+        params = self._given()
+        if any(map(is_sharded, params)):
+            raise NotImplementedError("a watch on sharded parameters (FSDP2) is not there yet: watch with DDP")
+        self._seen = [(id(one), one.requires_grad) for one in params]
         order = {key: at for at, key in enumerate(self._all_names)}
         self._params = sorted(
             (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
         )
         self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
-        locals_ = [part(one.detach()) for one in self._params]
-        device = locals_[0].device if locals_ else torch.device("cpu")
-        self._check = OverflowCheck(locals_, exact=False) if locals_ else None
+        device = self._params[0].device if self._params else torch.device("cpu")
+        self._check = OverflowCheck([one.detach() for one in self._params], exact=False) if self._params else None
         self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self._unknown = torch.full((), math.nan, device=device)
         self._ring = Ring(self._options.ring, len(self.names), device)
@@ -172,8 +176,9 @@ class WatchedLearner:
         self._handles = [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._params]
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
-        if not self._queued:
-            self._queued = True
+        number = current_backward()
+        if number not in self._queued:
+            self._queued.add(number)
             after_backward(self._reduced)
 
     def _reduced(self) -> None:
@@ -182,7 +187,7 @@ class WatchedLearner:
 
     @torch.no_grad()
     def _look(self) -> None:
-        self._queued = False
+        self._queued.clear()
         if self._check is None:
             return
         grads = [_dense(one.grad) for one in self._params]
@@ -194,7 +199,7 @@ class WatchedLearner:
             self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
 
     def _scalar(self, loss: Tensor) -> Tensor:
-        return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True)
+        return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True, copy=True)
 
 
 class _Log(LearnerLog):
@@ -222,7 +227,4 @@ class _Log(LearnerLog):
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is None:
         return None
-    grad = grad.detach()
-    if grad.is_sparse:
-        return grad._values()
-    return part(grad) if is_sharded(grad) else grad
+    return grad._values().detach() if grad.is_sparse else grad.detach()

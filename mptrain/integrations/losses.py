@@ -41,8 +41,9 @@ def watch_losses() -> Callable[[], None]:
 def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        scalar = len(roots) == 1 and roots[0].numel() == 1
-        _running.append(roots[0].detach() if scalar else None)  # checkpointing runs a pass inside a pass
+        given = args[0] if args else kwargs.get("grad_tensors")
+        alone = len(roots) == 1 and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
+        _running.append(roots[0].detach() if alone else None)
         try:
             return backward(tensors, *args, **kwargs)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -96,17 +97,16 @@ class Watch:
         with contextlib.ExitStack() as undo:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
-            files = (
-                [] if dir is None else [RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models))]
-            )
-            self._sink: Sink = Fanout((*files, self._newest))
+            sinks: list[Sink] = [self._newest]
+            if dir is not None and _rank() == 0:
+                sinks.append(RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models)))
+            self._sink = Fanout(sinks)
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):
                 learner = WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
                 undo.callback(learner.detach)
                 self.learners.append(learner)
-                if self._scaler is None:
-                    learner.on_update(learner.complete)
+                learner.on_update(functools.partial(self._updated, learner))
             self._undo = undo.pop_all()
 
     def step(self, loss: Tensor | None = None) -> None:
@@ -152,6 +152,11 @@ class Watch:
             learner.flush()
         self._sink.close()
 
+    def _updated(self, learner: WatchedLearner) -> None:
+        """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""
+        if self._scaler is None or not found_overflow(self._scaler, learner.optimizer):
+            learner.complete()
+
     def before_update(self) -> None:
         """Keep what the scaler has found, which its update forgets."""
         assert self._scaler is not None
@@ -179,6 +184,11 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _rank() -> int:
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if there else 0
 
 
 def _innermost(optimizer: Any) -> torch.optim.Optimizer:

@@ -32,6 +32,7 @@ __all__ = [
     "after_backward",
     "amp_update_scale_",
     "current_autograd_node",
+    "current_backward",
     "disable_current_modes",
     "flatten_dense_tensors",
     "foreach_add_",
@@ -101,6 +102,10 @@ Convolution = nn.modules.conv._ConvNd
 Dropout = nn.modules.dropout._DropoutNd
 
 
+#: Return the number of the backward pass that this thread runs, a new one for each pass; -1 outside.
+current_backward = torch._C._current_graph_task_id
+
+
 def after_backward(function: Callable[[], None]) -> None:
     """Call a function at the end of the running backward pass; only for hooks that autograd calls."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -117,7 +122,8 @@ def found_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimize
 
     They are above 0 if a gradient is not finite. The list is empty if the scaler has not looked yet.
     """
-    return list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return list(state.get("found_inf_per_device", {}).values())
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:

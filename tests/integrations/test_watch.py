@@ -186,9 +186,10 @@ def test_a_copy_of_a_watched_scaler_is_not_watched():
     model = Network(faults=())
     own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
     with mptrain.watch(model, own, scaler) as watch:
-        other = copy.deepcopy(scaler)
-        other.scale(model(torch.randn(2, 8)).sum()).backward()
-        other.step(own)
+        another, other = Network(faults=()), copy.deepcopy(scaler)
+        steps = torch.optim.SGD(another.parameters(), 0.1)
+        other.scale(another(torch.randn(2, 8)).sum()).backward()
+        other.step(steps)
         other.update()
         watch.flush()
         assert watch.last == {}
@@ -252,6 +253,37 @@ def test_lbfgs_sparse_and_unused_parameters_are_recorded():
         for _ in range(2):
             own.step(closure)
     assert watch.last["step"] == 2
+
+
+def test_a_backward_pass_that_fails_is_no_update_and_the_next_one_counts():
+    model = Network(faults=())
+    own, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 8)
+
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    with mptrain.watch(model, own) as watch:
+        h = model.first(x)
+        h.register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            model[4](h).sum().backward()
+        own.zero_grad()
+        model(x).sum().backward()
+        own.step()
+    assert (watch.last["step"], watch.last["nonfinite"]) == (1, [])
+
+
+def test_an_optimizer_beside_the_scaler_is_recorded_without_a_scale():
+    one, two = Network(faults=()), Network(faults=())
+    scaled, plain = (torch.optim.SGD(model.parameters(), 0.1) for model in (one, two))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mptrain.watch([one, two], [scaled, plain], scaler) as watch:
+        scaler.scale(one(torch.randn(4, 8)).sum()).backward()
+        scaler.step(scaled)
+        scaler.update()
+        two(torch.randn(4, 8)).sum().backward()
+        plain.step()
+    assert (watch.last["optimizer0/loss_scale"], watch.last["optimizer1/loss_scale"]) == (8, 1)
 
 
 def test_an_exception_in_the_loop_is_recorded_and_raised(tmp_path):
