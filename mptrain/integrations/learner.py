@@ -18,6 +18,8 @@ from mptrain.integrations.histograms import Tensors, UpdateHistograms
 from mptrain.integrations.losses import running_loss
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_sharded
+from mptrain.probe.overflow_attribution import nonfinite_parameters
+from mptrain.system.device import widest
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import after_backward, current_backward
 
@@ -62,6 +64,9 @@ class WatchedLearner:
         self._of_update: Any = None
         self._verdict: Verdict | None = None
         self._queued: set[int] = set()
+        self._ranks = world_size()
+        self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
+        self._local: dict[int, Tensor] = {}
         self._open: tuple[StepValues, float] | None = None
         self._loss: Tensor | None = None
         self._rates: deque[float] = deque()
@@ -109,7 +114,8 @@ class WatchedLearner:
         after = one if next_scale is None else next_scale.to(self._one.device)
         skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
         loss = self._unknown if loss is None else loss / one.squeeze(0)
-        values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, verdict.norms)
+        norms = verdict.norms if self._ranks == 1 else torch.cat([verdict.norms, self._local_norms()])
+        values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, norms)
         self._open = values, float(self.optimizer.param_groups[0]["lr"])
         if self._histograms is not None:
             self._histograms.update_ended(self._tensors(), one, skip)
@@ -168,7 +174,7 @@ class WatchedLearner:
         self._check = OverflowCheck([one.detach() for one in self._params], exact=False) if self._params else None
         self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self._unknown = torch.full((), math.nan, device=device)
-        self._ring = Ring(self._options.ring, len(self.names), device)
+        self._ring = Ring(self._options.ring, len(self.names) * min(self._ranks, 2), device)
         before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, self._sink)
         if before is not None:
             self._log.go_on_after(before)
@@ -179,11 +185,21 @@ class WatchedLearner:
         number = current_backward()
         if number not in self._queued:
             self._queued.add(number)
-            after_backward(self._reduced)
+            after_backward(self._before_others)
+        if self._views and self._ranks > 1 and parameter.grad is not None:  # DDP averages in this memory at once
+            self._local[id(parameter)] = _magnitude(parameter.grad)
 
-    def _reduced(self) -> None:
-        """Look when the functions that others have queued are done, such as DDP's, which average gradients."""
+    @torch.no_grad()
+    def _before_others(self) -> None:
+        """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
+        if self._ranks > 1 and not self._views:
+            self._local = {id(one): _magnitude(one.grad) for one in self._params if one.grad is not None}
         after_backward(self._look)
+
+    def _local_norms(self) -> Tensor:
+        """Return the largest magnitude of each parameter's gradient on this rank, or 0 without one, and begin anew."""
+        local, self._local = self._local, {}
+        return torch.stack([local.get(id(one), self._zero) for one in self._params]).to(widest(self._one.device))
 
     @torch.no_grad()
     def _look(self) -> None:
@@ -217,11 +233,38 @@ class _Log(LearnerLog):
 
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
         rate = self._rates.popleft()
+        if len(row.norms) > len(self._parameters):
+            row, local = row._replace(norms=row.norms[: len(self._parameters)]), row.norms[len(self._parameters) :]
+            count, tensors = nonfinite_parameters(self._parameters, local)
+            if count:
+                fields = {"learner": self.name, "rank": rank(), "tensors": tensors, "count": count}
+                sink.take(EventRecord("rank_overflow", step, fields))
         if self._skipped is not None and self._skipped[1] != rate:
             fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": rate}
             sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
         super().digest(step, epoch, row._replace(lr=rate), sink)
         self._skipped = (step, rate) if row.skip else None
+
+
+def _magnitude(grad: Tensor) -> Tensor:
+    """Return the largest magnitude of a gradient, float32 (); inf or NaN if it is not finite."""
+    values = (grad._values() if grad.is_sparse else grad).detach()
+    return (
+        torch.linalg.vector_norm(values, math.inf).float()
+        if values.numel()
+        else values.new_zeros((), dtype=torch.float32)
+    )
+
+
+def rank() -> int:
+    """Return the number of this rank; 0 if there is one."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
+
+
+def world_size() -> int:
+    """Return the number of ranks that train together."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import create_run
-from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.record_writer import RecordWriter, event_fields
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.summary_file import write_summary
 from mptrain.system.environment import cuda_backends, device_in_words, git_commit, versions_now
 from mptrain.system.errors import StorageError
-from mptrain.system.records import OverflowRecord, Record, StepRecord
+from mptrain.system.records import EventRecord, OverflowRecord, Record, StepRecord, as_json
 
 
 class RunFiles:
@@ -81,3 +83,21 @@ class RunFiles:
             self._state = self._state.end("failed", f"{type(error).__name__}: {error}", 1, self._steps)
         self._directory.write_state(self._state)
         self._lock.close()
+
+
+class RankEvents:
+    """Sink of a rank other than 0: it writes the overflows of the rank's own gradients into the run directory."""
+
+    def __init__(self, root: Path, rank: int) -> None:
+        self._path = RunPaths(root.absolute()).ranks / f"{rank}.jsonl"
+
+    def take(self, record: Record) -> None:
+        """Write an overflow of this rank, and ignore other records, which rank 0 has too."""
+        if isinstance(record, EventRecord) and record.kind == "rank_overflow":
+            with storage_errors(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(as_json(event_fields(record)) + "\n")
+
+    def close(self) -> None:
+        """Do nothing: everything is written."""

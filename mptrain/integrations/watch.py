@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.engine.options import LogOptions
-from mptrain.integrations.learner import WatchedLearner
+from mptrain.integrations.learner import WatchedLearner, rank
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import Models, named_models, parameter_names
-from mptrain.integrations.run_files import RunFiles
+from mptrain.integrations.run_files import RankEvents, RunFiles
 from mptrain.integrations.scalers import listen
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.system.records import EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
@@ -98,8 +98,10 @@ class Watch:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
             sinks: list[Sink] = [self._newest]
-            if dir is not None and _rank() == 0:
+            if dir is not None and rank() == 0:
                 sinks.append(RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models)))
+            elif dir is not None:
+                sinks.append(RankEvents(Path(dir), rank()))
             self._sink = Fanout(sinks)
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):
@@ -184,11 +186,6 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _rank() -> int:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if there else 0
 
 
 def _innermost(optimizer: Any) -> torch.optim.Optimizer:
