@@ -249,11 +249,7 @@ class _Log(LearnerLog):
 def _magnitude(grad: Tensor) -> Tensor:
     """Return the largest magnitude of a gradient, float32 (); inf or NaN if it is not finite."""
     values = (grad._values() if grad.is_sparse else grad).detach()
-    return (
-        torch.linalg.vector_norm(values, math.inf).float()
-        if values.numel()
-        else values.new_zeros((), dtype=torch.float32)
-    )
+    return torch.linalg.vector_norm(values, math.inf).float() if values.numel() else values.new_zeros(()).float()
 
 
 def rank() -> int:
