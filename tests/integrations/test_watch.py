@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -11,6 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mptrain
+from benchmarks.cases.audit import as_on_a_device, counting
+from mptrain.engine.options import LogOptions
+from mptrain.integrations.watch import Watch
 from mptrain.runlog import read_run
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord
@@ -165,6 +169,27 @@ def test_the_record_has_loss_norm_rate_and_scale_of_each_update(tmp_path):
     }
     assert sampled.tensors["activations"]["0"].dtype == "float32"
     assert run.summary["learners"]["main"]["skipped"] == 2
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_no_update_reads_the_device(every):
+    counts = []
+    for watched in (False, True):
+        model = Network(faults=(3,))
+        own, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cpu")
+        with as_on_a_device(), contextlib.ExitStack() as stack:
+            if watched:
+                watch = Watch(model, own, scaler, every=every, log=LogOptions(ring=100, seconds=1e9))
+                stack.callback(watch.close)
+            with counting() as reads:
+                for _ in range(5):
+                    own.zero_grad()
+                    scaler.scale(model(torch.randn(4, 8)).sum()).backward()
+                    scaler.step(own)
+                    scaler.update()
+            counts.append(reads.count)
+    assert counts[0] == counts[1]
+    assert (watch.last["step"], watch.last["skipped"]) == (5, False)
 
 
 def test_nothing_is_left_after_close():
