@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
-from mptrain.numerics.overflow_check import Verdict
-from mptrain.optimizer.weights import Weights
-from mptrain.probe.probe import Watch
 from mptrain.system.fields import PositiveInt
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import tree_leaves
+
+if TYPE_CHECKING:
+    from mptrain.numerics.overflow_check import Verdict
+    from mptrain.optimizer.weights import Weights
+    from mptrain.probe.probe import Watch
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
