@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.step_values import HostValues
-from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
+from mptrain.probe.overflow_attribution import OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class LearnerLog:
                     count=count,
                     skipped=skipped,
                     restored=self._buffers if skipped else 0,
+                    boundary=boundary(self._parameters, row.norms),
                 )
             )
         if row.next_scale != row.loss_scale:

@@ -57,6 +57,8 @@ class OverflowRecord:
         count: Number of parameters with non-finite gradients.
         skipped: Whether the optimizer update was skipped.
         restored: Number of module buffers (such as BatchNorm statistics) restored to their values before the step.
+        boundary: The modules between which the backward pass ceased to be finite: the last module whose gradients are
+            not finite, and the first after it, whose are; both empty if they do not part that way.
     """
 
     learner: str
@@ -68,6 +70,7 @@ class OverflowRecord:
     count: int
     skipped: bool
     restored: int
+    boundary: tuple[str, str] = ("", "")
 
 
 MAX_TENSORS = 20

@@ -122,6 +122,7 @@ def test_a_scaled_loop_is_unchanged_and_names_what_was_skipped(how):
     assert [*found] == [*FAULTS]
     for record in found.values():
         assert (names(record), record.skipped, record.loss) == (BEHIND, True, "finite")
+        assert record.boundary == ("2", "4")
     assert [one.step for one in events if isinstance(one, EventRecord)] == [*FAULTS]  # the schedule moved all the same
     assert [(one.step, one.from_scale, one.to_scale) for one in events if isinstance(one, ScaleRecord)] == [
         (4, 1024, 512),
