@@ -78,7 +78,7 @@ class RunFiles:
         write_summary(self._directory.paths.summary, {"steps": self._steps, "learners": self._learners})
         error = sys.exc_info()[1]
         if error is None:
-            self._state = self._state.end("done", "the watched loop has ended", 0, self._steps)
+            self._state = self._state.end("done", "", 0, self._steps)
         else:
             self._state = self._state.end("failed", f"{type(error).__name__}: {error}", 1, self._steps)
         self._directory.write_state(self._state)

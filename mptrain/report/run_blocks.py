@@ -53,6 +53,11 @@ class OpenedRun:
                 return Cell("killed, or the machine went down", "bad") if self.dead else Cell("running")
 
     @property
+    def is_watched(self) -> bool:
+        """True if another program trained, watched by `mptrain.watch`."""
+        return any(key.partition(".")[0] == "watched" for key in self.settings)
+
+    @property
     def higher_is_better(self) -> bool | None:
         """True if a higher value of the task's metric is better, False if a lower one is; None if unknown."""
         return self.run.summary.get("higher_is_better")
