@@ -225,7 +225,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, wat
     if not verdict.known_finite:
         guard.restore(verdict.skip)
     learner.advance(verdict)
-    return StepValues(loss, scale, lr, learner.scale, verdict.grad_norm, verdict.norms)
+    return StepValues(loss, scale, lr, learner.scale, verdict.grad_norm, verdict.skip, verdict.norms)
 
 
 def backward(loss: Tensor, factor: Tensor) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.step_values import HostValues
-from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
+from mptrain.probe.overflow_attribution import OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 
 if TYPE_CHECKING:
@@ -31,27 +31,44 @@ _recorded = attrgetter(*_RECORDED)
 class LearnerLog:
     """Log of the training steps of one learner, whose values reach the host through a ring.
 
+    ``parameters`` are names in the order of the norms. ``floor`` is the lowest loss scale that the scaler can reach;
+    ``measures`` is True if it also lowers the scale for finite gradients.
+
     ``updates`` and ``skipped`` count applied and skipped updates in the steps read so far. ``history`` assigns phases
     to overflows. ``last`` is the newest step record; None before the first. ``finite_losses`` are the first and newest
     finite loss of the steps read in this process.
     """
 
-    def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
-        self.name = learner.name
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[str],
+        ring: Ring,
+        *,
+        floor: float = 0.0,
+        measures: bool = False,
+        buffers: int = 0,
+    ) -> None:
+        self.name = name
         self.ring = ring
         self.updates = 0
         self.skipped = 0
-        self.history = OverflowHistory(floor=learner.scaler.floor)
+        self.history = OverflowHistory(floor=floor)
         self.last: StepRecord | None = None
         self.finite_losses: tuple[float, ...] = ()
-        self._skip_on_overflow = learner.scaler.on_overflow == "skip"
-        self._measures = learner.scaler.measure is not None
-        self._parameters = learner.weights.names
+        self._measures = measures
+        self._parameters = parameters
         self._buffers = buffers
+
+    @classmethod
+    def of(cls, learner: Learner, ring: Ring, buffers: int) -> LearnerLog:
+        """Return the log of a learner of a run, whose model has ``buffers`` that skipped steps restore."""
+        scaler, names = learner.scaler, learner.weights.names
+        return cls(learner.name, names, ring, floor=scaler.floor, measures=scaler.measure is not None, buffers=buffers)
 
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
         """Write a step record, an overflow record on overflow, and a scale record if the loss scale changed."""
-        skipped = row.overflow and self._skip_on_overflow
+        skipped = bool(row.skip)
         self.updates += not skipped
         self.skipped += skipped
         self.last = StepRecord(
@@ -82,6 +99,7 @@ class LearnerLog:
                     count=count,
                     skipped=skipped,
                     restored=self._buffers if skipped else 0,
+                    boundary=boundary(self._parameters, row.norms),
                 )
             )
         if row.next_scale != row.loss_scale:

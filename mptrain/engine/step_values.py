@@ -14,8 +14,8 @@ class StepValues(NamedTuple):
     """Values of one attempted training step on the device; none of the tensors is changed in place afterwards.
 
     ``loss`` is the unscaled loss, a float32 scalar. All others but ``norms`` have shape (1,), in float32 or, as the L2
-    norm ``grad_norm`` of all unscaled gradients before clipping, in the dtype of the verdict. ``norms`` are those of
-    `Verdict.norms`, shape (P,).
+    norm ``grad_norm`` of all unscaled gradients before clipping, in the dtype of the verdict. ``skip`` is 1 if the
+    update was skipped, else 0. ``norms`` are those of `Verdict.norms`, shape (P,).
     """
 
     loss: Tensor
@@ -23,6 +23,7 @@ class StepValues(NamedTuple):
     lr: Tensor
     next_scale: Tensor
     grad_norm: Tensor
+    skip: Tensor
     norms: Tensor
 
     def clone(self) -> StepValues:
@@ -38,6 +39,7 @@ class HostValues(NamedTuple):
     lr: float
     next_scale: float
     grad_norm: float
+    skip: float
     norms: list[float]
 
     @property

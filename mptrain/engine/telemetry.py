@@ -41,7 +41,7 @@ class Telemetry:
             Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
         )
         logs = [
-            LearnerLog(learner, ring, parts.plan.guard.count)
+            LearnerLog.of(learner, ring, parts.plan.guard.count)
             for learner, ring in zip(parts.learners, self.rings, strict=True)
         ]
         self.step_log = StepLog(logs, self.sink, options.log)

@@ -66,7 +66,7 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
     parts as built.
     """
     rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
-    logs = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    logs = [LearnerLog.of(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
     step_log = StepLog(logs, Fanout(()), options.log)
     progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
     if state is not None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mptrain.numerics.formats import FLOAT32
-from mptrain.system.device import capabilities
+from mptrain.system.device import capabilities, widest
 from mptrain.system.torch_private import foreach_copy_, foreach_norm
 
 #: Elements whose squares `float32_norm` adds in one sum.
@@ -247,6 +247,49 @@ def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
     largest = norms.amax().view(1)
     total = largest / scale * float32_norm(norms / torch.where(largest > 0, largest, 1.0))
     return torch.where(largest.isfinite() & (scale > 0), total.clamp(max=FLOAT32.max), largest / scale)
+
+
+class OverflowCheck:
+    """Check of a step's gradients for overflow, which also computes their norms.
+
+    Args:
+        weights: P tensors on one device; each gradient has the shape of its weight.
+        exact: As for `HostJudge`, which is used where the host reads the memory without synchronising.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], *, exact: bool = True) -> None:
+        device = weights[0].device
+        has = capabilities(device)
+        self._host_judge = HostJudge(weights, exact=exact) if has.host and has.fp64 else None
+        self._no_gradient = torch.full((), -1.0, dtype=widest(device), device=device)
+
+    def __call__(
+        self,
+        grads: Sequence[Tensor | None],
+        scale: Tensor,
+        *,
+        skip_on_overflow: bool,
+        measured: Tensor | None = None,
+        across: Callable[[Tensor], Tensor] | None = None,
+        offenders_only: bool = False,
+    ) -> Verdict:
+        """Return the verdict on P scaled gradients, in the order of the weights; None stands for a missing one.
+
+        ``scale`` is the loss scale, float32 of shape (1,), and ``measured`` is what the scaler requests. ``across``
+        combines norms across ranks. With ``offenders_only``, norms of single gradients are needed only on overflow.
+        """
+        present = [grad for grad in grads if grad is not None]
+        complete = len(present) == len(grads)
+        host_judge = self._host_judge if offenders_only and complete and across is None else None
+        if host_judge and (verdict := host_judge(present, scale)):
+            return verdict if measured is None else verdict._replace(measured=measured)
+        norms = gradient_norms(present)
+        if not complete:
+            found_norms = iter(norms)
+            norms = torch.stack([self._no_gradient if grad is None else next(found_norms) for grad in grads])
+        if across is not None:
+            norms = across(norms)
+        return judge(norms, scale, skip_on_overflow=skip_on_overflow, complete=complete, measured=measured)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.formats import FLOAT32
-from mptrain.numerics.overflow_check import HostJudge, Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.numerics.overflow_check import OverflowCheck, Verdict, clip_coefficient
 from mptrain.numerics.shards import is_sharded, part
 from mptrain.optimizer.masters import MasterWeights
 from mptrain.optimizer.parameter_groups import ParameterOptions, parameter_options
 from mptrain.optimizer.torch_rule import TorchRule
 from mptrain.optimizer.torch_updater import TorchUpdater
 from mptrain.optimizer.updater import Updater
-from mptrain.system.device import capabilities, widest
 from mptrain.system.errors import ConfigError
 from mptrain.system.torch_private import foreach_add_, foreach_copy_
 
@@ -83,10 +82,7 @@ class Weights:
         else:
             self.updater = Updater(rule, self.names, self.params, self.masters, self.options)
         self.gradients = Gradients(self.names, self.params, self.masters)
-        device = work[0].device
-        has = capabilities(device)
-        self._host_judge = HostJudge(work, exact=clip_norm is not None) if has.host and has.fp64 else None
-        self._no_gradient = torch.full((), -1.0, dtype=widest(device), device=device)
+        self._check = OverflowCheck(work, exact=clip_norm is not None)
 
     def judge(
         self,
@@ -105,19 +101,15 @@ class Weights:
         norm is then computed first.
         """
         grads = self.gradients.tensors()
-        present = [grad for grad in grads if grad is not None]
-        complete = len(present) == len(grads)
         measured = None if measure is None else self._measured(measure, grads, across)
-        host_judge = self._host_judge if offenders_only and complete and across is None else None
-        if host_judge and (verdict := host_judge(present, scale)):
-            return verdict if measured is None else verdict._replace(measured=measured)
-        norms = gradient_norms(present)
-        if not complete:
-            found_norms = iter(norms)
-            norms = torch.stack([self._no_gradient if grad is None else next(found_norms) for grad in grads])
-        if across is not None:
-            norms = across[0](norms)
-        return judge(norms, scale, skip_on_overflow=skip_on_overflow, complete=complete, measured=measured)
+        return self._check(
+            grads,
+            scale,
+            skip_on_overflow=skip_on_overflow,
+            measured=measured,
+            across=across and across[0],
+            offenders_only=offenders_only,
+        )
 
     def _measured(
         self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None

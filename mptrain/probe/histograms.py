@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
-from mptrain.numerics.overflow_check import Verdict
-from mptrain.optimizer.weights import Weights
-from mptrain.probe.probe import Watch
 from mptrain.system.fields import PositiveInt
 from mptrain.system.records import HistogramRecord, TensorKind
 from mptrain.system.torch_private import tree_leaves
+
+if TYPE_CHECKING:
+    from mptrain.numerics.overflow_check import Verdict
+    from mptrain.optimizer.weights import Weights
+    from mptrain.probe.probe import Watch
 
 #: Modules whose output has the same values as their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -62,12 +64,13 @@ class HistogramWatch:
         """Count activations and their gradients in the forward and backward passes; hooks are removed on exit."""
         with contextlib.ExitStack() as hooks:
             for name, module in model.named_modules():
-                if _is_looked_at(module):
+                if is_looked_at(module):
                     hooks.callback(module.register_forward_hook(self._hook(name, hooks)).remove)
             yield
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Count the scaled weight gradients and copy the weights, before the update."""
+        """Count the scaled weight gradients and copy the weights, before the update; a later call counts anew."""
+        self._counts = {key: found for key, found in self._counts.items() if key[0] != "weight_gradients"}
         self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients.by_name()
         for name, gradient in gradients.items():
@@ -127,7 +130,7 @@ class HistogramWatch:
             self._counts[kind, name] = (found if known is None else add_counts(known[0], found), tensor.dtype)
 
 
-def _is_looked_at(module: nn.Module) -> bool:
+def is_looked_at(module: nn.Module) -> bool:
     """Return whether a module's output is counted: it has no children, or it has parameters of its own."""
     if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False

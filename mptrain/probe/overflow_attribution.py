@@ -95,3 +95,20 @@ def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[
         if not math.isfinite(norm)
     ]
     return len(found), tuple(found[:MAX_TENSORS])
+
+
+def boundary(names: Sequence[str], norms: Sequence[float]) -> tuple[str, str]:
+    """Return the modules between which a backward pass ceased to be finite, or two empty names.
+
+    ``names`` are in module order, and the backward pass goes through them from the last to the first. If the gradients
+    of all parameters up to one are not finite and those of all later ones are, the modules of these two are returned. A
+    norm of -1 stands for no gradient.
+    """
+    present = [
+        (name, math.isfinite(norm)) for name, norm in zip(names, norms, strict=True) if norm >= 0 or norm != norm
+    ]
+    broken = sum(not finite for _, finite in present)
+    if not 0 < broken < len(present) or any(finite for _, finite in present[:broken]):
+        return "", ""
+    before, after = (present[at][0].rpartition(".")[0] for at in (broken - 1, broken))
+    return (before, after) if before != after else ("", "")

@@ -19,7 +19,6 @@ from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import RunOptions
 from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
 from mptrain.recipe.expectations import ExpectationResult, judge, unknown_measures
-from mptrain.run.describe import versions_now
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.run_reader import read_run
@@ -27,6 +26,7 @@ from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_swee
 from mptrain.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, refresh_status, sweep_folder
+from mptrain.system.environment import versions_now
 from mptrain.system.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.system.files import read_bytes
 from mptrain.system.records import as_json

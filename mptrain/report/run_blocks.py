@@ -53,6 +53,11 @@ class OpenedRun:
                 return Cell("killed, or the machine went down", "bad") if self.dead else Cell("running")
 
     @property
+    def is_watched(self) -> bool:
+        """True if another program trained, watched by `mptrain.watch`."""
+        return any(key.partition(".")[0] == "watched" for key in self.settings)
+
+    @property
     def metric(self) -> str:
         """Name of the task's metric, such as ``top1``; empty if it has none."""
         return str(self.run.summary.get("metric_name") or "")

@@ -201,7 +201,7 @@ def _training(opened: OpenedRun) -> list[Block | None]:
             _loss_plot(history),
             _metric_plot(history, views) if views else None,
             _quantity_plot("grad-norm", "gradient norm", norms, _NORMS),
-            _quantity_plot("lr", "learning rate", rates, _RATES),
+            _quantity_plot("lr", "learning rate", rates, _RATES_OF_OTHERS if opened.is_watched else _RATES),
         ),
         None if history.evaluations else Text("No evaluation was recorded yet, so there is no metric curve."),
     ]
@@ -209,6 +209,7 @@ def _training(opened: OpenedRun) -> list[Block | None]:
 
 _NORMS = "Norm of the unscaled gradients before clipping. Steps that overflowed are left out."
 _RATES = "Learning rate. The schedule advances with updates, not with steps."
+_RATES_OF_OTHERS = "Learning rate. Events name skipped updates after which it moved all the same."
 
 
 def _views(opened: OpenedRun) -> list[MetricView]:

@@ -76,6 +76,8 @@ class RunPaths:
         """Return the path of ``stalls`` (stacks of a stalled process) of a rank; for rank 0 it has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
+    #: Events of the ranks other than 0 of a watched loop, a file of lines of strict JSON for each.
+    ranks = PathInside("ranks")
     #: Folder of samples that the task shows after each validation: images, texts, audio, and their captions.
     samples = PathInside("samples")
     #: Folder of exported weights.
@@ -88,7 +90,7 @@ class RunPaths:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Folders inside the run directory, except those of experiment trackers, whose content is not controlled."""
-        return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
+        return (self.checkpoints, self.failure, self.ranks, self.samples, self.export, self.diagnosis, self.figures)
 
     #: Output of the experiment tracker; created only if the run uses one.
     logger_log = PathInside("logger.log")

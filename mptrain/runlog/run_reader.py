@@ -63,12 +63,21 @@ class Run:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of every event of the run in order, such as overflows, scale changes and evaluations.
 
-        The field ``event`` is the kind. Non-finite numbers are restored.
+        The field ``event`` is the kind. Non-finite numbers are restored. After an overflow of a watched loop come those
+        of single ranks (``rank_overflow``).
         """
-        for number, line in self._lines(self.paths.events):
-            fields = _object(self.paths.events, number, line)
+        others = [fields for path in sorted(self.paths.ranks.glob("*.jsonl")) for fields in self._events_of(path)]
+        for fields in self._events_of(self.paths.events):
+            yield fields
+            if fields["event"] == "overflow":
+                place = (fields.get("step"), fields.get("learner"))
+                yield from (one for one in others if (one.get("step"), one.get("learner")) == place)
+
+    def _events_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        for number, line in self._lines(path):
+            fields = _object(path, number, line)
             if not isinstance(fields.get("event"), str):
-                raise _damaged(self.paths.events, number, "it has no field 'event'")
+                raise _damaged(path, number, "it has no field 'event'")
             yield fields
 
     def histograms(self) -> Iterator[HistogramRecord]:

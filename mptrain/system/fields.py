@@ -11,9 +11,20 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen, MultipleOf
+try:
+    from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen, MultipleOf
+except ImportError:  # torch alone is enough to write records; nothing is validated then
+    if not TYPE_CHECKING:
+
+        class Ge:
+            """Stand-in for the markers of ranges."""
+
+            def __init__(self, *limits: Any) -> None:
+                pass
+
+        Gt = Le = Lt = MinLen = MaxLen = MultipleOf = GroupedMetadata = Ge
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -25,6 +36,8 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
 BelowOne = Annotated[float, Gt(0), Lt(1)]
 BelowOneOrZero = Annotated[float, Ge(0), Lt(1)]
+Exponent = Annotated[int, Ge(-1100), Le(1100)]  # of FP64 numbers
+CountPerExponent = Annotated[tuple[NonNegativeInt, ...], MaxLen(2200)]
 
 _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folder", type(None): "null"}
 

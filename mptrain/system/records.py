@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from annotated_types import Ge, Le, MaxLen
-
-from mptrain.system.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mptrain.system.fields import CountPerExponent, Exponent, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
@@ -59,6 +57,8 @@ class OverflowRecord:
         count: Number of parameters with non-finite gradients.
         skipped: Whether the optimizer update was skipped.
         restored: Number of module buffers (such as BatchNorm statistics) restored to their values before the step.
+        boundary: The modules between which the backward pass ceased to be finite: the last module whose gradients are
+            not finite, and the first after it, whose are; both empty if they do not part that way.
     """
 
     learner: str
@@ -70,15 +70,12 @@ class OverflowRecord:
     count: int
     skipped: bool
     restored: int
+    boundary: tuple[str, str] = ("", "")
 
 
 MAX_TENSORS = 20
 
 TensorKind = Literal["activations", "activation_gradients", "weight_gradients", "weights", "updates"]
-
-
-#: Limit of the magnitude of FP64 exponents.
-_FARTHEST = 1100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,8 @@ class ExponentCounts:
     inf: NonNegativeInt
     nan: NonNegativeInt
     largest: NonNegativeFloat
-    lowest: Annotated[int, Ge(-_FARTHEST), Le(_FARTHEST)]
-    counts: Annotated[tuple[NonNegativeInt, ...], MaxLen(2 * _FARTHEST)]
+    lowest: Exponent
+    counts: CountPerExponent
 
 
 @dataclass(frozen=True, slots=True)

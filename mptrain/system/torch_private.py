@@ -7,7 +7,7 @@ them and checks that no other module uses private names.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +29,10 @@ __all__ = [
     "Convolution",
     "Dropout",
     "TorchDispatchMode",
+    "after_backward",
     "amp_update_scale_",
     "current_autograd_node",
+    "current_backward",
     "disable_current_modes",
     "flatten_dense_tensors",
     "foreach_add_",
@@ -42,6 +44,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "foreach_sub",
+    "found_overflow",
     "fused_adagrad_",
     "fused_adam_",
     "fused_adamw_",
@@ -52,6 +55,7 @@ __all__ = [
     "has_step_hooks",
     "input_metadata",
     "local_shard",
+    "loss_scale_of",
     "number_of_node",
     "run_backward",
     "sequence_number",
@@ -96,6 +100,30 @@ sequence_number = torch._C._autograd._get_sequence_nr
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Convolution = nn.modules.conv._ConvNd
 Dropout = nn.modules.dropout._DropoutNd
+
+
+#: Return the number of the backward pass that this thread runs, a new one for each pass; -1 outside.
+current_backward = torch._C._current_graph_task_id
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Call a function at the end of the running backward pass; only for hooks that autograd calls."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def loss_scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+    """Return a scaler's own tensor of its scale, float32 (), changed in place by updates; None before its first use."""
+    scale: torch.Tensor | None = scaler._scale
+    return scale
+
+
+def found_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what a scaler has found in the gradients of an optimizer since its last update, one scalar for a device.
+
+    They are above 0 if a gradient is not finite. The list is empty if the scaler has not looked yet.
+    """
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return list(state.get("found_inf_per_device", {}).values())
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:

@@ -52,6 +52,14 @@ def test_a_model_and_a_data_set_of_ones_own_train(tmp_path):
 
 
 @pytest.mark.process
+def test_a_watched_loop_names_skips_and_a_schedule_that_moved(tmp_path):
+    said = output_of("watch.py", tmp_path)
+    assert said.count("skipped=True") == said.count("kind='schedule_moved'") > 1
+    assert "'2.bias'" in said
+    assert len((tmp_path / "outputs/watched/steps.jsonl").read_text().splitlines()) == 100
+
+
+@pytest.mark.process
 def test_a_comparison_reaches_a_verdict(tmp_path):
     reference, compared = output_of("compare.py", tmp_path).splitlines()[-2:]
     assert reference.startswith("fp32: reference: ")

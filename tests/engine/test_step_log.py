@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from small_runs import Kept
 
 from mptrain.engine.options import LogOptions
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.step_values import HostValues
-from mptrain.scaler import StaticScaler
 from mptrain.system.records import StepRecord
 
-ROW = HostValues(loss=1.0, loss_scale=8.0, grad_norm=1.0, lr=0.1, next_scale=8.0, norms=[])
+ROW = HostValues(loss=1.0, loss_scale=8.0, grad_norm=1.0, lr=0.1, next_scale=8.0, skip=0.0, norms=[])
 
 
 class SlowRing:
@@ -59,8 +56,7 @@ class SlowRing:
 
 
 def account(ring, name="main"):
-    learner = SimpleNamespace(name=name, scaler=StaticScaler(scale=1.0), weights=SimpleNamespace(names=("weight",)))
-    return LearnerLog(learner, ring, buffers=0)
+    return LearnerLog(name, ("weight",), ring)
 
 
 def test_a_full_ring_is_sent_once_however_long_it_takes_to_arrive():

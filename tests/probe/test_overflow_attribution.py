@@ -7,7 +7,7 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, nonfinite_parameters
+from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, boundary, nonfinite_parameters
 from mptrain.system.records import MAX_TENSORS
 
 
@@ -118,3 +118,19 @@ ROUNDED = float(torch.tensor(1e30))  # a scale is an FP32 number, and 1e30 is no
 def test_what_no_lower_scale_would_mend_is_unexpected_at_once(floor, loss, scale, after, phase):
     assert ROUNDED > 1e30
     assert OverflowHistory(floor=floor).observe(overflow=True, loss=loss, scale=scale, next_scale=after) == phase
+
+
+@each(
+    ("norms", "between"),
+    [
+        ([math.inf, math.nan, math.inf, math.inf, 1.0, 2.0], ("1", "2")),
+        ([math.inf, math.inf, -1.0, 0.0, 1.0, 2.0], ("0", "1")),
+        ([math.inf, math.inf, math.inf, 1.0, 1.0, 2.0], ("", "")),  # within a module
+        ([math.inf] * 6, ("", "")),
+        ([1.0, 1.0, 1.0, 1.0, math.inf, 1.0], ("", "")),  # of one parameter's own gradient
+        ([1.0] * 6, ("", "")),
+    ],
+)
+def test_the_boundary_of_an_overflow_is_between_modules(norms, between):
+    names = [f"{module}.{kind}" for module in (0, 1, 2) for kind in ("weight", "bias")]
+    assert boundary(names, norms) == between

@@ -157,7 +157,7 @@ _STARTERS = {
     "cli/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
     "sweep/slurm_executor.py": {"subprocess"},
-    "run/describe.py": {"subprocess"},  # git
+    "system/environment.py": {"subprocess"},  # git
     "sweep/processes.py": {"multiprocessing"},
     "sweep/local_executor.py": {"multiprocessing"},  # pipes
 }

@@ -18,8 +18,8 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step_values import StepValues
 from mptrain.engine.transfer import AHEAD, Transfer
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
-from mptrain.run.describe import cuda_backends
 from mptrain.system import device as devices
+from mptrain.system.environment import cuda_backends
 from mptrain.system.errors import ConfigError, EnvironmentRefused
 from mptrain.system.random_state import random_state, set_random_state
 
@@ -219,7 +219,7 @@ def test_ranks_that_share_a_gpu_are_refused_by_name_on_all_of_them(on_ranks, nam
 
 def test_a_run_on_cuda_records_what_decides_the_bits_of_its_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr("mptrain.run.describe._DRIVER", tmp_path / "version")
+    monkeypatch.setattr("mptrain.system.environment._DRIVER", tmp_path / "version")
     device = torch.device("cuda", 0)
     assert cuda_backends(device)["driver"] == "unknown"
     said = (
@@ -288,7 +288,7 @@ def test_records_and_batches_take_the_way_of_streams_only_where_there_are_some(m
         with without(streams=there, pinned=there):
             ring = Ring(4, 1, CPU)
             wide = [torch.ones(1, dtype=torch.float64)] * 2
-            ring.record(StepValues(torch.ones(()), *[torch.ones(1)] * 3, *wide))
+            ring.record(StepValues(torch.ones(()), *[torch.ones(1)] * 3, wide[0], torch.zeros(1), wide[1]))
             ring.send()
             assert ring.arrived
             rows.append(ring.take(wait=False))
@@ -303,7 +303,7 @@ def test_a_ring_holds_fp32_where_there_is_no_fp64():
     with without(fp64=False), NoFP64():
         ring = Ring(4, 2, CPU)
         one = torch.ones(1)
-        ring.record(StepValues(torch.tensor(0.1), one, one, one, torch.tensor([float("inf")]), torch.ones(2)))
+        ring.record(StepValues(torch.tensor(0.1), one, one, one, torch.tensor([float("inf")]), one, torch.ones(2)))
         (row,) = ring.take(wait=True)
     assert (row.loss, row.overflow, row.norms) == (torch.tensor(0.1).item(), True, [1.0, 1.0])
 

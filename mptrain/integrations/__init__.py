@@ -1,0 +1,1 @@
+"""Records of training loops that others wrote: plain loops of torch, transformers, Lightning."""

@@ -1,0 +1,73 @@
+"""Exponent histograms of single updates of a watched training loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.integrations.names import without_wrappers
+from mptrain.numerics.overflow_check import Verdict
+from mptrain.probe.histograms import HistogramWatch, is_looked_at
+
+#: Weights and scaled gradients by name; None for a missing gradient.
+Tensors = Mapping[str, tuple[Tensor, Tensor | None]]
+
+
+class UpdateHistograms(HistogramWatch):
+    """Exponent histograms of the tensors of one update, from the end of the one before it to its own end.
+
+    Activations of compiled models are left out, because hooks on their modules would compile them again.
+    """
+
+    def __init__(self, learner: str, step: int, models: Mapping[str, nn.Module]) -> None:
+        super().__init__(learner, step)
+        self._hooks = contextlib.ExitStack()
+        for prefix, model in models.items():
+            if any(_is_compiled(module) for module in model.modules()):
+                continue
+            for name, module in model.named_modules():
+                if is_looked_at(module):
+                    hook = _in_training(self._hook(prefix + without_wrappers(name), self._hooks))
+                    self._hooks.callback(module.register_forward_hook(hook).remove)
+
+    def backward_ended(self, tensors: Tensors, verdict: Verdict) -> None:
+        """Look at weights and accumulated gradients; the last look before the update counts."""
+        self.judged(_weights(tensors), verdict, verdict.skip)
+
+    def update_ended(self, tensors: Tensors, scale: Tensor, skip: Tensor) -> None:
+        """Look at the weights after an update with a loss scale, float32 (1,), that was skipped if ``skip`` is 1."""
+        self.close()
+        if self._verdict is not None:
+            self._verdict, self._scale = self._verdict._replace(skip=skip), scale
+            self.updated(_weights(tensors))
+
+    def close(self) -> None:
+        """Take the hooks off the modules."""
+        self._hooks.close()
+
+
+def _in_training(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a forward hook that leaves out passes without gradients, such as those of an evaluation."""
+    return lambda *arguments: hook(*arguments) if torch.is_grad_enabled() else None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _weights(tensors: Tensors) -> Any:
+    """Return weights and gradients in the form in which `HistogramWatch` asks for them."""
+    weights = {name: weight for name, (weight, _) in tensors.items()}
+    return SimpleNamespace(
+        gradients=SimpleNamespace(by_name=lambda: {k: grad for k, (_, grad) in tensors.items() if grad is not None}),
+        masters=SimpleNamespace(
+            full_precision=lambda: weights,
+            working=lambda: weights,
+            in_place_half=lambda: [name for name, weight in weights.items() if weight.dtype.itemsize == 2],
+        ),
+    )

@@ -1,0 +1,269 @@
+"""One optimizer of a watched training loop: its gradients at the end of each backward pass, and its updates."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.engine.options import LogOptions
+from mptrain.engine.ring import Ring
+from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.engine.step_values import HostValues, StepValues
+from mptrain.integrations.histograms import Tensors, UpdateHistograms
+from mptrain.integrations.losses import running_loss
+from mptrain.numerics.overflow_check import OverflowCheck, Verdict
+from mptrain.numerics.shards import is_sharded
+from mptrain.probe.overflow_attribution import nonfinite_parameters
+from mptrain.system.device import widest
+from mptrain.system.records import EventRecord
+from mptrain.system.torch_private import after_backward, current_backward
+
+if TYPE_CHECKING:
+    from mptrain.runlog.sink import Sink
+
+
+class WatchedLearner:
+    """Optimizer of a watched loop with its parameters, whose gradients are looked at when a backward pass ends.
+
+    The look is on the device and waits for nothing. It comes before unscaling and clipping, which hide what was not
+    finite.
+
+    Args:
+        name: Name in the records.
+        optimizer: The optimizer; it may be given parameters later, see `refresh`.
+        names: Name of each parameter by its id, in module order.
+        models: Models by the prefix of their names, for histograms.
+        every: Steps between two histograms; 0 for none.
+        sink: Receiver of the records.
+        log: How many steps are copied to the host together, and how often.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        names: dict[int, str],
+        sink: Sink,
+        log: LogOptions,
+        *,
+        models: Mapping[str, nn.Module],
+        every: int,
+    ) -> None:
+        self.name, self.optimizer = name, optimizer
+        self.steps = 0
+        self._all_names, self._sink, self._options = names, sink, log
+        self._models, self._every = models, every
+        self._histograms: UpdateHistograms | None = None
+        self._counted: list[UpdateHistograms] = []
+        self._handles: list[Any] = []
+        self._of_update: Any = None
+        self._verdict: Verdict | None = None
+        self._queued: set[int] = set()
+        self._ranks = world_size()
+        self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
+        self._local: dict[int, Tensor] = {}
+        self._open: tuple[StepValues, float] | None = None
+        self._loss: Tensor | None = None
+        self._rates: deque[float] = deque()
+        self._log: _Log | None = None
+        self._begin()
+        self._sample(1)
+
+    def refresh(self) -> None:
+        """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
+        if self._seen != [(id(one), one.requires_grad) for one in self._given()]:
+            self.flush()
+            self._leave_parameters()
+            self._begin()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        if self._histograms is not None:
+            self._histograms.close()
+            self._histograms = None
+        self._leave_parameters()
+        if self._of_update is not None:
+            self._of_update.remove()
+
+    def on_update(self, function: Callable[[], None]) -> None:
+        """Call a function after each call of the optimizer's ``step``."""
+        self._of_update = self.optimizer.register_step_post_hook(lambda *_: function())
+
+    def complete(
+        self, scale: Tensor | None = None, next_scale: Tensor | None = None, found: Sequence[Tensor] = ()
+    ) -> None:
+        """Take notice of an update that was made or skipped; it is recorded with the next `push`.
+
+        Args:
+            scale: Loss scale of the update, float32 of shape (1,); None for no loss scaling.
+            next_scale: Loss scale of the next update, likewise.
+            found: Scalars that are above 0 if the update was skipped.
+        """
+        if self._verdict is None:
+            self._look()
+        (verdict, self._verdict), (loss, self._loss) = (self._verdict, None), (self._loss, None)
+        if verdict is None:
+            return
+        self.push()
+        one = self._one if scale is None else scale.to(self._one.device)
+        after = one if next_scale is None else next_scale.to(self._one.device)
+        skip = sum((each.to(self._one.device).reshape(1) for each in found), torch.zeros_like(self._one)).gt(0).float()
+        loss = self._unknown if loss is None else loss / one.squeeze(0)
+        norms = verdict.norms if self._ranks == 1 else torch.cat([verdict.norms, self._local_norms()])
+        values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, norms)
+        self._open = values, float(self.optimizer.param_groups[0]["lr"])
+        if self._histograms is not None:
+            self._histograms.update_ended(self._tensors(), one, skip)
+            self._counted.append(self._histograms)
+            self._histograms = None
+        self._sample(self.steps + 2)
+
+    def push(self, loss: Tensor | None = None) -> None:
+        """Record the newest update; ``loss`` is its unscaled loss, None for that of its backward passes."""
+        if self._open is None:
+            return
+        (values, rate), self._open = self._open, None
+        if loss is not None:
+            values = values._replace(loss=self._scalar(loss))
+        self._rates.append(rate)
+        self._ring.record(values)
+        self.steps += 1
+        self._step_log.note(self.steps, 0)
+
+    def flush(self) -> None:
+        """Write the records of all updates so far; waits for the device."""
+        self.push()
+        self._step_log.flush()
+        for histograms in self._counted:
+            for record in histograms.records():
+                self._sink.take(record)
+        self._counted = []
+
+    def _sample(self, step: int) -> None:
+        if self._every and (step == 1 or step % self._every == 0):
+            self._histograms = UpdateHistograms(self.name, step, self._models)
+
+    def _tensors(self) -> Tensors:
+        pairs = [(one.detach(), _dense(one.grad)) for one in self._params]
+        return dict(zip(self.names, pairs, strict=True))
+
+    def _given(self) -> list[nn.Parameter]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    def _leave_parameters(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _begin(self) -> None:
+        params = self._given()
+        if any(map(is_sharded, params)):
+            raise NotImplementedError("a watch on sharded parameters (FSDP2) is not there yet: watch with DDP")
+        self._seen = [(id(one), one.requires_grad) for one in params]
+        order = {key: at for at, key in enumerate(self._all_names)}
+        self._params = sorted(
+            (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
+        )
+        self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
+        device = self._params[0].device if self._params else torch.device("cpu")
+        self._check = OverflowCheck([one.detach() for one in self._params], exact=False) if self._params else None
+        self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
+        self._unknown = torch.full((), math.nan, device=device)
+        self._ring = Ring(self._options.ring, len(self.names) * min(self._ranks, 2), device)
+        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, self._sink)
+        if before is not None:
+            self._log.go_on_after(before)
+        self._step_log = StepLog([self._log], self._sink, self._options)
+        self._handles = [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._params]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        number = current_backward()
+        if number not in self._queued:
+            self._queued.add(number)
+            after_backward(self._before_others)
+        if self._views and self._ranks > 1 and parameter.grad is not None:  # DDP averages in this memory at once
+            self._local[id(parameter)] = _magnitude(parameter.grad)
+
+    @torch.no_grad()
+    def _before_others(self) -> None:
+        """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
+        if self._ranks > 1 and not self._views:
+            self._local = {id(one): _magnitude(one.grad) for one in self._params if one.grad is not None}
+        after_backward(self._look)
+
+    def _local_norms(self) -> Tensor:
+        """Return the largest magnitude of each parameter's gradient on this rank, or 0 without one, and begin anew."""
+        local, self._local = self._local, {}
+        return torch.stack([local.get(id(one), self._zero) for one in self._params]).to(widest(self._one.device))
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        self._queued.clear()
+        if self._check is None:
+            return
+        grads = [_dense(one.grad) for one in self._params]
+        if any(grad is not None for grad in grads):
+            self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
+            if self._histograms is not None:
+                self._histograms.backward_ended(self._tensors(), self._verdict)
+        if (loss := running_loss()) is not None:
+            self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
+
+    def _scalar(self, loss: Tensor) -> Tensor:
+        return loss.detach().float().reshape(()).to(self._one.device, non_blocking=True, copy=True)
+
+
+class _Log(LearnerLog):
+    """Log of a watched optimizer, with the rates that the host knows; it says when a schedule moved at a skip."""
+
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, rates: deque[float], sink: Sink) -> None:
+        super().__init__(name, names, ring)
+        self._rates = rates
+        self._skipped: tuple[int, float] | None = None
+
+    def go_on_after(self, other: _Log) -> None:
+        """Continue the counts of the log of the same optimizer with fewer parameters."""
+        self.updates, self.skipped, self.history, self.last = other.updates, other.skipped, other.history, other.last
+        self._skipped = other._skipped
+
+    def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
+        rate = self._rates.popleft()
+        if len(row.norms) > len(self._parameters):
+            row, local = row._replace(norms=row.norms[: len(self._parameters)]), row.norms[len(self._parameters) :]
+            count, tensors = nonfinite_parameters(self._parameters, local)
+            if count:
+                fields = {"learner": self.name, "rank": rank(), "tensors": tensors, "count": count}
+                sink.take(EventRecord("rank_overflow", step, fields))
+        if self._skipped is not None and self._skipped[1] != rate:
+            fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": rate}
+            sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
+        super().digest(step, epoch, row._replace(lr=rate), sink)
+        self._skipped = (step, rate) if row.skip else None
+
+
+def _magnitude(grad: Tensor) -> Tensor:
+    """Return the largest magnitude of a gradient, float32 (); inf or NaN if it is not finite."""
+    values = (grad._values() if grad.is_sparse else grad).detach()
+    return torch.linalg.vector_norm(values, math.inf).float() if values.numel() else values.new_zeros(()).float()
+
+
+def rank() -> int:
+    """Return the number of this rank; 0 if there is one."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
+
+
+def world_size() -> int:
+    """Return the number of ranks that train together."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
+
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return None
+    return grad._values().detach() if grad.is_sparse else grad.detach()

@@ -1,0 +1,52 @@
+"""Losses of backward passes, as `torch.autograd.backward` is given them; every loop of torch calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Loss of the running backward pass, a scalar as it was given, usually scaled; None outside and for other tensors.
+_running: list[Tensor | None] = []
+_watchers = 0
+_original: Callable[..., Any] | None = None
+
+
+def running_loss() -> Tensor | None:
+    """Return the loss whose backward pass is running, detached, a scalar with its loss scale; None if unknown."""
+    return _running[0] if _running else None
+
+
+def watch_losses() -> Callable[[], None]:
+    """Keep each loss while its backward pass runs, until the returned function is called."""
+    global _watchers, _original
+    if not _watchers:
+        _original = torch.autograd.backward
+        torch.autograd.backward = _keeping(_original)
+    _watchers += 1
+    left = [True]
+
+    def stop() -> None:
+        global _watchers
+        if left.pop() if left else False:
+            _watchers -= 1
+            if not _watchers and _original is not None:
+                torch.autograd.backward = _original
+
+    return stop
+
+
+def _keeping(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        given = args[0] if args else kwargs.get("grad_tensors")
+        alone = len(roots) == 1 and roots[0].numel() == 1 and given is None  # checkpointing gives gradients
+        _running.append(roots[0].detach() if alone else None)
+        try:
+            return backward(tensors, *args, **kwargs)
+        finally:
+            _running.pop()
+
+    return wrapper

@@ -1,0 +1,69 @@
+"""Calls of `torch.amp.GradScaler.update` on single scalers, told to whoever watches them.
+
+The method of the class is wrapped, not that of the scaler: an attribute of the scaler would make it impossible to
+pickle, and its copies would be watched too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+
+class Listener(Protocol):
+    """Listener to the updates of a scaler."""
+
+    def before_update(self) -> None:
+        """Take notice that the scaler is about to choose its next scale, and to forget what it found in gradients."""
+
+    def after_update(self) -> None:
+        """Take notice that the scaler has chosen its next scale."""
+
+
+_LISTENERS: WeakKeyDictionary[torch.amp.GradScaler, Listener] = WeakKeyDictionary()
+_WRAPPED: dict[type, Callable[..., Any] | None] = {}  # the method of the class itself; None if it inherits one
+
+
+def listen(scaler: torch.amp.GradScaler, listener: Listener) -> Callable[[], None]:
+    """Tell a listener of each update of a scaler that is enabled, until the returned function is called.
+
+    Raises RuntimeError if the scaler has a listener already.
+    """
+    if scaler in _LISTENERS:
+        raise RuntimeError("this GradScaler is watched already: close the other watch first")
+    kind: Any = type(scaler)
+    if kind not in _WRAPPED:
+        _WRAPPED[kind] = vars(kind).get("update")
+        kind.update = _telling(kind.update)
+    _LISTENERS[scaler] = listener
+
+    def stop() -> None:
+        _LISTENERS.pop(scaler, None)
+        if kind in _WRAPPED and not any(type(other) is kind for other in _LISTENERS):
+            own = _WRAPPED.pop(kind)
+            if own is None:
+                del kind.update
+            else:
+                kind.update = own
+
+    return stop
+
+
+def _telling(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def wrapper(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+        listener = _LISTENERS.pop(self, None) if self.is_enabled() else None
+        if listener is None:
+            return update(self, *args, **kwargs)
+        listener.before_update()
+        try:
+            return update(self, *args, **kwargs)  # of a subclass, it may call a wrapped method of its base
+        finally:
+            _LISTENERS[self] = listener
+            listener.after_update()
+
+    return wrapper

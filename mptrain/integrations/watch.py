@@ -1,0 +1,229 @@
+"""Watch on a training loop that somebody else wrote: each update's loss scale, skip, norm, and what overflowed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.engine.options import LogOptions
+from mptrain.integrations.learner import WatchedLearner, rank
+from mptrain.integrations.losses import watch_losses
+from mptrain.integrations.names import Models, named_models, parameter_names
+from mptrain.integrations.run_files import RankEvents, RunFiles
+from mptrain.integrations.scalers import listen
+from mptrain.runlog.sink import Fanout, Sink
+from mptrain.system.records import EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
+from mptrain.system.torch_private import found_overflow, loss_scale_of
+
+Event = OverflowRecord | ScaleRecord | EventRecord
+
+
+class _Newest:
+    """Sink that keeps the newest step and overflow of each learner, and calls functions for events."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, StepRecord] = {}
+        self.overflows: dict[str, OverflowRecord] = {}
+        self.functions: list[Callable[[Event], None]] = []
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.steps[record.learner] = record
+        elif isinstance(record, (OverflowRecord, ScaleRecord, EventRecord)):
+            if isinstance(record, OverflowRecord):
+                self.overflows[record.learner] = record
+            for function in self.functions:
+                function(record)
+
+    def close(self) -> None:
+        pass
+
+
+def watch(
+    model: Models,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None = None,
+    *,
+    every: int = 100,
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the name that loggers use
+) -> Watch:
+    """Watch a training loop, which stays as it is: weights, losses and random numbers do not change by a bit.
+
+    Every update is on record with its loss, loss scale, rate and gradient norm, and whether the scaler skipped it; with
+    the names of the parameters whose gradients were not finite; and with a schedule that moved although the update was
+    skipped. Values are copied to the host in blocks, so that no step waits for the device.
+
+    Args:
+        model: The model as it is trained, wrapped or compiled too; or several, in a sequence or by name.
+        optimizer: The optimizer, or several; also as accelerate, Lightning or Fabric wrap it.
+        scaler: The loss scaler; None without loss scaling.
+        every: Steps between two histograms of all tensors; 0 for none.
+        dir: New folder for the records, which ``mptrain report`` and other commands read; None to keep no files.
+
+    Raises:
+        StorageError: The folder exists or cannot be written.
+    """
+    return Watch(model, optimizer, scaler, every=every, dir=dir)
+
+
+class Watch:
+    """Context manager that watches the updates of a training loop without changing it; see `watch`."""
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        every: int = 100,
+        dir: str | os.PathLike[str] | None = None,  # noqa: A002
+        log: LogOptions | None = None,
+    ) -> None:
+        models, optimizers = named_models(model), _optimizers(optimizer)
+        names, log = parameter_names(models), log or LogOptions()
+        labels = ["main"] if len(optimizers) == 1 else [f"optimizer{at}" for at in range(len(optimizers))]
+        self._newest = _Newest()
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._pending: list[tuple[WatchedLearner, Tensor, list[Tensor]]] = []
+        self.learners: list[WatchedLearner] = []
+        with contextlib.ExitStack() as undo:
+            if self._scaler is not None:
+                undo.callback(listen(self._scaler, self))
+            sinks: list[Sink] = [self._newest]
+            if dir is not None and rank() == 0:
+                sinks.append(RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models)))
+            elif dir is not None:
+                sinks.append(RankEvents(Path(dir), rank()))
+            self._sink = Fanout(sinks)
+            undo.callback(watch_losses())
+            for label, one in zip(labels, optimizers, strict=True):
+                learner = WatchedLearner(label, one, names, self._sink, log, models=models, every=every)
+                undo.callback(learner.detach)
+                self.learners.append(learner)
+                learner.on_update(functools.partial(self._updated, learner))
+            self._undo = undo.pop_all()
+
+    def step(self, loss: Tensor | None = None) -> None:
+        """Tell the loss of the newest update, a scalar on any device; call it once a batch, after the update."""
+        for learner in self.learners:
+            learner.push(loss)
+
+    def on_event(self, function: Callable[[Event], None]) -> None:
+        """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules."""
+        self._newest.functions.append(function)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest step that has reached the host, for any logger: plain values by name; empty before the first.
+
+        With several optimizers the names start with that of the optimizer and a slash.
+        """
+        found: dict[str, Any] = {}
+        for name, step in self._newest.steps.items():
+            prefix = f"{name}/" if len(self.learners) > 1 else ""
+            overflow = self._newest.overflows.get(name)
+            tensors = overflow.tensors if overflow and overflow.step == step.step else ()
+            values = {
+                "step": step.step,
+                "loss_scale": step.loss_scale,
+                "skipped": step.skipped,
+                "grad_norm": step.grad_norm,
+                "nonfinite": [tensor for tensor, _ in tensors],
+            }
+            found |= {prefix + key: value for key, value in values.items()}
+        return found
+
+    def flush(self) -> None:
+        """Write the records of all updates so far; waits for the device."""
+        for learner in self.learners:
+            learner.flush()
+            learner.refresh()
+
+    def close(self) -> None:
+        """Record everything, and take all hooks off; a second call does nothing."""
+        self._undo.close()
+        for learner in self.learners:
+            learner.flush()
+        self._sink.close()
+
+    def _updated(self, learner: WatchedLearner) -> None:
+        """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""
+        if self._scaler is None or not found_overflow(self._scaler, learner.optimizer):
+            learner.complete()
+
+    def before_update(self) -> None:
+        """Keep what the scaler has found, which its update forgets."""
+        assert self._scaler is not None
+        scale = loss_scale_of(self._scaler)
+        found = [(learner, found_overflow(self._scaler, learner.optimizer)) for learner in self.learners]
+        self._pending = [
+            (learner, scale.clone().view(1), [each.clone() for each in values])
+            for learner, values in found
+            if values and scale is not None
+        ]
+
+    def after_update(self) -> None:
+        """Record the updates between the last two calls of the scaler's ``update``."""
+        assert self._scaler is not None
+        scale = loss_scale_of(self._scaler)
+        after = None if scale is None else scale.clone().view(1)
+        for learner, before, found in self._pending:
+            learner.complete(before, after, found)
+        self._pending = []
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside the wrappers of accelerate, Lightning and Fabric."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer) and inner is not optimizer:
+        optimizer = inner
+    found: torch.optim.Optimizer = optimizer
+    return found
+
+
+def _optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> tuple[torch.optim.Optimizer, ...]:
+    return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
+
+
+def _device(models: Mapping[str, nn.Module]) -> torch.device:
+    return next((one.device for each in models.values() for one in each.parameters()), torch.device("cpu"))
+
+
+def _parts(
+    models: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+) -> dict[str, str]:
+    """Return one line for each part of the loop, as for a run of mptrain."""
+    parameters = [one for each in models.values() for one in each.parameters()]
+    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
+    kinds = ", ".join(type(each).__name__ for each in models.values())
+    return {
+        "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters",
+        "precision": f"parameters {', '.join(dtypes)}",
+        "scaler": "none" if scaler is None else _described(scaler),
+        "optimizer": "; ".join(f"{type(one).__name__}(lr={float(one.param_groups[0]['lr']):g})" for one in optimizers),
+    }
+
+
+def _described(scaler: torch.amp.GradScaler) -> str:
+    growth, every = scaler.get_growth_factor(), scaler.get_growth_interval()
+    backoff = scaler.get_backoff_factor()
+    return f"{type(scaler).__name__}, x{growth:g} every {every} clean steps, x{backoff:g} on overflow"

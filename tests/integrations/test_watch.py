@@ -1,0 +1,332 @@
+"""A watched loop trains as it would, and its record names what was skipped, not finite, or moved."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mptrain
+from benchmarks.cases.audit import as_on_a_device, counting
+from mptrain.engine.options import LogOptions
+from mptrain.integrations.watch import Watch
+from mptrain.runlog import read_run
+from mptrain.system.errors import StorageError
+from mptrain.system.records import EventRecord, OverflowRecord, ScaleRecord
+
+#: Steps from 1 whose backward pass is not finite below the third layer.
+FAULTS = (4, 9)
+BEHIND = ["0.weight", "0.bias", "2.weight", "2.bias"]
+STEPS = 12
+
+
+class Network(nn.Sequential):
+    """Three layers, whose gradients become infinite between the second and the third in some steps."""
+
+    def __init__(self, *, reentrant=None, faults=FAULTS):
+        super().__init__(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.reentrant, self.faults, self.calls = reentrant, faults, 0
+
+    def first(self, x):
+        return self[2](self[1](self[0](x)))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.reentrant is None:
+            h = self.first(x)
+        else:
+            h = checkpoint(self.first, x.requires_grad_(), use_reentrant=self.reentrant)
+        if self.calls in self.faults:
+            h.register_hook(lambda gradient: gradient * torch.inf)
+        return self[4](self[3](h))
+
+
+def train(
+    watched,
+    *,
+    network=Network,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    scaled=True,
+    clip=True,
+    micro=1,
+    wrap=lambda model: model,
+    every=5,
+    folder=None,
+):
+    """Train for `STEPS` updates, and return losses, weights, events and the watch."""
+    torch.manual_seed(0)
+    model = wrap(network())
+    own = optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(own, 0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    watch, events, losses = None, [], []
+    if watched:
+        watch = mptrain.watch(model, own, scaler, every=every, dir=folder)
+        watch.on_event(events.append)
+    for _ in range(STEPS):
+        own.zero_grad()
+        for _ in range(micro):
+            x, y = torch.randn(16, 8), torch.randint(4, (16,))
+            loss = nn.functional.cross_entropy(model(x), y) / micro
+            (scaler.scale(loss) if scaler else loss).backward()
+            losses.append(loss.item())
+        if scaler:
+            if clip:
+                scaler.unscale_(own)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(own)
+            scaler.update()
+        else:
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            own.step()
+        schedule.step()
+    if watch:
+        watch.close()
+    return losses, [one.detach().clone() for one in model.parameters()], events, watch
+
+
+def overflows(events):
+    return {one.step: one for one in events if isinstance(one, OverflowRecord)}
+
+
+def names(record):
+    return [name for name, _ in record.tensors]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"clip": False},
+        {"optimizer": lambda parameters: torch.optim.AdamW(parameters, 0.01, fused=True)},
+        {"optimizer": lambda parameters: torch.optim.AdamW(parameters, 0.01, fused=True), "clip": False},
+        {"optimizer": lambda parameters: torch.optim.AdamW(parameters, 0.01, foreach=True)},
+        {"wrap": lambda model: torch.compile(model, backend="aot_eager")},
+        {"network": lambda: Network(reentrant=True)},
+        {"network": lambda: Network(reentrant=False)},
+    ],
+    ids=["clipped", "plain", "fused-clipped", "fused", "foreach", "compiled", "reentrant", "checkpointed"],
+)
+def test_a_scaled_loop_is_unchanged_and_names_what_was_skipped(how):
+    losses, weights, _, _ = train(False, **how)
+    same_losses, same_weights, events, watch = train(True, **how)
+    assert losses == same_losses
+    assert all(map(torch.equal, weights, same_weights))
+    found = overflows(events)
+    assert [*found] == [*FAULTS]
+    for record in found.values():
+        assert (names(record), record.skipped, record.loss) == (BEHIND, True, "finite")
+        assert record.boundary == ("2", "4")
+    assert [one.step for one in events if isinstance(one, EventRecord)] == [*FAULTS]  # the schedule moved all the same
+    assert [(one.step, one.from_scale, one.to_scale) for one in events if isinstance(one, ScaleRecord)] == [
+        (4, 1024, 512),
+        (9, 512, 256),
+    ]
+    assert watch.last["step"] == STEPS
+    assert watch.last["loss_scale"] == 256
+
+
+def test_accumulated_micro_batches_are_one_update():
+    _, _, events, watch = train(True, micro=3, network=lambda: Network(faults=(5,)))
+    assert {step: names(one) for step, one in overflows(events).items()} == {2: BEHIND}
+    assert watch.last["step"] == STEPS
+
+
+def test_without_a_scaler_clipping_does_not_hide_the_names():
+    losses, _, _, _ = train(False, scaled=False)
+    same, _, events, _ = train(True, scaled=False)
+    assert torch.tensor(losses).nan_to_num(7).equal(torch.tensor(same).nan_to_num(7))
+    first, *others = overflows(events).values()
+    assert (first.step, names(first), first.skipped) == (4, BEHIND, False)
+    assert all(one.loss == "nan" and one.count == 6 for one in others)
+
+
+def test_the_record_has_loss_norm_rate_and_scale_of_each_update(tmp_path):
+    losses, _, _, _ = train(True, folder=tmp_path / "run", clip=False)
+    run = read_run(tmp_path / "run")
+    steps = [*run.steps()]
+    assert [one.step for one in steps] == [*range(1, STEPS + 1)]
+    assert [one.loss for one in steps] == pytest.approx(losses)
+    assert [one.skipped for one in steps] == [step in FAULTS for step in range(1, STEPS + 1)]
+    assert [one.updates for one in steps][-1] == STEPS - 2
+    assert [one.lr for one in steps] == pytest.approx([0.1 * 0.9**at for at in range(STEPS)])
+    assert [one.loss_scale for one in steps] == [1024.0] * 4 + [512.0] * 5 + [256.0] * 3
+    torch.manual_seed(0)
+    model = Network()
+    nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(4, (16,))).backward()
+    norm = nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    assert steps[0].grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert (run.state.status, run.state.parts["optimizer"]) == ("done", "SGD(lr=0.1)")
+    assert [one.step for one in run.histograms()] == [1, 5, 10]
+    sampled = next(run.histograms())
+    assert set(sampled.tensors["weight_gradients"]) == {
+        f"{at}.{kind}" for at in (0, 2, 4) for kind in ("weight", "bias")
+    }
+    assert sampled.tensors["activations"]["0"].dtype == "float32"
+    assert run.summary["learners"]["main"]["skipped"] == 2
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_no_update_reads_the_device(every):
+    counts = []
+    for watched in (False, True):
+        model = Network(faults=(3,))
+        own, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cpu")
+        with as_on_a_device(), contextlib.ExitStack() as stack:
+            if watched:
+                watch = Watch(model, own, scaler, every=every, log=LogOptions(ring=100, seconds=1e9))
+                stack.callback(watch.close)
+            with counting() as reads:
+                for _ in range(5):
+                    own.zero_grad()
+                    scaler.scale(model(torch.randn(4, 8)).sum()).backward()
+                    scaler.step(own)
+                    scaler.update()
+            counts.append(reads.count)
+    assert counts[0] == counts[1]
+    assert (watch.last["step"], watch.last["skipped"]) == (5, False)
+
+
+def test_nothing_is_left_after_close():
+    hooks = torch.amp.GradScaler.update, torch.autograd.backward
+    model = Network()
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    before = {**vars(scaler)}, {**vars(own)}
+    with mptrain.watch(model, own, scaler):
+        pickle.loads(pickle.dumps(scaler))
+        copy.deepcopy(scaler), copy.deepcopy(model)
+    assert (torch.amp.GradScaler.update, torch.autograd.backward) == hooks
+    assert ({**vars(scaler)}, {**vars(own)}) == before
+    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_copy_of_a_watched_scaler_is_not_watched():
+    model = Network(faults=())
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mptrain.watch(model, own, scaler) as watch:
+        another, other = Network(faults=()), copy.deepcopy(scaler)
+        steps = torch.optim.SGD(another.parameters(), 0.1)
+        other.scale(another(torch.randn(2, 8)).sum()).backward()
+        other.step(steps)
+        other.update()
+        watch.flush()
+        assert watch.last == {}
+
+
+def test_two_optimizers_of_two_models_have_a_row_each():
+    one, two = Network(faults=()), Network(faults=(3,))
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (one, two)]
+    scaler, events = torch.amp.GradScaler("cpu", init_scale=8.0), []
+    with mptrain.watch({"g": one, "d": two}, optimizers, scaler) as watch:
+        watch.on_event(events.append)
+        for _ in range(5):
+            for model, own in zip((one, two), optimizers, strict=True):
+                own.zero_grad()
+                scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+                scaler.step(own)
+            scaler.update()
+    (found,) = overflows(events).values()
+    assert (found.learner, found.step, names(found)) == ("optimizer1", 3, [f"d.{name}" for name in BEHIND])
+    assert watch.last["optimizer0/step"] == watch.last["optimizer1/step"] == 5
+
+
+def test_parameters_added_later_are_watched_from_the_next_flush():
+    model, more = Network(faults=()), nn.Linear(4, 4)
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(nn.ModuleList([model, more]), own) as watch:
+        for at in range(4):
+            if at == 2:
+                own.add_param_group({"params": more.parameters()})
+                watch.flush()
+            own.zero_grad()
+            (more(model(torch.randn(4, 8))).sum() * (torch.inf if at == 3 else 1)).backward()
+            own.step()
+        watch.flush()
+        assert watch.last["step"] == 4
+        assert "1.weight" in watch.last["nonfinite"]
+
+
+def test_lbfgs_sparse_and_unused_parameters_are_recorded():
+    model = nn.ModuleDict({"table": nn.Embedding(10, 4, sparse=True), "unused": nn.Linear(2, 2)})
+    own, events = torch.optim.SGD(model.parameters(), 0.1), []
+    with mptrain.watch(model, own) as watch:
+        watch.on_event(events.append)
+        for at in range(3):
+            own.zero_grad()
+            (model["table"](torch.tensor([1, 1, 2])).sum() * (torch.inf if at == 1 else 1)).backward()
+            own.step()
+    assert {step: names(one) for step, one in overflows(events).items()} == {2: ["table.weight"]}
+
+    model = Network(faults=())
+    own = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(4, 8)
+
+    def closure():
+        own.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with mptrain.watch(model, own) as watch:
+        for _ in range(2):
+            own.step(closure)
+    assert watch.last["step"] == 2
+
+
+def test_a_backward_pass_that_fails_is_no_update_and_the_next_one_counts():
+    model = Network(faults=())
+    own, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 8)
+
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    with mptrain.watch(model, own) as watch:
+        h = model.first(x)
+        h.register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            model[4](h).sum().backward()
+        own.zero_grad()
+        model(x).sum().backward()
+        own.step()
+    assert (watch.last["step"], watch.last["nonfinite"]) == (1, [])
+
+
+def test_an_optimizer_beside_the_scaler_is_recorded_without_a_scale():
+    one, two = Network(faults=()), Network(faults=())
+    scaled, plain = (torch.optim.SGD(model.parameters(), 0.1) for model in (one, two))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mptrain.watch([one, two], [scaled, plain], scaler) as watch:
+        scaler.scale(one(torch.randn(4, 8)).sum()).backward()
+        scaler.step(scaled)
+        scaler.update()
+        two(torch.randn(4, 8)).sum().backward()
+        plain.step()
+    assert (watch.last["optimizer0/loss_scale"], watch.last["optimizer1/loss_scale"]) == (8, 1)
+
+
+def test_an_exception_in_the_loop_is_recorded_and_raised(tmp_path):
+    model = Network()
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ZeroDivisionError), mptrain.watch(model, own, dir=tmp_path / "run"):
+        raise ZeroDivisionError("of the user")
+    state = read_run(tmp_path / "run").state
+    assert (state.status, state.reason) == ("failed", "ZeroDivisionError: of the user")
+
+
+def test_an_existing_folder_and_a_scaler_watched_twice_are_refused(tmp_path):
+    model = Network()
+    own, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    with pytest.raises(StorageError, match="exists"):
+        mptrain.watch(model, own, dir=tmp_path)
+    with mptrain.watch(model, own, scaler), pytest.raises(RuntimeError, match="watched already"):
+        mptrain.watch(model, own, scaler, dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
