@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from mptrain.numerics.overflow_check import memory_order
 from mptrain.numerics.shards import is_sharded
 from mptrain.system.errors import ConfigError
+from mptrain.system.torch_private import storage_key
 
 if TYPE_CHECKING:
     from mptrain.optimizer.masters import MasterWeights
@@ -84,9 +85,19 @@ class BufferGuard:
                         by_kind.setdefault((tensor.dtype, lasting), []).append(tensor)
                         seen.add(id(tensor))
         self._guarded = [buffer for buffers in by_kind.values() for buffer in buffers]
+        held = (*self._guarded, *(one for one in model.parameters() if not is_sharded(one)))
+        shared = Counter(storage_key(one.untyped_storage()) for one in held)
         self.count = len(self._guarded)
         self._uses = Counter(id(place.tensor) for place in self._places)
-        for (dtype, lasting), buffers in by_kind.items():
+        for (dtype, lasting), all_buffers in by_kind.items():
+            buffers = []
+            for own in all_buffers:
+                if shared[storage_key(own.untyped_storage())] == 1:
+                    buffers.append(own)
+                else:  # a view of memory that another buffer or parameter has too stays one
+                    self._guard_in_place(own, lasting=lasting)
+            if not buffers:
+                continue
             unit = ALIGNMENT // dtype.itemsize
             rooms = [F.pad(own.detach().reshape(-1), (0, -own.numel() % unit)) for own in buffers]
             flat = torch.cat(rooms)
@@ -96,6 +107,13 @@ class BufferGuard:
             if lasting:
                 self.lasting.append(flat)
         self._remember()
+
+    def _guard_in_place(self, tensor: Tensor, *, lasting: bool) -> None:
+        room = tensor.data
+        if lasting:
+            order = memory_order(room)
+            self.lasting.append((room if order is None else room.permute(order)).reshape(-1))
+        self._memory.append((room, room.clone()))
 
     def _remember(self) -> None:
         new = {id(tensor): tensor.data for tensor in self._guarded}
@@ -113,10 +131,7 @@ class BufferGuard:
         for name in names:
             for tensor in [place.tensor for place in self._places if place.path == name and place.memory is None]:
                 assert tensor is not None
-                room = tensor.data
-                order = memory_order(room)
-                self.lasting.append((room if order is None else room.permute(order)).reshape(-1))
-                self._memory.append((room, room.clone()))
+                self._guard_in_place(tensor, lasting=True)
                 self._guarded.append(tensor)
                 self._remember()
                 for masters in self.masters:

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -69,13 +70,14 @@ class WatchedLearner:
         self._local: dict[int, Tensor] = {}
         self._open: tuple[StepValues, float] | None = None
         self._loss: Tensor | None = None
+        self._seen_grad: tuple[ReferenceType[Tensor] | None, int] = (None, 0)
         self._rates: deque[float] = deque()
         self._log: _Log | None = None
         self._begin()
         self._sample(1)
 
     def refresh(self) -> None:
-        """Watch parameters that the optimizer was given since; the steps so far are recorded first."""
+        """Watch parameters that the optimizer was given since; the updates so far are recorded first."""
         if self._seen != [(id(one), one.requires_grad) for one in self._given()]:
             self.flush()
             self._leave_parameters()
@@ -192,9 +194,17 @@ class WatchedLearner:
     @torch.no_grad()
     def _before_others(self) -> None:
         """Look at this rank's own gradients, and again when what others have queued is done: DDP averages them."""
+        if not self._goes_on():
+            self._loss = None
         if self._ranks > 1 and not self._views:
             self._local = {id(one): _magnitude(one.grad) for one in self._params if one.grad is not None}
         after_backward(self._look)
+
+    def _goes_on(self) -> bool:
+        """Return whether this pass added to the gradients of the last look; else the update before was abandoned."""
+        last, version = self._seen_grad
+        grad = next((one.grad for one in self._params if one.grad is not None), None)
+        return last is not None and grad is last() and grad is not None and grad._version <= version + 1
 
     def _local_norms(self) -> Tensor:
         """Return the largest magnitude of each parameter's gradient on this rank, or 0 without one, and begin anew."""
@@ -204,6 +214,7 @@ class WatchedLearner:
     @torch.no_grad()
     def _look(self) -> None:
         self._queued.clear()
+        self.refresh()
         if self._check is None:
             return
         grads = [_dense(one.grad) for one in self._params]
@@ -211,6 +222,8 @@ class WatchedLearner:
             self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
             if self._histograms is not None:
                 self._histograms.backward_ended(self._tensors(), self._verdict)
+        first = next((grad for grad in (one.grad for one in self._params) if grad is not None), None)
+        self._seen_grad = (None, 0) if first is None else (ref(first), first._version)
         if (loss := running_loss()) is not None:
             self._loss = self._scalar(loss) if self._loss is None else self._loss + self._scalar(loss)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 #: Loss of the running backward pass, a scalar as it was given, usually scaled; None outside and for other tensors.
 _running: list[Tensor | None] = []
 _watchers = 0
-_original: Callable[..., Any] | None = None
+_original: Callable[..., Any] = torch.autograd.backward
+_wrapper: Callable[..., Any] | None = None
 
 
 def running_loss() -> Tensor | None:
@@ -21,19 +22,19 @@ def running_loss() -> Tensor | None:
 
 def watch_losses() -> Callable[[], None]:
     """Keep each loss while its backward pass runs, until the returned function is called."""
-    global _watchers, _original
+    global _watchers, _original, _wrapper
     if not _watchers:
         _original = torch.autograd.backward
-        torch.autograd.backward = _keeping(_original)
+        _wrapper = torch.autograd.backward = _keeping(_original)
     _watchers += 1
-    left = [True]
 
     def stop() -> None:
         global _watchers
-        if left.pop() if left else False:
-            _watchers -= 1
-            if not _watchers and _original is not None:
-                torch.autograd.backward = _original
+        _watchers -= 1
+        if (
+            not _watchers and torch.autograd.backward is _wrapper
+        ):  # else somebody wraps the wrapper: it stays and does nothing
+            torch.autograd.backward = _original
 
     return stop
 

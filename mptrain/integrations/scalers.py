@@ -1,4 +1,4 @@
-"""Calls of `torch.amp.GradScaler.update` on single scalers, told to whoever watches them.
+"""Calls of `torch.amp.GradScaler.update` on single scalers, told to a listener.
 
 The method of the class is wrapped, not that of the scaler: an attribute of the scaler would make it impossible to
 pickle, and its copies would be watched too.

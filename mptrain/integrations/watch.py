@@ -145,14 +145,14 @@ class Watch:
         """Write the records of all updates so far; waits for the device."""
         for learner in self.learners:
             learner.flush()
-            learner.refresh()
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
-        self._undo.close()
-        for learner in self.learners:
-            learner.flush()
-        self._sink.close()
+        with contextlib.ExitStack() as stack:  # all of it, even if something fails
+            stack.callback(self._sink.close)
+            for learner in self.learners:
+                stack.callback(learner.flush)
+            stack.push(self._undo)
 
     def _updated(self, learner: WatchedLearner) -> None:
         """Record an update without loss scaling; what the scaler has looked at is recorded when it is updated."""

@@ -128,13 +128,17 @@ class CheckpointStore:
     def load_latest(self) -> LoadedCheckpoint | None:
         """Load the newest undamaged checkpoint, falling back to older ones; None if the run has no checkpoints.
 
-        Raise CheckpointError if all checkpoints of the run are damaged.
+        Raises:
+            CheckpointError: All checkpoints of the run are damaged.
+            StorageError: The system refuses to read a checkpoint that is there, which may be intact.
         """
         skipped: list[str] = []
         for path in manifests_in(self.folder):
             try:
                 return _load(path, skipped)
             except StorageError as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                    raise  # a resumed run would remove it as one that belongs to another future
                 skipped.append(str(error))
         if skipped:
             raise CheckpointError(

@@ -1,7 +1,7 @@
 """Private names of torch, collected in one module to check against each new version of torch.
 
-All of them exist in torch 2.11 to 2.15 with the meaning documented here. `tests/test_torch_private.py` uses each of
-them and checks that no other module uses private names.
+All of them exist in torch 2.11 to 2.15 with the meaning documented here. `tests/system/test_torch_private.py` uses each
+of them and checks that no other module uses private names of torch's modules.
 """
 
 from __future__ import annotations

@@ -33,6 +33,23 @@ def test_guarded_buffers_keep_values_names_and_sharing_and_begin_where_kernels_l
     assert all(buffer.data_ptr() % ALIGNMENT == 0 for buffer in model.buffers())
 
 
+@pytest.mark.parametrize("rows", [slice(0, 2), slice(None, None, 2)], ids=["contiguous", "strided"])
+def test_buffers_that_are_views_of_the_same_memory_stay_so(rows):
+    model = nn.Module()
+    model.register_buffer("whole", torch.arange(12.0).view(4, 3))
+    model.register_buffer("part", model.whole[rows])
+    model.register_buffer("other", torch.ones(2))
+    guard = BufferGuard(model)
+    guard.snapshot()
+    model.part += 1
+    model.other += 1
+    assert torch.equal(model.whole[rows], model.part)
+    guard.restore(torch.ones(1))
+    assert torch.equal(model.whole, torch.arange(12.0).view(4, 3))
+    assert torch.equal(model.whole[rows], model.part)
+    assert torch.equal(model.other, torch.ones(2))
+
+
 def test_buffers_change_alone_and_go_back_only_where_the_step_was_refused():
     model = Odd()
     guard = BufferGuard(model)

@@ -238,14 +238,30 @@ def test_two_optimizers_of_two_models_have_a_row_each():
     assert watch.last["optimizer0/step"] == watch.last["optimizer1/step"] == 5
 
 
-def test_parameters_added_later_are_watched_from_the_next_flush():
+@pytest.mark.parametrize("to_none", [True, False])
+def test_the_loss_of_an_abandoned_update_is_not_added_to_the_next(to_none, tmp_path):
+    model, losses = Network(faults=()), []
+    own = torch.optim.SGD(model.parameters(), 0.1)
+    with mptrain.watch(model, own, dir=tmp_path / "run"):
+        for abandoned in (True, False):
+            own.zero_grad(set_to_none=to_none)
+            for _ in range(2):
+                loss = model(torch.randn(4, 8)).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+            if not abandoned:
+                own.step()
+    (step,) = read_run(tmp_path / "run").steps()
+    assert step.loss == pytest.approx(sum(losses[-2:]))
+
+
+def test_parameters_added_later_are_watched_from_their_first_gradient():
     model, more = Network(faults=()), nn.Linear(4, 4)
     own = torch.optim.SGD(model.parameters(), 0.1)
     with mptrain.watch(nn.ModuleList([model, more]), own) as watch:
         for at in range(4):
             if at == 2:
                 own.add_param_group({"params": more.parameters()})
-                watch.flush()
             own.zero_grad()
             (more(model(torch.randn(4, 8))).sum() * (torch.inf if at == 3 else 1)).backward()
             own.step()

@@ -273,5 +273,11 @@ FAULTS = (
           'digest = digest_of_weights(model) if load else ""\n    require_same_weights(digest, comm)', 'digest = ""'),
     Fault(101, "build/parts.py", "dropout depends on how many numbers the construction of the model drew",
           "seed_everything(config.seed)", "pass"),
+    # Loops of others.
+    Fault(102, "integrations/learner.py", "an update of a watched loop that was skipped counts as made", ".gt(0).float()", ".gt(1).float()"),
+    Fault(103, "integrations/learner.py", "a schedule that moved at a skipped update is not named",
+          "self._skipped[1] != rate", "self._skipped[1] == rate"),
+    Fault(104, "integrations/scalers.py", "a scaler is watched for one update only", "_LISTENERS[self] = listener\n            listener.",
+          "listener."),
 )
 # fmt: on

@@ -28,6 +28,7 @@ BESIDES = {
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
     "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
     "integration/test_detect integration/test_workloads",
+    "integrations": "probe/test_overflow_attribution",
     "logger": "integration/test_command_line",
     "system": "engine/test_resume engine/test_evaluate security cli",
 }

@@ -14,7 +14,7 @@ from mptrain.cli.main import main
 from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.config_diff import diff
-from mptrain.recipe.expectations import Finding
+from mptrain.recipe.expectations import ExpectationResult
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.report_files import write_page
@@ -138,7 +138,7 @@ def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
     assert sum("/diagnosis/" in name and name.endswith(".json") for name in held) == 2
     assert [name for name, content in held.items() if PLAIN.encode() in content] == []
     recipe = some_recipe()
-    verdict = RecipeVerdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
+    verdict = RecipeVerdict((ExpectationResult(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
     path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict)
     assert PLAIN not in path.read_text()
     assert f"run.root={secret}" in path.read_text()
