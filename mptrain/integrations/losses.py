@@ -31,9 +31,7 @@ def watch_losses() -> Callable[[], None]:
     def stop() -> None:
         global _watchers
         _watchers -= 1
-        if (
-            not _watchers and torch.autograd.backward is _wrapper
-        ):  # else somebody wraps the wrapper: it stays and does nothing
+        if not _watchers and torch.autograd.backward is _wrapper:  # another wrapper around it stays in place
             torch.autograd.backward = _original
 
     return stop
