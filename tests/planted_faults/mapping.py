@@ -24,7 +24,7 @@ BESIDES = {
     "recipe": "cli/test_reproduce",
     "report": "security/test_odd_files",
     "cli": "security/test_terminals integration/test_command_line",
-    "build": "integration/test_obstacles engine/test_resume integration/test_workloads",
+    "build": "engine/test_fingerprints integration/test_obstacles engine/test_resume integration/test_workloads",
     "config": "cli/test_bad_input security/test_strangers_files integration/test_obstacles",
     "workloads": "engine/test_step engine/test_evaluate integration/test_other_data integration/test_language "
     "integration/test_detect integration/test_workloads",
