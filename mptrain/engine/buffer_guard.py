@@ -233,7 +233,7 @@ class BufferGuard:
             if (own := place.tensor) is not None and place.memory is not None
             if place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
         ]
-        attributes = [(vars(module), _public(vars(module))) for module in self._modules]
+        attributes = [(vars(module), _attributes(vars(module))) for module in self._modules]
         tensors = [_contents(one) for _, kept in attributes for one, _ in kept.values() if _is_plain(one)]
         try:
             yield changed, unguarded
@@ -266,7 +266,7 @@ class BufferGuard:
                 memory.copy_(saved)
             increment_version(self._guarded)
             for now, kept in attributes:
-                for name in _public(now).keys() - kept:
+                for name in [name for name in now.keys() - kept if not name.startswith("_")]:
                     del now[name]
                 for name, (value, content) in kept.items():
                     now[name] = value
@@ -278,12 +278,18 @@ class BufferGuard:
                     tensor.data = values
 
 
-def _public(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the public attributes of a module, each with a copy of what a container holds, or None."""
+#: Attributes that every module has, such as its parameters and hooks, and types of private ones that are restored.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_CONTAINERS = (list, set, dict, deque)
+_SIMPLE = (int, float, complex, str, type(None), *_CONTAINERS)
+
+
+def _attributes(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return a module's attributes, of private ones only simple values; each with a copy of what a container holds."""
     return {
-        name: (value, copy.copy(value) if type(value) in (list, set, dict, deque) else None)
+        name: (value, copy.copy(value) if isinstance(value, _CONTAINERS) else None)
         for name, value in attributes.items()
-        if not name.startswith("_")
+        if name not in _OF_EVERY_MODULE and (not name.startswith("_") or isinstance(value, _SIMPLE))
     }
 
 

@@ -76,7 +76,10 @@ class Policy:
             problems.append(
                 Problem(
                     f"precision.compute={self.compute} with precision.parameters={self.parameters} and no autocast",
-                    "make both equal, or set precision.autocast=true: without it products use the parameters' dtype",
+                    "set precision.autocast=true: without it products use the parameters' dtype"
+                    if self.parameters == "float32"
+                    else f"set precision.compute={self.parameters}: without autocast, which needs FP32 parameters, "
+                    "products use the parameters' dtype",
                 )
             )
         if self.master_weights and self.parameters == "float32":

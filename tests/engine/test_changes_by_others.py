@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -463,6 +464,7 @@ class Begins(nn.Module):
         self.body, self.shift = nn.Linear(64, 10), nn.Parameter(torch.zeros(64))
         self.begun, self.mean, self.seen, self.table = False, None, [], torch.eye(64).to_sparse()
         self.grid, self.sums = torch.zeros(1).expand(4), torch.zeros(64)
+        self._calls, self._sizes = 0, Counter()
 
     def forward(self, images):
         images = images.flatten(1)
@@ -473,6 +475,8 @@ class Begins(nn.Module):
             self.mean = images.mean(0) if self.mean is None else torch.lerp(self.mean, images.mean(0), 0.1)
             self.sums += images.sum(0)
             self.seen.append(len(images))
+            self._calls += 1
+            self._sizes[len(images)] += 1
         return self.body(torch.sparse.mm(self.table, (images + self.shift).T).T)
 
 
@@ -483,6 +487,7 @@ def test_a_rehearsal_leaves_no_trace_in_plain_attributes(monkeypatch):
         patched.setattr(f"{__name__}.rounded_tensors", lambda *_: ())
         alone = run(Begins, "precision=fp32", monkeypatch=patched)
     assert parts.model.seen == alone.model.seen
+    assert (parts.model._calls, parts.model._sizes) == (alone.model._calls, alone.model._sizes)
     for name in ("mean", "sums", "last", "shift"):
         assert torch.equal(getattr(parts.model, name), getattr(alone.model, name)), name
 
