@@ -15,7 +15,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.catalogue import SHARED, Catalogue
-from mptrain.config.overrides import ParsedOverrides, check_key, how_to_choose
+from mptrain.config.keys import check_key
+from mptrain.config.overrides import ParsedOverrides, how_to_choose
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.section_checks import (
     check_compatible,
