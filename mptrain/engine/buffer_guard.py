@@ -222,19 +222,13 @@ class BufferGuard:
         """
         self.snapshot()
         places, changed, unguarded = self._places, list[str](), list[str]()
-        before = [  # on the host: the copies must not count as memory that training needs
-            (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
-            for place in places
-            if isinstance(one := place.tensor, nn.Parameter)
-        ]
+        parameters, attributes = _SavedParameters(places), _SavedAttributes(self._modules)
         halves = [
             (place.path, own, own._version - self._undone, place.memory, place.memory.to("cpu", copy=True))
             for place in places
             if (own := place.tensor) is not None and place.memory is not None
             if place.memory.is_floating_point() and place.memory.dtype.itemsize == 2
         ]
-        attributes = [(vars(module), _attributes(vars(module))) for module in self._modules]
-        tensors = [_contents(one) for _, kept in attributes for one, _ in kept.values() if _is_plain(one)]
         try:
             yield changed, unguarded
             self.settle()
@@ -243,39 +237,80 @@ class BufferGuard:
                 for path, own, version, memory, values in halves
                 if own._version - self._undone != version or not torch.equal(memory.cpu(), values)
             ]
-            for path, one, memory, *_ in before:
-                if _kind(one) != _kind(memory):
-                    raise _exchanged(path, one)
+            parameters.require_same_kinds()
         finally:
-            for path, one, memory, version, values in before:
-                moved = one._version != version or one.data_ptr() != memory.data_ptr()
-                if moved or not torch.equal(one.detach().cpu(), values):
-                    changed.append(path)
-                    one.data = memory.copy_(values)
-                    increment_version([one])
-            for place in places:
-                home, own = place.memory, place.tensor
-                if place.tensors.get(place.name) is not own or (home is not None and own.data_ptr() != home.data_ptr()):  # type: ignore[union-attr]
-                    unguarded.append(place.path)
-                    place.tensors[place.name] = own
-                if own is not None and home is not None:
-                    own.data = home
-            self._places = places
-            self._remember()
-            for memory, saved in self._memory:
-                memory.copy_(saved)
-            increment_version(self._guarded)
-            for now, kept in attributes:
-                for name in [name for name in now.keys() - kept if not name.startswith("_")]:
-                    del now[name]
-                for name, (value, content) in kept.items():
-                    now[name] = value
-                    if content is not None:
-                        value.clear()
-                        (value.extend if isinstance(value, (list, deque)) else value.update)(content)
-            for tensor, version, address, values in tensors:
-                if tensor._version != version or tensor.data_ptr() != address:
-                    tensor.data = values
+            changed += parameters.restore()
+            unguarded += self._put_back(places)
+            attributes.restore()
+
+    def _put_back(self, places: list[_Place]) -> list[str]:
+        """Give all tensors back to their modules, with the values of the last snapshot; return those that had gone."""
+        gone = []
+        for place in places:
+            home, own = place.memory, place.tensor
+            moved = home is not None and own is not None and own.data_ptr() != home.data_ptr()
+            if place.tensors.get(place.name) is not own or moved:
+                gone.append(place.path)
+                place.tensors[place.name] = own
+            if own is not None and home is not None:
+                own.data = home
+        self._places = places
+        self._remember()
+        for memory, saved in self._memory:
+            memory.copy_(saved)
+        increment_version(self._guarded)
+        return gone
+
+
+class _SavedParameters:
+    """Parameters of a model with copies of their values on the host, where they take no memory that training needs."""
+
+    def __init__(self, places: Iterable[_Place]) -> None:
+        self._saved = [
+            (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
+            for place in places
+            if isinstance(one := place.tensor, nn.Parameter)
+        ]
+
+    def require_same_kinds(self) -> None:
+        """Raise ConfigError if a parameter has another dtype, shape or device now."""
+        for path, one, memory, *_ in self._saved:
+            if _kind(one) != _kind(memory):
+                raise _exchanged(path, one)
+
+    def restore(self) -> list[str]:
+        """Restore the values, and return the names of the parameters that were changed."""
+        changed = []
+        for path, one, memory, version, values in self._saved:
+            moved = one._version != version or one.data_ptr() != memory.data_ptr()
+            if moved or not torch.equal(one.detach().cpu(), values):
+                changed.append(path)
+                one.data = memory.copy_(values)
+                increment_version([one])
+        return changed
+
+
+class _SavedAttributes:
+    """Plain attributes of modules, with copies of what containers and tensors among them hold."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._saved = [(vars(module), _attributes(vars(module))) for module in modules]
+        tensors = [one for _, kept in self._saved for one, _ in kept.values() if _is_plain(one)]
+        self._tensors = [(one, one._version, one.data_ptr(), one.detach().clone()) for one in tensors]
+
+    def restore(self) -> None:
+        """Restore attributes and their content, and remove public ones that are new."""
+        for now, kept in self._saved:
+            for name in [name for name in now.keys() - kept if not name.startswith("_")]:
+                del now[name]
+            for name, (value, content) in kept.items():
+                now[name] = value
+                if content is not None:
+                    value.clear()
+                    (value.extend if isinstance(value, (list, deque)) else value.update)(content)
+        for tensor, version, address, values in self._tensors:
+            if tensor._version != version or tensor.data_ptr() != address:
+                tensor.data = values
 
 
 #: Attributes that every module has, such as its parameters and hooks, and types of private ones that are restored.
@@ -295,10 +330,6 @@ def _attributes(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_inference()
-
-
-def _contents(tensor: Tensor) -> tuple[Tensor, int, int, Tensor]:
-    return tensor, tensor._version, tensor.data_ptr(), tensor.detach().clone()
 
 
 def _exchanged(path: str, now: Tensor | None) -> ConfigError:
