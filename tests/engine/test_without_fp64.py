@@ -105,6 +105,5 @@ def test_the_mode_notices_a_tensor_of_fp64(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "mptrain.numerics.overflow_check.gradient_norms", lambda grads: [grad.double().norm() for grad in grads]
     )
-    monkeypatch.setattr("mptrain.optimizer.weights.gradient_norms", lambda grads: [g.double().norm() for g in grads])
     with without(fp64=False), NoFP64(HOST), pytest.raises(TypeError, match="no float64"):
         loop_of(tmp_path, *TINY).run()

@@ -75,7 +75,7 @@ def test_nothing_has_no_shares():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.floats(width=32, min_value=2.0**-126), max_size=12), max_size=4))
+@given(st.lists(st.lists(st.floats(width=32, min_value=2.0**-126, max_value=2.0**127), max_size=12), max_size=4))
 def test_merged_histograms_are_that_of_everything(lists):
     together = merged(counted(values) for values in lists)
     expected = counted([value for values in lists for value in values])
