@@ -1,6 +1,6 @@
 """Mixed precision training from the command line, with a record of every step's loss scale and overflow.
 
-`mptrain.watch` records the same of a training loop that somebody else wrote.
+`mptrain.watch` records the same of a training loop that somebody else wrote; `mptrain.open_run` reads a run directory.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any
 __version__ = "0.2.0"
 
 #: Functions for Python programs, and their modules, which are imported when they are used.
-_FUNCTIONS = {"watch": "mptrain.integrations.watch"}
+_FUNCTIONS = {"open_run": ("mptrain.runlog.run_reader", "read_run"), "watch": ("mptrain.integrations.watch", "watch")}
 
 
 def __getattr__(name: str) -> Any:
     """Return a function for Python programs."""
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+        module, function = _FUNCTIONS[name]
+        return getattr(importlib.import_module(module), function)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

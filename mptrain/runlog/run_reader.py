@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
@@ -103,6 +103,22 @@ class Run:
                     raise _damaged(self.paths.epochs, 1, "it is not the header of an epochs.csv")
             else:
                 yield _epoch(self.paths.epochs, number, header, cells)
+
+    def columns(self, records: Literal["steps", "events", "epochs"]) -> dict[str, list[Any]]:
+        """Return all records of a kind as one list for each field, for arrays or ``pandas.DataFrame(columns)``.
+
+        Validation metrics of epochs are fields named ``val_METRIC``. Where a record lacks a field, its entry is None.
+        """
+        match records:
+            case "steps":
+                rows = [asdict(record) for record in self.steps()]
+            case "events":
+                rows = list(self.events())
+            case "epochs":
+                whole = [asdict(record) for record in self.epochs()]
+                rows = [{**row, **{VAL_PREFIX + name: one for name, one in row.pop("val").items()}} for row in whole]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
         """Yield the complete lines of a file with their numbers, counted from 1; nothing if the file is missing."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mptrain
 from mptrain.runlog import RecordWriter, RunState, create_run, read_run, write_summary
 from mptrain.system.errors import StorageError
 from mptrain.system.records import EpochRecord, StepRecord
@@ -27,6 +28,21 @@ def run(tmp_path, some_records):
     writer.close()
     write_summary(run.paths.summary, {"top1": 0.5, "loss": math.nan})
     return run
+
+
+def test_records_are_columns_for_arrays_and_tables(run, some_records):
+    opened = mptrain.open_run(run.root)
+    steps = [record for record in some_records if isinstance(record, StepRecord)]
+    columns = opened.columns("steps")
+    assert columns["step"] == [record.step for record in steps]
+    assert same(columns["loss"], [record.loss for record in steps])
+    epochs = opened.columns("epochs")
+    assert set(epochs) > {"epoch", "train_loss", "val_top1"}
+    events = opened.columns("events")
+    assert events["event"] == ["start", "overflow", "scale", "evaluation"]
+    assert events["from_scale"][:2] == [None, None]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mptrain.nothing  # noqa: B018
 
 
 def same(left, right):
