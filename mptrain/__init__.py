@@ -3,10 +3,7 @@
 `mptrain.watch` records the same of a training loop that somebody else wrote; `mptrain.open_run` reads a run directory.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+# Nothing is imported here: `python -m mptrain` runs this before `__main__` leaves the current folder out of the search.
 
 __version__ = "0.2.0"
 
@@ -14,9 +11,11 @@ __version__ = "0.2.0"
 _FUNCTIONS = {"open_run": ("mptrain.runlog.run_reader", "read_run"), "watch": ("mptrain.integrations.watch", "watch")}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     """Return a function for Python programs."""
     if name in _FUNCTIONS:
+        import importlib
+
         module, function = _FUNCTIONS[name]
         return getattr(importlib.import_module(module), function)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
