@@ -33,6 +33,14 @@ def test_the_same_seed_draws_the_same_weights_in_every_precision_mode():
     assert origin_of("seed=6") != origin_of("seed=5")
 
 
+def test_what_training_draws_does_not_depend_on_what_the_model_drew():
+    draws = []
+    for hidden in ("[8]", "[8,8]"):
+        build(compose([*TINY, "model=mlp", f"model.hidden={hidden}", "seed=3"]))
+        draws.append(torch.rand(4))
+    assert torch.equal(*draws)
+
+
 def test_one_bit_of_one_weight_changes_the_digest():
     model = nn.Linear(3, 2)
     before = digest_of_weights(model)
