@@ -98,6 +98,9 @@ def whole_and_resumed(root: Path, *overrides: str, after: int) -> tuple[Loop, Lo
     interrupt_after(broken, after)
     resumed = continue_loop(broken, *overrides)
     resumed.run()
+    for loop in (whole, broken, resumed):
+        for loader in loop.parts.loaders.values():
+            loader.close()  # as a run does, or its processes wait until Python collects them
     return whole, resumed
 
 

@@ -32,6 +32,8 @@ READING_FUNCTIONS = {
     ("base.py", "resume"): "once, after a restart",
     ("static.py", "resume"): "once, after a restart",
     ("buffer_guard.py", "unharmed"): "around a rehearsal, before the first step",
+    ("buffer_guard.py", "_host_copies"): "likewise",
+    ("buffer_guard.py", "put_back"): "likewise",
     ("overflow_check.py", "__call__"): "of `HostJudge`, for a CPU's memory",
     ("overflow_check.py", "_squares"): "of a part of it",
     ("overflow_check.py", "_square_by_rows"): "of a part of it",

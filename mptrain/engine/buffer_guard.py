@@ -239,9 +239,9 @@ class BufferGuard:
             ]
             parameters.require_same_kinds()
         finally:
-            changed += parameters.restore()
+            changed += parameters.put_back()
             unguarded += self._put_back(places)
-            attributes.restore()
+            attributes.put_back()
 
     def _put_back(self, places: list[_Place]) -> list[str]:
         """Give all tensors back to their modules, with the values of the last snapshot; return those that had gone."""
@@ -266,11 +266,7 @@ class _SavedParameters:
     """Parameters of a model with copies of their values on the host, where they take no memory that training needs."""
 
     def __init__(self, places: Iterable[_Place]) -> None:
-        self._saved = [
-            (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
-            for place in places
-            if isinstance(one := place.tensor, nn.Parameter)
-        ]
+        self._saved = _host_copies(places)
 
     def require_same_kinds(self) -> None:
         """Raise ConfigError if a parameter has another dtype, shape or device now."""
@@ -278,7 +274,7 @@ class _SavedParameters:
             if _kind(one) != _kind(memory):
                 raise _exchanged(path, one)
 
-    def restore(self) -> list[str]:
+    def put_back(self) -> list[str]:
         """Restore the values, and return the names of the parameters that were changed."""
         changed = []
         for path, one, memory, version, values in self._saved:
@@ -290,6 +286,15 @@ class _SavedParameters:
         return changed
 
 
+def _host_copies(places: Iterable[_Place]) -> list[tuple[str, nn.Parameter, Tensor, int, Tensor]]:
+    """Return name, parameter, memory, version and values of all parameters."""
+    return [
+        (place.path, one, one.data, one._version, one.detach().to("cpu", copy=True))
+        for place in places
+        if isinstance(one := place.tensor, nn.Parameter)
+    ]
+
+
 class _SavedAttributes:
     """Plain attributes of modules, with copies of what containers and tensors among them hold."""
 
@@ -298,7 +303,7 @@ class _SavedAttributes:
         tensors = [one for _, kept in self._saved for one, _ in kept.values() if _is_plain(one)]
         self._tensors = [(one, one._version, one.data_ptr(), one.detach().clone()) for one in tensors]
 
-    def restore(self) -> None:
+    def put_back(self) -> None:
         """Restore attributes and their content, and remove public ones that are new."""
         for now, kept in self._saved:
             for name in [name for name in now.keys() - kept if not name.startswith("_")]:

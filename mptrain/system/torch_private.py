@@ -34,6 +34,7 @@ __all__ = [
     "current_autograd_node",
     "current_backward",
     "disable_current_modes",
+    "end_workers",
     "flatten_dense_tensors",
     "foreach_add_",
     "foreach_clamp_max_",
@@ -124,6 +125,13 @@ def found_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimize
     """
     state = scaler._per_optimizer_states.get(id(optimizer), {})
     return list(state.get("found_inf_per_device", {}).values())
+
+
+def end_workers(loader: torch.utils.data.DataLoader[Any]) -> None:
+    """End the persistent processes of a loader, which without this live until Python collects its iterator."""
+    iterator: Any = loader._iterator  # None before the first epoch
+    if iterator is not None:
+        iterator._shutdown_workers()
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:

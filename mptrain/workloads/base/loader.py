@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from mptrain.system.errors import DataError
 from mptrain.system.machine import usable_cores
+from mptrain.system.torch_private import end_workers
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults
@@ -119,7 +120,9 @@ class Loader:
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 
     def close(self) -> None:
-        """Release the worker processes that prefetch batches; they end with their last iterator."""
+        """End the worker processes that prefetch batches; the next iteration starts others."""
+        if self._processes is not None:
+            end_workers(self._processes)
         self._processes = None
 
     def _fetched(self) -> Iterator[_Fetched]:
