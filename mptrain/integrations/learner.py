@@ -21,6 +21,7 @@ from mptrain.numerics.overflow_check import OverflowCheck, Verdict
 from mptrain.numerics.shards import is_sharded
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.system.device import widest
+from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import after_backward, current_backward
 
@@ -68,10 +69,10 @@ class WatchedLearner:
         self._ranks = world_size()
         self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
         self._local: dict[int, Tensor] = {}
-        self._open: tuple[StepValues, float] | None = None
+        self._open: tuple[StepValues, float | Tensor] | None = None
         self._loss: Tensor | None = None
         self._seen_grad: tuple[ReferenceType[Tensor] | None, int] = (None, 0)
-        self._rates: deque[float] = deque()
+        self._rates: deque[float | Tensor] = deque()
         self._log: _Log | None = None
         self._begin()
         self._sample(1)
@@ -118,7 +119,8 @@ class WatchedLearner:
         loss = self._unknown if loss is None else loss / one.squeeze(0)
         norms = verdict.norms if self._ranks == 1 else torch.cat([verdict.norms, self._local_norms()])
         values = StepValues(loss, one, self._zero, after, verdict.grad_norm / one, skip, norms)
-        self._open = values, float(self.optimizer.param_groups[0]["lr"])
+        rate = self.optimizer.param_groups[0]["lr"]
+        self._open = values, rate.clone() if isinstance(rate, Tensor) else rate
         if self._histograms is not None:
             self._histograms.update_ended(self._tensors(), one, skip)
             self._counted.append(self._histograms)
@@ -165,7 +167,10 @@ class WatchedLearner:
     def _begin(self) -> None:
         params = self._given()
         if any(map(is_sharded, params)):
-            raise NotImplementedError("a watch on sharded parameters (FSDP2) is not there yet: watch with DDP")
+            raise ConfigError(
+                f"the optimizer {self.name} has sharded parameters (FSDP2), of which each rank sees only its part",
+                "watch a loop with DDP, or on one rank",
+            )
         self._seen = [(id(one), one.requires_grad) for one in params]
         order = {key: at for at, key in enumerate(self._all_names)}
         self._params = sorted(
@@ -214,7 +219,8 @@ class WatchedLearner:
     @torch.no_grad()
     def _look(self) -> None:
         self._queued.clear()
-        self.refresh()
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self._seen):
+            self.refresh()
         if self._check is None:
             return
         grads = [_dense(one.grad) for one in self._params]
@@ -234,7 +240,7 @@ class WatchedLearner:
 class _Log(LearnerLog):
     """Log of a watched optimizer, with the rates that the host knows; it says when a schedule moved at a skip."""
 
-    def __init__(self, name: str, names: Sequence[str], ring: Ring, rates: deque[float], sink: Sink) -> None:
+    def __init__(self, name: str, names: Sequence[str], ring: Ring, rates: deque[float | Tensor], sink: Sink) -> None:
         super().__init__(name, names, ring)
         self._rates = rates
         self._skipped: tuple[int, float] | None = None
@@ -245,7 +251,7 @@ class _Log(LearnerLog):
         self._skipped = other._skipped
 
     def digest(self, step: int, epoch: int, row: HostValues, sink: Sink) -> None:
-        rate = self._rates.popleft()
+        rate = float(self._rates.popleft())  # of a tensor on the device it is read here, with the block of its step
         if len(row.norms) > len(self._parameters):
             row, local = row._replace(norms=row.norms[: len(self._parameters)]), row.norms[len(self._parameters) :]
             count, tensors = nonfinite_parameters(self._parameters, local)

@@ -145,6 +145,7 @@ class Watch:
         """Write the records of all updates so far; waits for the device."""
         for learner in self.learners:
             learner.flush()
+            learner.refresh()
 
     def close(self) -> None:
         """Record everything, and take all hooks off; a second call does nothing."""
@@ -186,6 +187,25 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class WatchingCallback:
+    """Base of the callbacks of frameworks: starts a watch and ends it.
+
+    ``watch`` is that of the running or last training; None before the first. For ``every`` and ``dir`` see
+    `mptrain.watch`; without ``dir`` no files are written.
+    """
+
+    def __init__(self, every: int = 100, dir: str | os.PathLike[str] | None = None) -> None:  # noqa: A002
+        self.watch: Watch | None = None
+        self._every, self._dir = every, dir
+
+    def _start(self, model: Models, optimizer: Any, scaler: torch.amp.GradScaler | None) -> None:
+        self.watch = watch(model, optimizer, scaler, every=self._every, dir=self._dir)
+
+    def _close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
 
 
 def _innermost(optimizer: Any) -> torch.optim.Optimizer:

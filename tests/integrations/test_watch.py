@@ -328,6 +328,18 @@ def test_an_optimizer_beside_the_scaler_is_recorded_without_a_scale():
     assert (watch.last["optimizer0/loss_scale"], watch.last["optimizer1/loss_scale"]) == (8, 1)
 
 
+def test_a_rate_that_is_a_tensor_is_recorded_as_it_was(tmp_path):
+    model, rate = Network(faults=()), torch.tensor(0.5)
+    own = torch.optim.SGD(model.parameters(), lr=rate)
+    with mptrain.watch(model, own, dir=tmp_path / "run"):
+        for _ in range(3):
+            own.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            own.step()
+            rate *= 0.5
+    assert [one.lr for one in read_run(tmp_path / "run").steps()] == [0.5, 0.25, 0.125]
+
+
 def test_an_exception_in_the_loop_is_recorded_and_raised(tmp_path):
     model = Network()
     own = torch.optim.SGD(model.parameters(), 0.1)
