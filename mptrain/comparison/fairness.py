@@ -169,7 +169,8 @@ def _digests(
     if unknown:
         names = ", ".join(sorted(unknown))
         what_of = f"the {what} could not be checked for all runs of {names}: a digest is missing"
-        yield Objection(what_of, False, "runs that were killed early have no digest; train them again to check")
+        hint = "watched loops and runs that were killed early have none; train the latter again to check"
+        yield Objection(what_of, False, hint)
     if equal and equal == compared:
         number = f"the {equal} recorded pairs" if unknown else "all pairs"
         yield f"the {what} have the same digest in {number} of runs with equal seeds"

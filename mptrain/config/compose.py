@@ -31,6 +31,7 @@ from mptrain.config.trust import apply_typed_allow, download_arguments
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.runlog.directory import refuse_other_version
+from mptrain.runlog.run_paths import WATCHED
 from mptrain.system.errors import ConfigError, Problem
 
 #: Hint for ``--config-dir``.
@@ -50,6 +51,24 @@ def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (),
     and options, searched after mptrain's own. ``config_name`` is the top-level file, without ``.yaml``.
     """
     return Composer(config_dirs, config_name).compose(overrides)
+
+
+def reload_watched(text: str, overrides: Sequence[str] = ()) -> Config:
+    """Compose the default configuration with the loss scaling of a watched loop, for replays of it.
+
+    ``text`` is the ``config.yaml`` of the watched loop; its rule is that of `torch.amp.GradScaler`. Raise ConfigError
+    if it is damaged.
+    """
+    tree = read_yaml(text)
+    try:
+        rule = {key: repr(float(value)).removesuffix(".0") for key, value in tree.get("scaler", {}).items()}
+        compute = tree.get("precision", {}).get("compute", "float16" if rule else "float32")
+        precision = {"float16": "amp_dynamic", "bfloat16": "amp_bf16", "float32": "fp32"}[compute]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the saved configuration of the watched loop is damaged: {error!r}") from error
+    own = [f"scaler.{key}={value}" for key, value in rule.items()]
+    config = compose([f"precision={precision}", f"scaler={'torch' if rule else 'none'}", *own])
+    return reload(config.yaml, overrides)
 
 
 def reload(
@@ -76,6 +95,9 @@ def reload(
         raise ConfigError(f"the saved configuration cannot be read: {error}", error.hint) from error
     if not isinstance(tree, dict):
         raise ConfigError("the saved configuration is not a mapping")
+    if WATCHED in tree:
+        what = "the run is that of a watched loop (mptrain.watch), which has no model, data or options of mptrain's"
+        raise ConfigError(what, "report, recommend, replay and compare read its records")
     node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mptrain.build.learners import build_scaler
-from mptrain.config.compose import reload
+from mptrain.config.compose import reload, reload_watched
 from mptrain.config.schema import Config
 from mptrain.config.trust import command_with, is_allow_override
 from mptrain.inspection.trace import Basis, Trace, read_traces
@@ -68,8 +68,9 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
             raise UsageError(f"'{word}' is not about the scaler", "set scaler=NAME or scaler.KEY=VALUE")
     directory = find_run(run)
     text = directory.read_config()
-    own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
     recorded = read_run(directory.root)
+    load = reload_watched if recorded.watched else reload
+    own, config = load(text, trusted), load(text, [*overrides, *trusted])
     # The run's own rule saw verdicts in the run's format; any other rule is replayed for FP16.
     traces, steps = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
     walks: dict[str, _Walk] = {}

@@ -39,8 +39,17 @@ class UpdateHistograms(HistogramWatch):
         """Look at weights and accumulated gradients; the last look before the update counts."""
         self.judged(_weights(tensors), verdict, verdict.skip)
 
-    def update_ended(self, tensors: Tensors, scale: Tensor, skip: Tensor) -> None:
-        """Look at the weights after an update with a loss scale, float32 (1,), that was skipped if ``skip`` is 1."""
+    def update_ended(self, tensors: Tensors, scale: Tensor, skip: Tensor, *, moves: bool) -> None:
+        """Look at the weights after an update.
+
+        Args:
+            tensors: Weights and gradients.
+            scale: Loss scale of the update, float32 (1,).
+            skip: 1 if the update was skipped, float32 (1,).
+            moves: False if the rate is 0, so that unchanged weights have lost nothing.
+        """
+        if not moves:
+            self._still = {}
         self.close()
         if self._verdict is not None:
             self._verdict, self._scale = self._verdict._replace(skip=skip), scale

@@ -18,10 +18,9 @@ from mptrain.engine.step_values import HostValues, StepValues
 from mptrain.integrations.histograms import Tensors, UpdateHistograms
 from mptrain.integrations.losses import running_loss
 from mptrain.numerics.overflow_check import OverflowCheck, Verdict
-from mptrain.numerics.shards import is_sharded
+from mptrain.numerics.shards import is_first_copy, is_sharded, part
 from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.system.device import widest
-from mptrain.system.errors import ConfigError
 from mptrain.system.records import EventRecord
 from mptrain.system.torch_private import after_backward, current_backward
 
@@ -66,7 +65,6 @@ class WatchedLearner:
         self._of_update: Any = None
         self._verdict: Verdict | None = None
         self._queued: set[int] = set()
-        self._ranks = world_size()
         self._views = any(getattr(model, "gradient_as_bucket_view", False) for model in models.values())
         self._local: dict[int, Tensor] = {}
         self._open: tuple[StepValues, float | Tensor] | None = None
@@ -122,7 +120,8 @@ class WatchedLearner:
         rate = self.optimizer.param_groups[0]["lr"]
         self._open = values, rate.clone() if isinstance(rate, Tensor) else rate
         if self._histograms is not None:
-            self._histograms.update_ended(self._tensors(), one, skip)
+            still = not isinstance(rate, Tensor) and rate == 0  # as in the first step of a warm-up
+            self._histograms.update_ended(self._tensors(), one, skip, moves=not still)
             self._counted.append(self._histograms)
             self._histograms = None
         self._sample(self.steps + 2)
@@ -153,7 +152,7 @@ class WatchedLearner:
             self._histograms = UpdateHistograms(self.name, step, self._models)
 
     def _tensors(self) -> Tensors:
-        pairs = [(one.detach(), _dense(one.grad)) for one in self._params]
+        pairs = [(part(one.detach()), _dense(one.grad)) for one in self._params]
         return dict(zip(self.names, pairs, strict=True))
 
     def _given(self) -> list[nn.Parameter]:
@@ -166,23 +165,21 @@ class WatchedLearner:
 
     def _begin(self) -> None:
         params = self._given()
-        if any(map(is_sharded, params)):
-            raise ConfigError(
-                f"the optimizer {self.name} has sharded parameters (FSDP2), of which each rank sees only its part",
-                "watch a loop with DDP, or on one rank",
-            )
+        self.sharded = any(map(is_sharded, params))
+        self._ranks = 1 if self.sharded else world_size()  # ranks whose own gradients are looked at before others'
         self._seen = [(id(one), one.requires_grad) for one in params]
         order = {key: at for at, key in enumerate(self._all_names)}
         self._params = sorted(
             (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
         )
         self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
+        self._counted_here = [_is_counted_here(one) if self.sharded else True for one in self._params]
         device = self._params[0].device if self._params else torch.device("cpu")
-        self._check = OverflowCheck([one.detach() for one in self._params], exact=False) if self._params else None
+        self._check = OverflowCheck([part(one.detach()) for one in self._params], exact=False) if self._params else None
         self._one, self._zero = torch.ones(1, device=device), torch.zeros((), device=device)
         self._unknown = torch.full((), math.nan, device=device)
         self._ring = Ring(self._options.ring, len(self.names) * min(self._ranks, 2), device)
-        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, self._sink)
+        before, self._log = self._log, _Log(self.name, self.names, self._ring, self._rates, sharded=self.sharded)
         if before is not None:
             self._log.go_on_after(before)
         self._step_log = StepLog([self._log], self._sink, self._options)
@@ -223,7 +220,7 @@ class WatchedLearner:
             self.refresh()
         if self._check is None:
             return
-        grads = [_dense(one.grad) for one in self._params]
+        grads = [_dense(one.grad) if here else None for one, here in zip(self._params, self._counted_here, strict=True)]
         if any(grad is not None for grad in grads):
             self._verdict = self._check(grads, self._one, skip_on_overflow=False, offenders_only=True)
             if self._histograms is not None:
@@ -240,9 +237,11 @@ class WatchedLearner:
 class _Log(LearnerLog):
     """Log of a watched optimizer, with the rates that the host knows; it says when a schedule moved at a skip."""
 
-    def __init__(self, name: str, names: Sequence[str], ring: Ring, rates: deque[float | Tensor], sink: Sink) -> None:
+    def __init__(
+        self, name: str, names: Sequence[str], ring: Ring, rates: deque[float | Tensor], *, sharded: bool
+    ) -> None:
         super().__init__(name, names, ring)
-        self._rates = rates
+        self._rates, self._sharded = rates, sharded
         self._skipped: tuple[int, float] | None = None
 
     def go_on_after(self, other: _Log) -> None:
@@ -258,6 +257,8 @@ class _Log(LearnerLog):
             if count:
                 fields = {"learner": self.name, "rank": rank(), "tensors": tensors, "count": count}
                 sink.take(EventRecord("rank_overflow", step, fields))
+        if self._sharded and row.skip and not row.overflow:  # because of another rank's shards
+            row = row._replace(grad_norm=math.inf, norms=[0.0] * len(self._parameters))
         if self._skipped is not None and self._skipped[1] != rate:
             fields = {"learner": self.name, "from_lr": self._skipped[1], "to_lr": rate}
             sink.take(EventRecord("schedule_moved", self._skipped[0], fields))
@@ -282,7 +283,12 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if there else 1
 
 
+def _is_counted_here(parameter: Tensor) -> bool:
+    """Return whether this rank counts the gradient of a parameter, which others may have too, in the norm of all."""
+    return is_first_copy(parameter) if is_sharded(parameter) else rank() == 0
+
+
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is None:
         return None
-    return grad._values().detach() if grad.is_sparse else grad.detach()
+    return grad._values().detach() if grad.is_sparse else part(grad.detach())

@@ -18,6 +18,12 @@ class Numerics(WatchingCallback, Callback):  # type: ignore[misc]
         self._start(pl_module, trainer.optimizers, getattr(trainer.precision_plugin, "scaler", None))
 
     @override
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        metrics = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val")}
+        if self.watch is not None and metrics and not trainer.sanity_checking:
+            self.watch.evaluated({name.removeprefix("val_"): value for name, value in metrics.items()})
+
+    @override
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +18,105 @@ import torch
 
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import create_run
-from mptrain.runlog.record_writer import RecordWriter, event_fields
-from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.run_paths import WATCHED, RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.summary_file import write_summary
 from mptrain.system.environment import cuda_backends, device_in_words, git_commit, versions_now
 from mptrain.system.errors import StorageError
-from mptrain.system.records import EventRecord, OverflowRecord, Record, StepRecord, as_json
+from mptrain.system.records import (
+    EvalRecord,
+    EventRecord,
+    HistogramRecord,
+    OverflowRecord,
+    Record,
+    StepRecord,
+    TensorKind,
+)
+
+#: Losses of training whose mean stands for the result of a loop that is not evaluated.
+_LAST_LOSSES = 100
+
+#: Seconds after which records are written to their files, so that a process that is killed loses few.
+_FLUSH_SECONDS = 5.0
+
+
+class RecordFiles:
+    """Sink that writes the records of one rank into a folder, which it makes for the first of them.
+
+    Args:
+        root: The folder.
+        kinds: Kinds of the events to write, and nothing else; None to write everything.
+    """
+
+    def __init__(self, root: Path, kinds: frozenset[str] | None = None) -> None:
+        self._root, self._kinds = root, kinds
+        self._writer: RecordWriter | None = None
+        self._flushed = time.monotonic()
+
+    def take(self, record: Record) -> None:
+        """Write a record, unless it is left out."""
+        if self._kinds is not None and not (isinstance(record, EventRecord) and record.kind in self._kinds):
+            return
+        if self._writer is None:
+            with storage_errors(self._root):
+                self._root.mkdir(parents=True, exist_ok=True)
+            self._writer = RecordWriter(RunPaths(self._root))
+        self._writer.take(record)
+        if self._kinds is not None or time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Write what is left; a second call does nothing."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def rank_files(root: Path, rank: int, *, sharded: bool) -> RecordFiles:
+    """Return the sink of a rank in a run directory.
+
+    Of sharded parameters each rank has records of its own, which are merged when they are read. Else rank 0 has those
+    of all, and the others have the overflows of their own gradients.
+    """
+    if rank == 0 and not sharded:
+        return RecordFiles(root)
+    return RecordFiles(RunPaths(root).ranks / str(rank), None if sharded else frozenset({"rank_overflow"}))
+
+
+@dataclass(frozen=True)
+class WatchedLoop:
+    """Description of a watched loop for its run directory.
+
+    Attributes:
+        parts: One line for each part by name, as for a run of mptrain: model, precision, scaler, optimizer.
+        scaler: Hyper-parameters of its `torch.amp.GradScaler`, named as those of `mptrain.scaler.DynamicScaler`.
+        sharded: Its parameters are sharded (FSDP2).
+    """
+
+    parts: dict[str, str]
+    scaler: dict[str, float]
+    device: torch.device
+    sharded: bool
 
 
 class RunFiles:
-    """Sink that writes a new run directory: identity, steps, events and, at the end, counts.
+    """Sink that writes a new run directory: identity, records and, at the end, counts.
 
     Raises StorageError if the directory exists.
     """
 
-    def __init__(self, root: Path, parts: Mapping[str, str], device: torch.device) -> None:
+    def __init__(self, root: Path, loop: WatchedLoop) -> None:
         root = root.absolute()
         if root.exists():
             raise StorageError(f"{root} exists", "choose another folder for each run")
         self._directory = create_run(root.parent, "", root.name)
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(self._directory.lock())
-        self._directory.write_config(f"watched: {json.dumps(dict(parts))}\n", ())
+        self._loop = loop
+        self._precision: dict[str, Any] = {}
+        self._write_config()
         words = tuple(sys.argv)
         self._state = RunState(
             id=root.name,
@@ -45,19 +124,21 @@ class RunFiles:
             command=shlex.join(["python", *words]),
             git_sha=git_commit(),
             versions=versions_now(),
-            device=device_in_words(device),
-            backends=cuda_backends(device),
-            parts=dict(parts),
+            device=device_in_words(loop.device),
+            backends=cuda_backends(loop.device),
+            parts=loop.parts,
             ranks=int(os.environ.get("WORLD_SIZE", "1")),
         ).begin()
         self._directory.write_state(self._state)
-        self._writer = RecordWriter(self._directory.paths)
+        self._files = rank_files(root, 0, sharded=loop.sharded)
         self._learners: dict[str, dict[str, Any]] = {}
+        self._losses: deque[float] = deque(maxlen=_LAST_LOSSES)
+        self._evaluated = False
         self._steps = 0
 
     def take(self, record: Record) -> None:
         """Write a record, and count steps and overflows for the summary."""
-        self._writer.take(record)
+        self._files.take(record)
         if isinstance(record, StepRecord):
             self._steps, scale = max(self._steps, record.step), record.loss_scale
             first = {"overflows": {}, "scale": {"first": scale, "min": scale, "max": scale}}
@@ -66,16 +147,51 @@ class RunFiles:
             found |= {"updates": record.updates, "skipped": skipped, "skip_rate": skipped / record.step}
             path = found["scale"]
             path |= {"min": min(path["min"], scale), "max": max(path["max"], scale), "last": scale}
+            if math.isfinite(record.loss):
+                self._losses.append(record.loss)
         elif isinstance(record, OverflowRecord):
             phases = self._learners[record.learner]["overflows"]
             phases[record.phase] = phases.get(record.phase, 0) + 1
+        elif isinstance(record, EvalRecord):
+            self._evaluated = True
+        elif isinstance(record, HistogramRecord) and not self._precision:
+            self._take_dtypes(record)
+
+    def _take_dtypes(self, record: HistogramRecord) -> None:
+        """Put the dtypes that were seen on record, which options of frameworks may not say."""
+        self._precision = _dtypes(record)
+        self._write_config()
+        seen = {name: ", ".join(found) for name, found in self._precision.items() if isinstance(found, dict)}
+        words = "; ".join(f"{name} {dtypes}" for name, dtypes in seen.items() if dtypes)
+        self._state = replace(self._state, parts={**self._state.parts, "precision": words})
+        self._directory.write_state(self._state)
+
+    def _summary(self) -> dict[str, Any]:
+        """Return counts, and without evaluations the mean of the last losses as what comparisons judge."""
+        counts = {"steps": self._steps, "learners": self._learners}
+        if self._evaluated or not self._losses:
+            return counts
+        loss = sum(self._losses) / len(self._losses)
+        metric = {"metric": loss, "metric_name": "loss", "metric_split": "train", "higher_is_better": False}
+        return {**counts, **metric, "train": {"loss": loss}}
+
+    def _write_config(self) -> None:
+        sections = {
+            WATCHED: {name: self._loop.parts[name] for name in ("model", "optimizer")},
+            "seed": torch.initial_seed(),
+            "scaler": self._loop.scaler,
+            "precision": self._precision,
+        }
+        lines = [f"{name}: {json.dumps(value)}\n" for name, value in sections.items() if value != {}]
+        self._directory.write_config("".join(lines), ())
 
     def close(self) -> None:
         """Write the summary, and record that the loop has ended; a second call does nothing."""
         if self._state.status != "running":
             return
-        self._writer.close()
-        write_summary(self._directory.paths.summary, {"steps": self._steps, "learners": self._learners})
+        self._files.close()
+        if not self._loop.sharded:  # there a rank cannot count the overflows of the others
+            write_summary(self._directory.paths.summary, self._summary())
         error = sys.exc_info()[1]
         if error is None:
             self._state = self._state.end("done", "", 0, self._steps)
@@ -85,19 +201,12 @@ class RunFiles:
         self._lock.close()
 
 
-class RankEvents:
-    """Sink of a rank other than 0: it writes the overflows of the rank's own gradients into the run directory."""
-
-    def __init__(self, root: Path, rank: int) -> None:
-        self._path = RunPaths(root.absolute()).ranks / f"{rank}.jsonl"
-
-    def take(self, record: Record) -> None:
-        """Write an overflow of this rank, and ignore other records, which rank 0 has too."""
-        if isinstance(record, EventRecord) and record.kind == "rank_overflow":
-            with storage_errors(self._path):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(as_json(event_fields(record)) + "\n")
-
-    def close(self) -> None:
-        """Do nothing: everything is written."""
+def _dtypes(record: HistogramRecord) -> dict[str, Any]:
+    """Return the numbers of tensors by dtype as they were seen, not as an option says, and the dtype of products."""
+    kinds: dict[str, TensorKind] = {"parameters": "weights", "gradients": "weight_gradients", "outputs": "activations"}
+    seen = {
+        name: dict(Counter(one.dtype for one in record.tensors.get(kind, {}).values())) for name, kind in kinds.items()
+    }
+    half = [dtype for dtype in ("float16", "bfloat16") if dtype in seen["outputs"]]
+    compute = half[0] if half else "float32"
+    return {"name": compute, "compute": compute, **seen} if seen["outputs"] else seen

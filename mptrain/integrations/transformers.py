@@ -18,5 +18,10 @@ class Numerics(WatchingCallback, TrainerCallback):  # type: ignore[misc]
         self._start(parts["model"], parts["optimizer"], getattr(parts["optimizer"], "scaler", None))
 
     @override
+    def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self.watch is not None:
+            self.watch.evaluated({name.removeprefix("eval_"): value for name, value in parts["metrics"].items()})
+
+    @override
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self._close()

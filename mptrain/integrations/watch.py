@@ -17,10 +17,11 @@ from mptrain.engine.options import LogOptions
 from mptrain.integrations.learner import WatchedLearner, rank
 from mptrain.integrations.losses import watch_losses
 from mptrain.integrations.names import Models, named_models, parameter_names
-from mptrain.integrations.run_files import RankEvents, RunFiles
+from mptrain.integrations.run_files import RunFiles, WatchedLoop, rank_files
 from mptrain.integrations.scalers import listen
+from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.sink import Fanout, Sink
-from mptrain.system.records import EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
+from mptrain.system.records import EvalRecord, EventRecord, OverflowRecord, Record, ScaleRecord, StepRecord
 from mptrain.system.torch_private import found_overflow, loss_scale_of
 
 Event = OverflowRecord | ScaleRecord | EventRecord
@@ -98,10 +99,8 @@ class Watch:
             if self._scaler is not None:
                 undo.callback(listen(self._scaler, self))
             sinks: list[Sink] = [self._newest]
-            if dir is not None and rank() == 0:
-                sinks.append(RunFiles(Path(dir), _parts(models, optimizers, self._scaler), _device(models)))
-            elif dir is not None:
-                sinks.append(RankEvents(Path(dir), rank()))
+            if dir is not None:
+                sinks.append(_files(Path(dir), models, optimizers, self._scaler))
             self._sink = Fanout(sinks)
             undo.callback(watch_losses())
             for label, one in zip(labels, optimizers, strict=True):
@@ -116,6 +115,18 @@ class Watch:
         for learner in self.learners:
             learner.push(loss)
 
+    def evaluated(self, metrics: Mapping[str, float], *, split: str = "val", samples: int = 0) -> None:
+        """Record an evaluation after the newest update, which ``mptrain compare`` judges.
+
+        Args:
+            metrics: Values by name, such as ``loss`` or ``accuracy``.
+            split: ``val`` or ``test``.
+            samples: Number of evaluated samples; 0 if unknown.
+        """
+        step = max(learner.steps for learner in self.learners)
+        values = {name: float(value) for name, value in metrics.items()}
+        self._sink.take(EvalRecord(split, step, 0, samples, values))
+
     def on_event(self, function: Callable[[Event], None]) -> None:
         """Call a function for each event, when it has reached the host: overflows, scale changes, moved schedules."""
         self._newest.functions.append(function)
@@ -127,7 +138,10 @@ class Watch:
         With several optimizers the names start with that of the optimizer and a slash.
         """
         found: dict[str, Any] = {}
-        for name, step in self._newest.steps.items():
+        for learner in self.learners:
+            name = learner.name
+            if (step := self._newest.steps.get(name)) is None:
+                continue
             prefix = f"{name}/" if len(self.learners) > 1 else ""
             overflow = self._newest.overflows.get(name)
             tensors = overflow.tensors if overflow and overflow.step == step.step else ()
@@ -135,7 +149,7 @@ class Watch:
                 "step": step.step,
                 "loss_scale": step.loss_scale,
                 "skipped": step.skipped,
-                "grad_norm": step.grad_norm,
+                "shard_grad_norm" if learner.sharded else "grad_norm": step.grad_norm,
                 "nonfinite": [tensor for tensor, _ in tensors],
             }
             found |= {prefix + key: value for key, value in values.items()}
@@ -222,28 +236,41 @@ def _optimizers(
     return tuple(map(_innermost, optimizer if isinstance(optimizer, Sequence) else (optimizer,)))
 
 
-def _device(models: Mapping[str, nn.Module]) -> torch.device:
-    return next((one.device for each in models.values() for one in each.parameters()), torch.device("cpu"))
-
-
-def _parts(
+def _files(
+    root: Path,
     models: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
-) -> dict[str, str]:
-    """Return one line for each part of the loop, as for a run of mptrain."""
+) -> Sink:
+    """Return the sink of this rank's files in a new run directory."""
     parameters = [one for each in models.values() for one in each.parameters()]
-    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in parameters})
+    sharded = any(map(is_sharded, parameters))
+    if rank() > 0:
+        return rank_files(root.absolute(), rank(), sharded=sharded)
+    dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
     kinds = ", ".join(type(each).__name__ for each in models.values())
-    return {
+    parts = {
         "model": f"{kinds}, {sum(one.numel() for one in parameters):,} parameters",
-        "precision": f"parameters {', '.join(dtypes)}",
+        "precision": f"parameters {dtypes}" + ", sharded (FSDP2)" * sharded,
         "scaler": "none" if scaler is None else _described(scaler),
         "optimizer": "; ".join(f"{type(one).__name__}(lr={float(one.param_groups[0]['lr']):g})" for one in optimizers),
     }
+    device = parameters[0].device if parameters else torch.device("cpu")
+    return RunFiles(root, WatchedLoop(parts, {} if scaler is None else _rule(scaler), device, sharded))
 
 
 def _described(scaler: torch.amp.GradScaler) -> str:
-    growth, every = scaler.get_growth_factor(), scaler.get_growth_interval()
-    backoff = scaler.get_backoff_factor()
-    return f"{type(scaler).__name__}, x{growth:g} every {every} clean steps, x{backoff:g} on overflow"
+    rule = _rule(scaler)
+    return (
+        f"{type(scaler).__name__}, x{rule['growth_factor']:g} every {rule['growth_interval']} clean steps, "
+        f"x{rule['backoff_factor']:g} on overflow"
+    )
+
+
+def _rule(scaler: torch.amp.GradScaler) -> dict[str, float]:
+    return {
+        "init_scale": scaler.get_scale(),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }

@@ -19,6 +19,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
+def is_first_copy(tensor: Tensor) -> bool:
+    """Return whether no rank before this one holds the same shard of a sharded tensor, as replicas do (HSDP)."""
+    mesh, placements = cast("Any", tensor).device_mesh, cast("Any", tensor).placements
+    return all(mesh.get_local_rank(dim) == 0 for dim, one in enumerate(placements) if one.is_replicate())
+
+
 def part(tensor: Tensor) -> Tensor:
     """Return this rank's shard, in the same memory and without autograd graph; a plain tensor is returned unchanged."""
     return local_shard(tensor) if is_sharded(tensor) else tensor

@@ -23,6 +23,8 @@ EVENTS = "events.jsonl"
 EPOCHS = "epochs.csv"
 HISTOGRAMS = "histograms.jsonl"
 CAPTIONS = "captions.json"  # in the samples folder
+#: First key of the configuration of a watched loop (`mptrain.watch`), which no run of mptrain has.
+WATCHED = "watched"
 RECORD_FILES = (STEPS, EVENTS, EPOCHS, HISTOGRAMS)
 
 MAX_PART_BYTES = 255  # limit of a file name on common Linux file systems
@@ -76,7 +78,7 @@ class RunPaths:
         """Return the path of ``stalls`` (stacks of a stalled process) of a rank; for rank 0 it has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
-    #: Events of the ranks other than 0 of a watched loop, a file of lines of strict JSON for each.
+    #: Folder for each rank of a watched loop with records of its own: events, and with sharded parameters everything.
     ranks = PathInside("ranks")
     #: Folder of samples that the task shows after each validation: images, texts, audio, and their captions.
     samples = PathInside("samples")

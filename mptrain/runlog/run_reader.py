@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
+from mptrain.runlog.rank_records import merged_events, merged_histograms, merged_steps
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
-from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_paths import WATCHED, RunPaths
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary_file import read_summary
@@ -45,9 +46,31 @@ class Run:
     overrides: tuple[str, ...]
     summary: dict[str, Any]
 
+    @property
+    def watched(self) -> bool:
+        """True if `mptrain.watch` wrote the run: a loop of others, without configuration, data and checkpoints."""
+        return self.config.startswith(f"{WATCHED}:")
+
     def steps(self) -> Iterator[StepRecord]:
         """Yield the record of every attempted step and learner in order, with non-finite numbers restored."""
-        path = self.paths.steps
+        if shards := self._shards():
+            yield from merged_steps([self._steps_of(each.steps) for each in shards])
+        else:
+            yield from self._steps_of(self.paths.steps)
+
+    def _shards(self) -> list[RunPaths]:
+        """Return the folders of all ranks of a watched loop with sharded parameters; empty for other runs."""
+        ranks = [RunPaths(self.paths.ranks / str(rank)) for rank in range(max(self.state.ranks, 1))]
+        if not ranks[0].steps.exists():
+            return []
+        if missing := [str(each.steps) for each in ranks if not each.steps.exists()]:
+            raise StorageError(
+                f"{', '.join(missing)} is missing: each rank has the records of its own shards",
+                "copy it from the machine of that rank",
+            )
+        return ranks
+
+    def _steps_of(self, path: Path) -> Iterator[StepRecord]:
         parse = line_parser(StepRecord)
         for number, line in self._lines(path):
             usual = parse(line)
@@ -66,7 +89,11 @@ class Run:
         The field ``event`` is the kind. Non-finite numbers are restored. After an overflow of a watched loop come those
         of single ranks (``rank_overflow``).
         """
-        others = [fields for path in sorted(self.paths.ranks.glob("*.jsonl")) for fields in self._events_of(path)]
+        if shards := self._shards():
+            yield from merged_events([self._events_of(each.events) for each in shards])
+            return
+        files = sorted(self.paths.ranks.glob("*/events.jsonl"), key=lambda path: (len(path.parent.name), path))
+        others = [fields for path in files for fields in self._events_of(path)]
         for fields in self._events_of(self.paths.events):
             yield fields
             if fields["event"] == "overflow":
@@ -82,12 +109,18 @@ class Run:
 
     def histograms(self) -> Iterator[HistogramRecord]:
         """Yield the exponent histograms of the run's tensors at every sampled step; nothing if it recorded none."""
-        for number, line in self._lines(self.paths.histograms):
-            fields = _object(self.paths.histograms, number, line)
+        if shards := self._shards():
+            yield from merged_histograms([self._histograms_of(each.histograms) for each in shards])
+        else:
+            yield from self._histograms_of(self.paths.histograms)
+
+    def _histograms_of(self, path: Path) -> Iterator[HistogramRecord]:
+        for number, line in self._lines(path):
+            fields = _object(path, number, line)
             try:
                 yield build(HistogramRecord, fields)
             except ValueError as error:
-                raise _damaged(self.paths.histograms, number, f"it is not a histogram record: {error}") from None
+                raise _damaged(path, number, f"it is not a histogram record: {error}") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
         """Yield the record of every epoch and learner in order."""

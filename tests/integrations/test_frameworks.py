@@ -9,7 +9,9 @@ import sys
 import pytest
 from small_runs import environment
 
+from mptrain.numerics.exponents import total
 from mptrain.runlog import read_run
+from mptrain.runlog.run_paths import RunPaths
 
 BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
 
@@ -36,14 +38,19 @@ def test_a_framework_s_skipped_steps_are_named(framework, prefix, moved, tmp_pat
     assert (found["last"]["step"], found["last"]["loss_scale"]) == (12, 256)
 
 
+def on_two_ranks(folder, kind):
+    """Train with ``two_ranks``; return the record and the gradient norms that torch measured."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "tests.integrations.two_ranks", str(folder), kind]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return read_run(folder), json.loads(done.stdout.splitlines()[-1].replace("inf", "Infinity").replace("nan", "NaN"))
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize("memory", ["copies", "views"])
 def test_the_rank_whose_gradients_overflow_is_named(memory, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "tests.integrations.two_ranks", str(tmp_path / "run"), memory]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    run = read_run(tmp_path / "run")
+    run, norms = on_two_ranks(tmp_path / "run", memory)
     names = [name.removeprefix("net.") for name in BEHIND]
     found = [one for one in run.events() if one["event"].endswith("overflow")]
     assert [(one["event"], one["step"], one.get("rank")) for one in found] == [
@@ -52,3 +59,21 @@ def test_the_rank_whose_gradients_overflow_is_named(memory, tmp_path):
     ]
     assert all([name for name, _ in one["tensors"]] == names for one in found)
     assert [one.skipped for one in run.steps()] == [False, False, True, False, False]
+    assert [one.grad_norm for one in run.steps() if not one.skipped] == pytest.approx(norms[:2] + norms[3:], rel=1e-5)
+
+
+@pytest.mark.distributed
+def test_records_of_sharded_parameters_are_merged_when_they_are_read(tmp_path):
+    run, norms = on_two_ranks(tmp_path / "run", "shards")
+    steps = list(run.steps())
+    assert [(one.skipped, one.overflow) for one in steps] == [(step == 3, step == 3) for step in range(1, 6)]
+    assert [one.grad_norm for one in steps if not one.skipped] == pytest.approx(norms[:2] + norms[3:], rel=1e-5)
+    (found,) = [one for one in run.events() if one["event"] == "overflow"]
+    assert (found["step"], found["tensors"], found["count"]) == (3, [["0.weight", "inf"]], 1)
+    assert found["boundary"] == ["", ""]  # of one module the weight alone is not finite
+    own = [RunPaths(run.paths.ranks / rank).events.read_text() for rank in "01"]
+    assert ["0.weight" in text for text in own] == [False, True]
+    (first,) = [one for one in run.histograms() if one.step == 1]
+    assert total(first.tensors["weight_gradients"]["0.weight"]) == 16 * 8
+    assert first.unchanged["0.weight"][0] <= 16 * 8
+    assert not run.paths.steps.exists()  # there it would have the norm of a part

@@ -108,10 +108,11 @@ def names(record):
         {"optimizer": lambda parameters: torch.optim.AdamW(parameters, 0.01, fused=True), "clip": False},
         {"optimizer": lambda parameters: torch.optim.AdamW(parameters, 0.01, foreach=True)},
         {"wrap": lambda model: torch.compile(model, backend="aot_eager")},
+        pytest.param({"wrap": torch.compile}, marks=pytest.mark.slow),  # compiles for 40 s
         {"network": lambda: Network(reentrant=True)},
         {"network": lambda: Network(reentrant=False)},
     ],
-    ids=["clipped", "plain", "fused-clipped", "fused", "foreach", "compiled", "reentrant", "checkpointed"],
+    ids=["clipped", "plain", "fused-clipped", "fused", "foreach", "compiled", "inductor", "reentrant", "checkpointed"],
 )
 def test_a_scaled_loop_is_unchanged_and_names_what_was_skipped(how):
     losses, weights, _, _ = train(False, **how)

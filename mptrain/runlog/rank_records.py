@@ -1,0 +1,80 @@
+"""Merges the records that each rank wrote of its own shards in a watched loop with sharded parameters (FSDP2).
+
+Nothing is communicated while a loop trains, so that no rank waits for another; what the ranks know is put together when
+it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mptrain.numerics.exponents import merged
+from mptrain.system.records import MAX_TENSORS, HistogramRecord, StepRecord
+
+
+def merged_steps(ranks: Sequence[Iterable[StepRecord]]) -> Iterator[StepRecord]:
+    """Yield the steps that all ranks have recorded, with the gradient norm and the overflow of all shards.
+
+    Loss and learning rate are those of rank 0.
+    """
+    for same in zip(*ranks, strict=False):
+        norm = math.hypot(*(record.grad_norm for record in same))
+        yield replace(same[0], grad_norm=norm, overflow=any(record.overflow for record in same))
+
+
+def merged_events(ranks: Sequence[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield the events of rank 0 in the order of their steps, with the overflows of all shards."""
+    overflows: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    others: list[dict[str, Any]] = []
+    for rank, events in enumerate(ranks):
+        for event in events:
+            if event["event"] == "overflow":
+                overflows.setdefault((event.get("step"), event.get("learner")), []).append(event)
+            elif rank == 0:
+                others.append(event)
+    yield from sorted([*map(_merged_overflow, overflows.values()), *others], key=lambda event: event.get("step", 0))
+
+
+def merged_histograms(ranks: Sequence[Iterable[HistogramRecord]]) -> Iterator[HistogramRecord]:
+    """Yield the histograms of the steps that all ranks have recorded, over all shards and all samples."""
+    for same in zip(*ranks, strict=False):
+        tensors = {
+            kind: {name: merged(one.tensors[kind][name] for one in same if name in one.tensors[kind]) for name in named}
+            for kind, named in same[0].tensors.items()
+        }
+        pairs = {name: zip(*(one.unchanged[name] for one in same), strict=True) for name in same[0].unchanged}
+        unchanged = {name: (sum(moving), sum(lost)) for name, (moving, lost) in pairs.items()}
+        yield replace(same[0], overflow=any(one.overflow for one in same), tensors=tensors, unchanged=unchanged)
+
+
+def _merged_overflow(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the overflow of a step with the parameters of all ranks; the boundary is left empty if they disagree."""
+    kinds: dict[str, str] = {}
+    for event in same:
+        for name, kind in event.get("tensors", ()):
+            kinds[name] = "nan" if "nan" in (kind, kinds.get(name)) else kind
+    found = [event for event in same if event.get("count")]
+    boundaries = {tuple(event.get("boundary", ())) for event in found}
+    return {
+        **same[0],
+        "tensors": [[name, kinds[name]] for name in _in_one_order(same)[:MAX_TENSORS]],
+        "count": max([len(kinds), *(event["count"] for event in found)]),
+        "boundary": list(boundaries.pop()) if len(boundaries) == 1 else ["", ""],
+    }
+
+
+def _in_one_order(same: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of all ranks' tensors in an order that contains that of each rank, which is that of modules."""
+    names: list[str] = []
+    for event in same:
+        at = 0
+        for name, _ in event.get("tensors", ()):
+            if name in names:
+                at = names.index(name) + 1
+            else:
+                names.insert(at, name)
+                at += 1
+    return names
