@@ -62,6 +62,7 @@ GOALS = {
         Goal("C19", "samples/s of the default threads / the best of one thread, spinning and sleeping threads", "1.0", "1.0", {"cnn fp32": 0.95, "cnn amp_dynamic": 0.95, "resnet18 fp32": 0.95, "resnet18 amp_dynamic": 0.95}, "high"),
         Goal("C20", "transformer amp_bf16 step with record / bare autocast to BF16, on a CPU with BF16", "1.0", "0.65", {"": 0.75}, "low"),
         Goal("C21", "watching what others change (MLP) / fp32 step", "-", "0", {"fp32": 0.01, "half": 0.01}, "low"),
+        Goal("C22", "mptrain.watch on a bare ResNet-18 step (batch 32), beyond the step: records; and histograms in every 100th step", "-", "0", {"records": 0.02, "histograms": 0.05}, "low"),
         Goal("G1", "ResNet-50, batch 256, NHWC, every step recorded: throughput / others", "they wait for the host once or twice a step", "1.0 against bare best", {"bare": 1.02, "bare_best": 0.995, "lightning": 1.03, "fabric": 1.03, "accelerate": 1.03, "timm": 1.03}, "high"),
         Goal("G2", "launch-bound networks, whole step in a CUDA graph: speed / others", "-", "device time", {"mlp / bare_best": 1.5, "resnet18 / bare_best": 1.5, "mlp / lightning": 2.0, "resnet18 / lightning": 2.0}, "high"),
         Goal("G3", "ResNet-50, synthetic data", "H200 3079 (NCHW), H100 about 7000 (MLPerf, 8 GPUs)", "9000", {"": 4500.0}, "high", "images/s"),

@@ -172,6 +172,7 @@ class WatchedLearner:
         self._params = sorted(
             (one for one in params if one.requires_grad), key=lambda one: order.get(id(one), len(order))
         )
+        self._frozen = [one for one in params if not one.requires_grad]
         self.names = tuple(self._all_names.get(id(one), f"parameter{at}") for at, one in enumerate(self._params))
         self._counted_here = [_is_counted_here(one) if self.sharded else True for one in self._params]
         device = self._params[0].device if self._params else torch.device("cpu")
@@ -216,7 +217,8 @@ class WatchedLearner:
     @torch.no_grad()
     def _look(self) -> None:
         self._queued.clear()
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self._seen):
+        given = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if given != len(self._seen) or any(one.requires_grad for one in self._frozen):
             self.refresh()
         if self._check is None:
             return

@@ -164,17 +164,27 @@ def _room_tone(room: float) -> Tone:
 
 
 def _unchanged(found: LearnerHistograms) -> Text | None:
-    """Return the share of updates that would not change FP16 weights without master weights."""
-    moved, same = (sum(pair[at] for pair in found.unchanged.values()) for at in (0, 1))
-    if not moved:
-        return None
-    worst = max(found.unchanged.items(), key=lambda item: (item[1][1] / item[1][0] if item[1][0] else 0, item[1][0]))
-    name, (of, lost) = worst
-    where = f"; most in {elided(name, _NAME)}, {share(lost / of)}" if lost else ""
-    return Text(
-        f"{share(same / moved)} of the updates would not change a weight stored in FP16{where}. FP32 master weights "
-        "keep these updates."
-    )
+    """Return the share of updates that round away: in half-precision weights as seen, in others as if kept in FP16."""
+    weights = found.kinds.get("weights", {})
+    groups: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, pair in found.unchanged.items():
+        dtype = weights[name].dtype if name in weights else "float32"
+        groups.setdefault(dtype if dtype in ("float16", "bfloat16") else "", {})[name] = pair
+    said = []
+    for dtype, pairs in groups.items():
+        moved, same = (sum(pair[at] for pair in pairs.values()) for at in (0, 1))
+        if moved:
+            verb = f"rounded away, because the weights are stored in {dtype}" if dtype else _WOULD
+            said.append(f"{share(same / moved)} of the updates {verb}{_most_in(pairs)}.")
+    return Text(f"{' '.join(said)} FP32 master weights keep these updates.") if said else None
+
+
+_WOULD = "would not change a weight stored in FP16"
+
+
+def _most_in(pairs: Mapping[str, tuple[int, int]]) -> str:
+    name, (of, lost) = max(pairs.items(), key=lambda item: (item[1][1] / item[1][0] if item[1][0] else 0, item[1][0]))
+    return f"; most in {elided(name, _NAME)}, {share(lost / of)}" if lost else ""
 
 
 #: Colours of the histograms of one figure, in order.

@@ -111,7 +111,9 @@ class HistogramRecord:
         tensors: Histograms by kind and name. Activations and their gradients have module names (the empty name is the
             whole model), all others parameter names.
         unchanged: For each parameter, the number of elements with a nonzero update, and how many of those would not
-            have changed as FP16 weights without master weights. Empty if the update was skipped.
+            have changed as FP16 weights without master weights; for half-precision weights without master weights, the
+            number of elements with a nonzero gradient, and how many of those did not change. Empty if the update was
+            skipped.
     """
 
     learner: str

@@ -359,3 +359,22 @@ def test_an_existing_folder_and_a_scaler_watched_twice_are_refused(tmp_path):
         mptrain.watch(model, own, scaler, dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+
+
+def test_tied_and_frozen_parameters_have_one_name_and_one_that_thaws_is_seen():
+    model = Network(faults=())
+    model[0].bias.requires_grad = False
+    model.add_module("tied", nn.Linear(16, 16))
+    model.tied.weight = model[2].weight
+    own, events = torch.optim.SGD(model.parameters(), 0.1), []
+    with mptrain.watch(model, own) as watch:
+        watch.on_event(events.append)
+        for step in range(1, 4):
+            model[0].bias.requires_grad = step == 3
+            own.zero_grad()
+            loss = model[4](model.tied(model.first(torch.randn(4, 8)))).sum()
+            (loss * (torch.inf if step > 1 else 1)).backward()
+            own.step()
+    found = {step: names(one) for step, one in overflows(events).items()}
+    all_names = ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias", "tied.bias"]
+    assert found == {2: [name for name in all_names if name != "0.bias"], 3: all_names}

@@ -91,6 +91,9 @@ def test_updates_that_round_away_are_counted_but_not_those_of_rate_0(tmp_path):
 
     moving, same = lost(1e-6)
     assert 0.9 * moving < same <= moving
+    assert main(["report", str(tmp_path / "1e-06")]) == 0
+    page = (tmp_path / "1e-06" / "report.md").read_text()
+    assert "of the updates rounded away, because the weights are stored in bfloat16" in page
     assert lost(0.0) == [0, 0]
     moving, same = lost(1.0)
     assert moving > 0
