@@ -80,7 +80,7 @@ class RoundedOperator(ModuleObserver):
         calls = self.calls.setdefault(place, [])
         chosen = place[1] == self._chosen and self._rounds.get(place, ())[len(calls) : len(calls) + 1] != [False]
         calls.append(False)
-        if chosen and self._inside and name not in _SHOWN and not any(written_tensors(func, args, kwargs or {})):
+        if chosen and self._inside and name not in _SHOWN and not list(written_tensors(func, args, kwargs or {})):
             with contextlib.suppress(RuntimeError, NotImplementedError):  # no kernel in the dtype
                 small = func(*tree_map(self._rounded, args), **tree_map(self._rounded, dict(kwargs or {})))
                 return tree_map(lambda one: one.double() if _is_of(one, self._half) else one, small)

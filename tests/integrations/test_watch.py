@@ -114,6 +114,7 @@ def names(record):
     ],
     ids=["clipped", "plain", "fused-clipped", "fused", "foreach", "compiled", "inductor", "reentrant", "checkpointed"],
 )
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler of torch 2.11
 def test_a_scaled_loop_is_unchanged_and_names_what_was_skipped(how):
     losses, weights, _, _ = train(False, **how)
     same_losses, same_weights, events, watch = train(True, **how)
