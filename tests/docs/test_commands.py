@@ -23,13 +23,13 @@ SMALL = ("train.max_steps=2", "threads=1")
 #: Programs besides mptrain, and the tests that run them.
 OTHER_PROGRAMS = {
     "pip": "every environment begins with it",
-    "python": "test_examples.py, tests/golden, and every environment",
+    "python": "test_examples.py, test_watched_frameworks.py, tests/golden, and every environment",
     "make": "test_checks.py, which finds its commands in .ci/run",
     "pytest": ".ci/run",
     "pre-commit": "not ours; .ci/run runs its hooks",
     "tensorboard": "not ours",
     "jupyter": "not ours; test_examples.py runs the cells of the notebook",
-    "torchrun": "tests/parallel/test_torchrun.py",
+    "torchrun": "tests/parallel/test_torchrun.py and test_watched_frameworks.py",
 }
 
 #: Words of commands of mptrain that other tests run, because they take several processes, minutes, or a package of one's own.

@@ -30,7 +30,7 @@ BEHIND = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
 def test_a_framework_s_skipped_steps_are_named(framework, prefix, moved, tmp_path):
     pytest.importorskip({"manual": "lightning", "fabric": "lightning"}.get(framework, framework))
     command = [sys.executable, "-m", "tests.integrations.framework_loops", framework]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["skipped"] == {step: [prefix + name for name in BEHIND] for step in ("4", "9")}
