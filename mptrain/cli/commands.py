@@ -420,13 +420,13 @@ def _completion(arguments: Namespace) -> int:
 
 @_command(
     "show help on a command, group, option or key",
-    Argument("COMMAND|GROUP|sweep|json", "*"),
+    Argument("COMMAND|GROUP|sweep|json|agents", "*"),
     options=(CONFIG_DIR,),
 )
 def _help(arguments: Namespace) -> int:
     """Shows the usage of a command, the options of a group, or the keys of an option or of a section (train, log ...).
 
-    It also explains single keys, how to sweep, and --json.
+    It also explains single keys, how to sweep, --json, and how an agent uses the commands.
     """
     from mptrain.cli.help import print_help
 

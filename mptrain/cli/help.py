@@ -53,8 +53,8 @@ _JSON = (
     "know. JSON Schemas:"
 )
 
-#: Folder of the JSON Schemas of what ``--json`` prints.
-SCHEMAS = Path(__file__).with_name("schemas")
+#: Instructions for agents, and the folder of the JSON Schemas of what ``--json`` prints.
+SKILL, SCHEMAS = Path(__file__).with_name("SKILL.md"), Path(__file__).with_name("schemas")
 
 _SWEEP_USAGE = ("mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
 
@@ -88,6 +88,8 @@ def print_help(commands: Mapping[str, Command], topics: Sequence[str], config_di
 
 def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, width: int) -> str:
     """Return the help on a word; empty for an unknown word."""
+    if word == "agents":
+        return SKILL.read_text(encoding="utf-8").rstrip()
     if word == "json":
         return _json_help(commands, width)
     keys = [entry for entry in catalogue.root_entries() if entry.key == word or entry.key.startswith(f"{word}.")]
@@ -136,7 +138,7 @@ def _is_called(entry: Entry, word: str) -> bool:
 def _nearest(word: str, commands: Mapping[str, Command], catalogue: Catalogue) -> str:
     """Return the hint for an unknown word."""
     command = translate_command(word)
-    topics = [*commands, "sweep", "json", *catalogue.groups]
+    topics = [*commands, "sweep", "json", "agents", *catalogue.groups]
     options = [name for options in catalogue.groups.values() for name in options]
     near = [command] if command in commands else near_names(word, topics)
     near = near or near_names(word, [*dict.fromkeys(options), *(entry.key for entry in catalogue.root_entries())])
