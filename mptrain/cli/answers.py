@@ -58,7 +58,16 @@ def print_answer(answer: Answer) -> None:
         StorageError: Standard output cannot be written.
     """
     with writing():
-        print(as_json({"schema": answer.SCHEMA, **masked(answer.model_dump())}), flush=True)
+        print(as_json({"schema": answer.SCHEMA, **_decodable(masked(answer.model_dump()))}), flush=True)
+
+
+def _decodable(value: Any) -> Any:
+    """Return a value whose texts have escapes in place of lone surrogates (undecodable bytes), which JSON lacks."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_decodable(key): _decodable(item) for key, item in value.items()}
+    return [_decodable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Tensor(Data):

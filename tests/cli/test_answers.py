@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
+import torch
 from cli.answer_schemas import SCHEMAS, files, schema_of
 from docs.pages import PAGES
 from jsonschema import Draft202012Validator
 from loops import each
-from report.folders import make_comparison, make_run, make_sweep, warning
+from report.folders import HOSTILE, make_comparison, make_run, make_sweep, warning
 from report.microscope import make_looked_at, sampled_steps
 from small_runs import TINY, run_in_process
 
+import mptrain
 from mptrain.cli.answers import Answer
 from mptrain.cli.command import JSON
 from mptrain.cli.commands import COMMANDS
@@ -72,6 +75,19 @@ def test_a_run_its_overflows_and_its_tensors(asked, tmp_path):
     assert main["loss_scale"]["first"] == 65536
     assert [one["step"] for one in report["run"]["overflows"]] == [3, 30]
     assert report["run"]["events"] == [[7, "warning", "hm"]]
+
+
+def test_a_loop_that_is_watched_has_the_same_object(asked, tmp_path):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mptrain.watch(model, optimizer, dir=tmp_path / "outputs/watched"):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    [report] = asked("report", "outputs/watched")["reports"]
+    assert (report["run"]["watched"], report["run"]["steps"]) == (True, 3)
+    assert asked("runs")["runs"][0]["path"] == "outputs/watched"
+    asked("recommend", "outputs/watched", code=6)
 
 
 def test_what_is_not_finite_is_null_and_listed(asked, tmp_path):
@@ -155,6 +171,17 @@ def test_an_error_leaves_standard_output_empty(words, code, tmp_path_factory):
     done = run_in_process(*words, "--json", cwd=tmp_path_factory.mktemp("empty"))
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ")
+
+
+@each("text", HOSTILE)
+def test_any_text_of_a_file_is_one_line_that_every_parser_reads(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("odd")
+    name = os.fsdecode(b"\xe9 run")
+    make_run(folder / name, status="failed", reason=text, words=(f"model={text}",), events=[warning(text)])
+    for words in (("runs", "."), ("report", name)):
+        done = run_in_process(*words, "--json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        json.dumps(parsed(done.stdout, words[0]), ensure_ascii=False).encode("utf-8")  # no lone surrogates
 
 
 def test_secrets_are_masked(tmp_path, monkeypatch):
