@@ -106,6 +106,7 @@ LAUNCHER = Option(
     "--launcher", "submit sweep points to Slurm with submitit; FILE sets its options (YAML)", "slurm|local|FILE"
 )
 BEST = Option("--best", "take the best checkpoint instead of the last one")
+JSON = Option("--json", "print one JSON object on standard output, for programs (mptrain help json)")
 RAW = Option("--raw", "take the raw weights if the run also has averaged weights (train.ema_decay)")
 _INFO = "all|config|defaults|defaults-tree|plugins|searchpath"
 
@@ -196,17 +197,33 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """Result of a command with the option `JSON`, before it is printed.
+
+    Attributes:
+        code: Exit code of the command.
+        show: Function that prints the result as text.
+        data: Function that returns the object which ``--json`` prints instead, given the module
+            `mptrain.cli.answers`, which imports more than the text needs.
+    """
+
+    code: int
+    show: Callable[[], None]
+    data: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
 class Command:
     """A command.
 
     Attributes:
-        run: Function that runs the parsed arguments and returns the exit code.
+        run: Function that runs the parsed arguments and returns the exit code, or a result to print.
         name: Its word on the command line.
         usages: The ways to call it, the usual one first.
         options: Its options.
     """
 
-    run: Callable[[Namespace], int]
+    run: Callable[[Namespace], int | Outcome]
     name: str
     usages: tuple[Usage, ...]
     options: tuple[Option, ...]

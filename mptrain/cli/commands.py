@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mptrain.cli.command import (
     ANY_KEY,
@@ -17,6 +17,7 @@ from mptrain.cli.command import (
     CONFIGURATION,
     FOLDERS,
     JOBS,
+    JSON,
     LAUNCHER,
     OVERRIDES,
     RAW,
@@ -29,6 +30,7 @@ from mptrain.cli.command import (
     Argument,
     Command,
     Option,
+    Outcome,
     Usage,
     positive_number,
     whole_number,
@@ -43,16 +45,18 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
 
+_Run = TypeVar("_Run", bound=Callable[["Namespace"], int | Outcome])
+
 #: Commands by name, in the order of the help.
 COMMANDS: dict[str, Command] = {}
 
 
 def _command(
     about: str, *arguments: Argument, also: Usage | None = None, options: Sequence[Option] = ()
-) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
+) -> Callable[[_Run], _Run]:
     """Enter a function, named after its command, into the table: how it is usually called, another way, its options."""
 
-    def enter(run: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+    def enter(run: _Run) -> _Run:
         usages = (Usage(about, arguments), also)
         name = run.__name__.removeprefix("_")
         COMMANDS[name] = Command(run, name, tuple(filter(None, usages)), tuple(options))
@@ -133,10 +137,11 @@ def _composed(arguments: Namespace) -> Config:
         Option("--anyway", "compare RUNs whatever they differ in"),
         JOBS,
         LAUNCHER,
+        JSON,
         *FOLDERS,
     ),
 )
-def _compare(arguments: Namespace) -> int:
+def _compare(arguments: Namespace) -> int | Outcome:
     """Trains every arm with every seed, or takes existing RUNs, including folders of sweeps.
 
     An arm is a combination of the values; seed= repeats arms and forms no new ones. Reports for each arm if it is
@@ -176,7 +181,7 @@ def _resume(arguments: Namespace) -> int:
         if sweep.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
             from mptrain.cli.compare import conclude
 
-            conclude(sweep)
+            conclude(sweep, code).show()
         return code
     from mptrain.cli.places import place_of
     from mptrain.engine.interrupt import end_at_signals, exit_at_signals
@@ -225,11 +230,20 @@ def _export(arguments: Namespace) -> int:
     return export(arguments)
 
 
+@_command("list the runs below a folder, the newest first", Argument("FOLDER", "?"), options=(JSON,))
+def _runs(arguments: Namespace) -> Outcome:
+    """Lists the runs below FOLDER, by default outputs, with status, steps, final metric and overrides."""
+    from mptrain.cli.runs import list_runs
+
+    return list_runs(arguments)
+
+
 @_command(
     "write an HTML and Markdown report of runs, sweeps, comparisons or recipes",
     replace(RUN_OR_SWEEP, nargs="+"),
+    options=(JSON,),
 )
-def _report(arguments: Namespace) -> int:
+def _report(arguments: Namespace) -> Outcome:
     """Writes report.html (self-contained) and report.md with figures/, and prints their paths.
 
     They are written into the folder of a run, finished or not, of a sweep, a comparison or a recipe. The word last
@@ -243,9 +257,9 @@ def _report(arguments: Namespace) -> int:
 @_command(
     "recommend a static loss scale from a run's histograms",
     RUN,
-    options=(Option("--sweep", "add the measurements of a sweep over scaler.scale", "SWEEP"),),
+    options=(Option("--sweep", "add the measurements of a sweep over scaler.scale", "SWEEP"), JSON),
 )
-def _recommend(arguments: Namespace) -> int:
+def _recommend(arguments: Namespace) -> Outcome:
     """Recommends a static loss scale for a RUN that was trained with diagnostics=histograms.
 
     Prints the usable range and the effect of every scale, from underflow at 2^0 to overflow at 2^24, and writes
@@ -273,10 +287,11 @@ def _recommend(arguments: Namespace) -> int:
         ),
         Option("--learner", "learner to examine, of several", "NAME"),
         Option("--all", "show every module"),
+        JSON,
         CONFIG_DIR,
     ),
 )
-def _diagnose(arguments: Namespace) -> int:
+def _diagnose(arguments: Namespace) -> Outcome:
     """Repeats one step, forward and backward without an update, and checks every operator.
 
     It finds which module first produces a value that is not finite, how much of FP16's range is used, and what is lost
@@ -362,9 +377,9 @@ def _copy(arguments: Namespace) -> int:
     "show what this machine supports; or check a data set (dataset=NAME ...); or check a model's gradients in a "
     "precision and find usable loss scales",
     OVERRIDES,
-    options=FOLDERS,
+    options=(JSON, *FOLDERS),
 )
-def _doctor(arguments: Namespace) -> int:
+def _doctor(arguments: Namespace) -> Outcome:
     """Shows the environment, the devices and the precision modes that they support.
 
     The exit code is 3 if a required package is broken. With dataset=NAME and dataset.KEY=VALUE alone, it describes a
@@ -405,13 +420,13 @@ def _completion(arguments: Namespace) -> int:
 
 @_command(
     "show help on a command, group, option or key",
-    Argument("COMMAND|GROUP|sweep", "*"),
+    Argument("COMMAND|GROUP|sweep|json|agents", "*"),
     options=(CONFIG_DIR,),
 )
 def _help(arguments: Namespace) -> int:
     """Shows the usage of a command, the options of a group, or the keys of an option or of a section (train, log ...).
 
-    It also explains single keys, and how to sweep.
+    It also explains single keys, how to sweep, --json, and how an agent uses the commands.
     """
     from mptrain.cli.help import print_help
 

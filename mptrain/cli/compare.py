@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep import check_points, finish, launcher_of, record_sweep
 from mptrain.comparison.configurations import ABSENT, config_differences, flat_settings
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison, RunMeasures
 
 
-def compare(arguments: Namespace) -> int:
-    """Train the arms of a comparison and compare them, or compare existing runs; print the verdicts and write a report.
+def compare(arguments: Namespace) -> int | Outcome:
+    """Train the arms of a comparison and compare them, or compare existing runs, and write a report.
 
     An arm is all runs of one configuration, which differ in their seeds.
 
@@ -52,7 +53,8 @@ def compare(arguments: Namespace) -> int:
         arguments: Parsed command line: ``KEY=A,B ... seed=0,1,2``, or runs; and options such as ``--margin X``.
 
     Returns:
-        0; 7 if a run failed for a reason other than its numerics; 130 or 75 if a signal ended the comparison.
+        The verdicts, with the exit code 0, or 7 if a run failed for a reason other than its numerics; or the exit code
+        130 or 75 alone if a signal ended the comparison.
 
     Raises:
         MptrainError: The arguments are invalid, or the runs differ in more than the compared keys. Nothing is run or
@@ -85,19 +87,20 @@ def compare(arguments: Namespace) -> int:
     return _compare_arms(arguments, question)
 
 
-def conclude(sweep: Sweep) -> None:
-    """Judge a comparison whose training runs have ended, print the verdicts and write its report.
+def conclude(sweep: Sweep, code: int) -> Outcome:
+    """Judge a comparison whose training runs have ended, and write its report.
 
     Args:
         sweep: The sweep that trained the runs; its folder is read again.
+        code: Its exit code.
 
     Raises:
         MptrainError: There is nothing to compare, or the report cannot be written.
     """
-    _show(judge(read_sweep(sweep.folder)), sweep.folder)
+    return _judged(judge(read_sweep(sweep.folder)), sweep.folder, code)
 
 
-def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int:
+def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int | Outcome:
     with each_warning_once():
         composer = Composer(arguments.config_dir, arguments.config_name)
         launcher = launcher_of(arguments.launcher, arguments.jobs)
@@ -121,12 +124,10 @@ def _compare_arms(arguments: Namespace, question: ComparisonOptions) -> int:
         folder = sweep_folder(first.run, "comparisons")
         planned = record_sweep(points, folder, arguments, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
-    if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
-        conclude(planned)
-    return code
+    return code if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED) else conclude(planned, code)
 
 
-def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> int:
+def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Outcome:
     _refuse_options(places)
     try:
         comparison = judge_runs(places, question, anyway=anyway)
@@ -134,13 +135,11 @@ def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway:
         runs = single_runs(places)
         if len({run.path for run in runs}) < 2 or question != ComparisonOptions():
             raise
-        print_side_by_side(runs, str(error))
-        return EXIT_OK
+        return _side_by_side(runs, str(error))
     folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # after judging: a rejected one leaves no folder
     comparisons = {"": with_relative_paths(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
-    _show(comparisons, folder)
-    return EXIT_OK
+    return _judged(comparisons, folder, EXIT_OK)
 
 
 def _refuse_options(places: Sequence[str]) -> None:
@@ -158,15 +157,21 @@ def _refuse_options(places: Sequence[str]) -> None:
             raise UsageError(f"there is no run {places[0]}", f"to train and compare arms, write {line}")
 
 
-def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
+def _judged(comparisons: Mapping[str, Comparison], folder: Path, code: int) -> Outcome:
     from mptrain.report.report_files import write_report
 
     written = write_report(folder)  # before printing, which may raise BrokenPipeError
-    for group, comparison in comparisons.items():
-        say("")
-        print_comparison(comparison, group)
-    say(f"\ncomparison={folder}")
-    say(f"report={written.html}")
+
+    def display() -> None:
+        for group, comparison in comparisons.items():
+            say("")
+            print_comparison(comparison, group)
+        say(f"\ncomparison={folder}")
+        say(f"report={written.html}")
+
+    comparison = next(iter(comparisons.values()))  # recipes alone have several
+    data = {"comparison": comparison, "folder": str(folder), "html": str(written.html)}
+    return Outcome(code, display, lambda answers: answers.CompareAnswer(**data))
 
 
 def print_comparison(comparison: Comparison, title: str = "") -> None:
@@ -186,22 +191,26 @@ def print_comparison(comparison: Comparison, title: str = "") -> None:
     print_blocks(Section(title, tuple(outcome_blocks(comparison))))
 
 
-def print_side_by_side(runs: Sequence[RunMeasures], reason: str) -> None:
-    """Print single runs beside each other, with the settings in which they differ, and no verdict.
-
-    Args:
-        runs: Measures of two or more runs.
-        reason: Why there is no verdict.
-
-    Raises:
-        StorageError: Standard output cannot be written.
-    """
+def _side_by_side(runs: Sequence[RunMeasures], reason: str) -> Outcome:
+    """Return single runs beside each other, with the settings in which they differ and the reason for no verdict."""
     first, *others = runs
-    differing = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
+    keys = dict.fromkeys(key for run in others for key in config_differences(first.config, run.config, IGNORED))
+    differing = {key: tuple(show(flat_settings(run.config).get(key, ABSENT)) for run in runs) for key in keys}
+
+    data = {"no_verdict": reason, "runs": runs, "differing": differing}
+
+    def display() -> None:
+        _print_side_by_side(runs, reason, differing)
+
+    return Outcome(EXIT_OK, display, lambda answers: answers.CompareAnswer(**data))
+
+
+def _print_side_by_side(runs: Sequence[RunMeasures], reason: str, differing: Mapping[str, Sequence[str]]) -> None:
+    first = runs[0]
     metrics = dict.fromkeys(name for run in runs for name in words.metric_order(run.metrics))
     rows = [
         ("ended", [run.status for run in runs]),
-        *((key, [show(flat_settings(run.config).get(key, ABSENT)) for run in runs]) for key in differing),
+        *differing.items(),
         *((f"{name} on {first.split}", [words.number(run.metrics.get(name)) for run in runs]) for name in metrics),
         ("steps", [f"{run.steps:,}" for run in runs]),
         ("skipped", [f"{run.skipped:,}" for run in runs]),

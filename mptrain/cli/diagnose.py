@@ -9,38 +9,40 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
 from mptrain.cli.places import place_of
+from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
 from mptrain.report.diagnosis_page import diagnosis_page
 from mptrain.report.page import Text, section
 from mptrain.report.run_blocks import operator_table, summary
+from mptrain.runlog.diagnosis_file import Fix
 from mptrain.system.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from mptrain.inspection.diagnosis import DiagnosisResult
     from mptrain.runlog.diagnosis_file import Examination, ModuleRow
 
 #: Maximum number of modules in the table unless --all is given, and how many of the first and last are always kept.
 MOST_ROWS, ENDS = 40, 6
 
 
-def diagnose(arguments: Namespace) -> int:
-    """Examine one training step of a run or of a configuration; print the cause of its failure and the fixes tested.
+def diagnose(arguments: Namespace) -> Outcome:
+    """Examine one training step of a run or of a configuration, for the cause of its failure and the fixes that help.
 
     Args:
         arguments: Parsed command line: a run and overrides, or a configuration; ``--step``, ``--learner``, ``--all``
             and ``--config-dir``.
 
     Returns:
-        The exit code 0.
+        The diagnosis, with the exit code 0.
 
     Raises:
         MptrainError: The arguments are invalid, or the step cannot be examined.
     """
     overrides, step, learner = arguments.overrides, arguments.step, arguments.learner
-    from mptrain.config.trust import allow_argument, allowed_packages, command_with, is_allow_override
-
     run = next(iter(arguments.words), "")
     if run:
         place = place_of(run, overrides)
@@ -52,30 +54,54 @@ def diagnose(arguments: Namespace) -> int:
         from mptrain.inspection.diagnosis import diagnose_config
 
         done = diagnose_config(compose(overrides, config_dirs=arguments.config_dir), step or 1, learner)
-    _print(done.found, everything=arguments.all)
-    of_run = f"mptrain resume {shlex.quote(run)}" if done.page is not None else ""
+    fix = _fix(done, run, overrides)
+    rows, left_out = (done.found.modules, 0) if arguments.all else interesting(done.found.modules)
+    found = replace(done.found, modules=tuple(rows))
+
+    def show() -> None:
+        _print(found, left_out)
+        if fix is not None:
+            _print_fix(fix, is_of_run=done.page is not None)
+        if done.page is not None:
+            say(f"\n{done.page}")
+
+    data = {"diagnosis": found, "modules_left_out": left_out, "fix": fix, "html": str(done.page or "")}
+    return Outcome(EXIT_OK, show, lambda answers: answers.DiagnoseAnswer(**data))
+
+
+def _fix(done: DiagnosisResult, run: str, overrides: Sequence[str]) -> Fix | None:
+    """Return the first remedy that helped and can be written as overrides."""
+    words = next((one.words for one in done.found.remedies if one.helped and one.words), None)
+    if words is None:
+        return None
     packages = allowed_packages(overrides)
-    if fix_words := next((one.words for one in done.found.remedies if one.helped and one.words), None):
-        keys = [word for word in overrides if of_run and not is_allow_override(word)]
-        fix = shlex.join([*keys, *fix_words])
-        if of_run and done.steps_left:
-            say(f"\nto train on with the fix: {command_with(f'{of_run} {fix}', packages)}")
-        else:
-            why = "its weights have diverged" if done.found.cause == "updates" else "the run has no steps left to train"
-            ended = f"{why}; " if of_run else ""
-            start = "start another run and " if of_run else ""
-            say(f"\n{ended}to train with the fix, {start}add {fix}{allow_argument(packages)}")
-        if done.steps_left and fix_words[0].startswith("scaler.scale="):
-            line = command_with(f"{of_run} scaler=dynamic", packages)
-            say(f"to let the scale follow later gradients: {line}")
-    if done.page is not None:
-        say(f"\n{done.page}")
-    return EXIT_OK
+    if done.page is None:
+        return Fix((*words, *shlex.split(allow_argument(packages))))
+    keys = [word for word in overrides if not is_allow_override(word)]
+    if not done.steps_left:
+        why = "its weights have diverged" if done.found.cause == "updates" else "the run has no steps left to train"
+        return Fix((*keys, *words, *shlex.split(allow_argument(packages))), why_not=why)
+    resume = f"mptrain resume {shlex.quote(run)}"
+    follows = f"{resume} scaler=dynamic" if words[0].startswith("scaler.scale=") else ""
+    return Fix(
+        (*keys, *words),
+        command=command_with(f"{resume} {shlex.join([*keys, *words])}", packages),
+        dynamic_command=command_with(follows, packages) if follows else "",
+    )
 
 
-def _print(found: Examination, *, everything: bool) -> None:
-    shown, left_out = (found.modules, 0) if everything else interesting(found.modules)
-    page = diagnosis_page(replace(found, modules=tuple(shown)))
+def _print_fix(fix: Fix, *, is_of_run: bool) -> None:
+    if fix.command:
+        say(f"\nto train on with the fix: {fix.command}")
+    else:
+        ended, start = (f"{fix.why_not}; ", "start another run and ") if is_of_run else ("", "")
+        say(f"\n{ended}to train with the fix, {start}add {shlex.join(fix.overrides)}")
+    if fix.dynamic_command:
+        say(f"to let the scale follow later gradients: {fix.dynamic_command}")
+
+
+def _print(found: Examination, left_out: int) -> None:
+    page = diagnosis_page(found)
     *sections, _ = page.sections  # a terminal cannot unfold the operators in the last one
     operators = (Text(summary(found.operators)), operator_table(found.operators)) if found.operators else ()
     more = Text(f"{left_out} modules not shown; --all shows them") if left_out else None

@@ -1,4 +1,4 @@
-"""``mptrain doctor``: prints installed versions, devices and the precision modes that each device supports."""
+"""``mptrain doctor``: installed versions, devices, and the precision modes that each device supports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain import __version__
+from mptrain.cli.command import Outcome
 from mptrain.cli.messages import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -34,34 +36,78 @@ ASKED = ("torch", "omegaconf", "pydantic")
 _DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
-def doctor() -> int:
-    """Print the environment (versions, memory, disk), the devices, and the precision modes that each device supports.
+@dataclass(frozen=True)
+class Mode:
+    """Support of a precision mode by a device.
+
+    Attributes:
+        verdict: ``supported``, ``supported, slower`` or ``unsupported``.
+        reason: Feature that the device has or lacks.
+        advice: Alternative or warning; may be empty.
+    """
+
+    verdict: str
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """Device that can train on this machine: its name in torch, its description, and each precision mode by name."""
+
+    name: str
+    description: str
+    modes: dict[str, Mode]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Environment and devices of this machine.
+
+    Attributes:
+        environment: Versions, memory and disk, each in words, by name.
+        devices: The devices; empty if a package that describes them is broken.
+        broken: Required packages that are missing or broken, and how to fix them.
+    """
+
+    environment: dict[str, str]
+    devices: tuple[Device, ...]
+    broken: tuple[Problem, ...]
+
+
+def doctor() -> Outcome:
+    """Examine the environment (versions, memory, disk), the devices, and the precision modes that each supports.
 
     Returns:
-        The exit code: 0, or 3 if a required module is missing or broken.
+        The machine; the exit code is 0, or 3 if a required module is missing or broken.
     """
-    broken = [problem for name in NEEDED if (problem := try_import(name))]
+    broken = tuple(problem for name in NEEDED if (problem := try_import(name)))
     untried = "; untested" if sys.version_info >= (3, 14) else ""
     outputs = Path("outputs")
-    rows = [
-        ("mptrain", __version__),
-        ("python", f"{platform.python_version()} ({sys.executable}){untried}"),
-        *((name, _version(name)) for name in NEEDED),
-        ("system", platform.platform() + ("" if sys.platform == "linux" else "; untested")),
-        ("memory", readable_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))),
-        ("disk", f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}"),
-    ]
-    print_rows("environment", rows)
-    if not any(problem.what.startswith(f"{name}:") for problem in broken for name in ASKED):
-        devices = _devices()
+    environment = {
+        "mptrain": __version__,
+        "python": f"{platform.python_version()} ({sys.executable}){untried}",
+        **{name: _version(name) for name in NEEDED},
+        "system": platform.platform() + ("" if sys.platform == "linux" else "; untested"),
+        "memory": readable_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "disk": f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}",
+    }
+    blind = any(problem.what.startswith(f"{name}:") for problem in broken for name in ASKED)
+    machine = Machine(environment, () if blind else tuple(_devices()), broken)
+    code = EXIT_ENVIRONMENT if broken else EXIT_OK
+    return Outcome(code, lambda: _print(machine), lambda answers: answers.DoctorAnswer(machine=machine))
+
+
+def _print(machine: Machine) -> None:
+    print_rows("environment", list(machine.environment.items()))
+    if machine.devices:
         print()
-        print_rows("devices", [(name, text) for name, text, _ in devices])
-        for name, _, device in devices:
-            print()
-            _print_support(name, device)
-    for problem in broken:
+        print_rows("devices", [(device.name, device.description) for device in machine.devices])
+    for device in machine.devices:
+        print()
+        _print_modes(device)
+    for problem in machine.broken:
         print(f"\nbroken: {problem.what}\n  fix: {problem.hint}")
-    return EXIT_ENVIRONMENT if broken else EXIT_OK
 
 
 def try_import(name: str) -> Problem | None:
@@ -102,8 +148,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _devices() -> list[tuple[str, str, torch.device]]:
-    """Return the name, description and torch device of each device that can train on this machine."""
+def _devices() -> list[Device]:
     import torch
 
     from mptrain.system import device as devices
@@ -115,10 +160,10 @@ def _devices() -> list[tuple[str, str, torch.device]]:
         f"{cores} core{'s' * (cores != 1)}, {used} thread{'s' * (used != 1)}, {torch.backends.cpu.get_cpu_capability()}"
     )
     text = f"{_cpu_name()}, {threads}; arithmetic: {halves}"
-    found = [("cpu", text, torch.device("cpu"))]
+    found = [Device("cpu", text, _modes(torch.device("cpu")))]
     kind = "cuda" if devices.count_of("cuda") else devices.other_accelerator()
     names = [f"{kind}:{index}" for index in range(devices.count_of(kind))] if kind else []
-    return found + [(name, _accelerator(torch.device(name)), torch.device(name)) for name in names]
+    return found + [Device(name, _accelerator(one := torch.device(name)), _modes(one)) for name in names]
 
 
 def _accelerator(device: torch.device) -> str:
@@ -149,23 +194,32 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _print_support(name: str, device: torch.device) -> None:
-    """Print the support of each precision mode on a device, grouping modes with the same result."""
+def _modes(device: torch.device) -> dict[str, Mode]:
+    """Return the support of each precision mode by a device."""
     from omegaconf import OmegaConf
 
     from mptrain.config.value_checks import check_section
     from mptrain.precision.policy import Policy
     from mptrain.precision.support import supports
 
-    said: dict[Support, list[str]] = {}
-    for mode, option in Catalogue([location.configs()]).groups["precision"].items():
+    modes = {}
+    for name, option in Catalogue([location.configs()]).groups["precision"].items():
         tree: Any = OmegaConf.to_container(OmegaConf.load(option.path))
         policy = check_section("precision", tree.get("precision"), Policy, [])
         if policy is not None:
-            said.setdefault(supports(policy, device), []).append(mode)
+            support = supports(policy, device)
+            modes[name] = Mode(verdict(support), support.reason, support.advice)
+    return modes
+
+
+def _print_modes(device: Device) -> None:
+    """Print the support of each precision mode by a device, grouping modes with the same result."""
+    said: dict[Mode, list[str]] = {}
+    for name, mode in device.modes.items():
+        said.setdefault(mode, []).append(name)
     order = ("supported", "supported, slower", "unsupported")
     rows = [
-        (verdict(support), f"{', '.join(modes)} ({'; '.join(filter(None, (support.reason, support.advice)))})")
-        for support, modes in said.items()
+        (mode.verdict, f"{', '.join(names)} ({'; '.join(filter(None, (mode.reason, mode.advice)))})")
+        for mode, names in said.items()
     ]
-    print_rows(f"precision on {name}", sorted(rows, key=lambda row: order.index(row[0])))
+    print_rows(f"precision on {device.name}", sorted(rows, key=lambda row: order.index(row[0])))

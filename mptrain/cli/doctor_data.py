@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
 from mptrain.cli.messages import waiting
 from mptrain.inspection.data_check import DataReport, check_data
 from mptrain.numerics.words import UNKNOWN, listed, rate
-from mptrain.report.page import Facts, Table, Text, facts, table
+from mptrain.report.page import Block, Facts, Table, Text, facts, table
 from mptrain.system.errors import EXIT_DATA, EXIT_OK
 from mptrain.workloads.base.faulty_samples import by_remark
 
@@ -32,15 +33,15 @@ _SKIPPABLE = "fix or remove them; dataset.on_error=skip skips and counts unusabl
 _SIZES = 5
 
 
-def doctor_data(config: Config) -> int:
-    """Read all files of a data set, and print its splits, classes, sizes, problems, and what training leaves out.
+def doctor_data(config: Config) -> Outcome:
+    """Read all files of a data set: its splits, classes, sizes, problems, and what training leaves out.
 
     Args:
         config: Validated configuration. Only its data set counts.
 
     Returns:
-        The exit code: 0, or 6 if training would stop at a file, the task needs more classes, or files have the same
-        pixels in several splits or classes.
+        The result; the exit code is 0, or 6 if training would stop at a file, the task needs more classes, or files
+        have the same pixels in several splits or classes.
 
     Raises:
         MptrainError: The data set cannot be built.
@@ -49,13 +50,18 @@ def doctor_data(config: Config) -> int:
         report = check_data(config, tell)
     counts, findings = data_findings(config, report)
     sizes = [f"{width}x{height} ({count:,})" for (width, height), count in report.sizes.items()]
-    print_blocks(
+    blocks: tuple[Block, ...] = (
         Text(f"{counts}; {report.shape}"),
         *survey_tables(report),
         facts(("most frequent sizes in pixels", listed(sizes, _SIZES))),
         findings,
     )
-    return EXIT_DATA if report.stopping or report.problems else EXIT_OK
+    code = EXIT_DATA if report.stopping or report.problems else EXIT_OK
+    return Outcome(
+        code,
+        lambda: print_blocks(*blocks),
+        lambda answers: answers.DoctorAnswer.checked(report, counts, class_counts(report)),
+    )
 
 
 def data_findings(config: Config, report: DataReport) -> tuple[str, Facts]:
@@ -107,22 +113,22 @@ def survey_tables(report: DataReport) -> list[Table]:
     numeric = range(1, len(parts) + 1)
     tables = [table(("", *parts), rows, numeric)]
     if classes := _of_classes(report):
-        tables.append(table(("class", *_counts(report)), classes, numeric))
+        tables.append(table(("class", *class_counts(report)), classes, numeric))
     return tables
 
 
 def _of_classes(report: DataReport) -> list[list[str]]:
     """Return a row for each class: its number of samples in each split."""
-    numbers = list(zip(report.labels, *_counts(report).values(), strict=True)) if _counts(report) else []
+    numbers = list(zip(report.labels, *class_counts(report).values(), strict=True)) if class_counts(report) else []
     half, left = CLASSES // 2, len(numbers) - CLASSES
     if left > 0:
         numbers.sort(key=lambda row: row[1])
     rows = [[name, *(f"{number:,}" for number in row)] for name, *row in numbers]
-    between = [f"({left:,} classes in between)", *[""] * len(_counts(report))]
+    between = [f"({left:,} classes in between)", *[""] * len(class_counts(report))]
     return [*rows[:half], between, *rows[-half:]] if left > 0 else rows
 
 
-def _counts(report: DataReport) -> dict[str, list[int]]:
+def class_counts(report: DataReport) -> dict[str, list[int]]:
     """Return the number of samples of each class, by split; empty for data without classes."""
     return {
         part: survey.labels.bincount(minlength=len(report.labels)).tolist()
@@ -134,7 +140,7 @@ def _counts(report: DataReport) -> dict[str, list[int]]:
 def _lacking(report: DataReport) -> list[str]:
     """Return a sentence for each split without samples of some classes; of the classes in training, if not of train."""
     said, known = [], set[str]()
-    for part, numbers in _counts(report).items():
+    for part, numbers in class_counts(report).items():
         names = [name for name, number in zip(report.labels, numbers, strict=True) if not number and name not in known]
         if names:
             said.append(f"classes without samples in {part}: {listed(names, FILES_NAMED)}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.build.parts import settings_restored
 from mptrain.cli.blocks import print_blocks
-from mptrain.cli.doctor_data import data_findings
+from mptrain.cli.command import Outcome
+from mptrain.cli.doctor_data import class_counts, data_findings
 from mptrain.cli.messages import say, waiting
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.doctor import ScalingReport, check_scaling
@@ -34,8 +35,8 @@ _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64":
 
 
 @settings_restored()
-def doctor_model(config: Config) -> int:
-    """Check the data files of a configuration and the gradients of its first step, and print the problems found.
+def doctor_model(config: Config) -> Outcome:
+    """Check the data files of a configuration and the gradients of its first step.
 
     The gradients in the configured precision, at many loss scales, are compared with those in a wider one.
 
@@ -43,31 +44,39 @@ def doctor_model(config: Config) -> int:
         config: Validated configuration.
 
     Returns:
-        The exit code: 0, 4 if the model has a problem, or 6 if training would stop at a file or the data has a problem.
+        The problems found; the exit code is 0, 4 if the model has a problem, or 6 if training would stop at a file or
+        the data has a problem. Those of the data are printed before the model is checked.
 
     Raises:
         MptrainError: The parts cannot be built, or the first batch fails.
     """
     with waiting() as tell:
         data = check_data(config, tell)
+    counts, of_data = data_findings(config, data)
     if data.files or data.stopping or data.skipped or data.warnings:
-        counts, findings = data_findings(config, data)
-        print_blocks(Text(counts), findings)
+        print_blocks(Text(counts), of_data)
+    checked = (data, counts, class_counts(data))
     if data.stopping:
-        return EXIT_DATA
+        return Outcome(EXIT_DATA, lambda: None, lambda answers: answers.DoctorAnswer.checked(*checked))
     if data.files:
         say("")
     with waiting() as tell:
         report = check_scaling(config, tell)
-    name = f"{config.model_title} in {config.precision.name}"
+    result = f"{config.model_title} in {config.precision.name}: {verdict(report)}"
     notes = (*_largest_error(report), *_about_scales(report), *report.notes)
-    print_blocks(
-        Text(f"{name}: {verdict(report)}"),
+    blocks = (
+        Text(result),
         scale_table(report.modules) if report.modules else None,
         facts(("compared", _compared(report) if report.modules else ""), *(("note", sentence) for sentence in notes)),
         *(facts(("found", _said(finding)), ("hint", finding.hint)) for finding in report.findings),
     )
-    return EXIT_NUMERICS if report.findings else EXIT_DATA if data.problems else EXIT_OK
+    usable = () if why_no_range(report.evidence, report.findings) else scales_of(report.modules).good
+    own = {"verdict": result, "notes": notes, "usable_exponents": usable}
+    return Outcome(
+        EXIT_NUMERICS if report.findings else EXIT_DATA if data.problems else EXIT_OK,
+        lambda: print_blocks(*blocks),
+        lambda answers: answers.DoctorAnswer.checked(*checked, answers.Model.of(report, **own)),
+    )
 
 
 def verdict(report: ScalingReport) -> str:

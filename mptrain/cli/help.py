@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from mptrain import __version__
-from mptrain.cli.command import GENERAL, Command, Option
+from mptrain.cli.command import GENERAL, JSON, Command, Option
 from mptrain.cli.list import bold, catalogue_with, columns, in_short, option_text
 from mptrain.config.catalogue import SHARED, Catalogue, Entry
 from mptrain.config.synonyms import translate_command
@@ -43,6 +44,18 @@ _SWEEP = (
     "fails does not stop the others. --jobs N runs N points at a time; --launcher slurm submits them to Slurm. To "
     "compare arms with confidence intervals and verdicts, see mptrain help compare."
 )
+#: Help text about ``--json``.
+_JSON = (
+    "prints one JSON object on standard output, and nothing else there. Errors, warnings and progress go to standard "
+    "error. The exit code is the same. A command that fails prints no object: its error: and hint: lines on standard "
+    "error say why. A number that is not finite is null; the field nonfinite maps its path to inf, -inf or nan. The "
+    "field schema is the name and version of the object. New fields keep the version, so ignore fields that you do not "
+    "know. JSON Schemas:"
+)
+
+#: Instructions for agents, and the folder of the JSON Schemas of what ``--json`` prints.
+SKILL, SCHEMAS = Path(__file__).with_name("SKILL.md"), Path(__file__).with_name("schemas")
+
 _SWEEP_USAGE = ("mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP")
 
 
@@ -75,6 +88,10 @@ def print_help(commands: Mapping[str, Command], topics: Sequence[str], config_di
 
 def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, width: int) -> str:
     """Return the help on a word; empty for an unknown word."""
+    if word == "agents":
+        return SKILL.read_text(encoding="utf-8").rstrip()
+    if word == "json":
+        return _json_help(commands, width)
     keys = [entry for entry in catalogue.root_entries() if entry.key == word or entry.key.startswith(f"{word}.")]
     if word in commands or word == "sweep":
         usage = (commands["train"].usage[1], *_SWEEP_USAGE) if word == "sweep" else commands[word].usage
@@ -103,6 +120,12 @@ def _topic(word: str, commands: Mapping[str, Command], catalogue: Catalogue, wid
     return "\n".join(columns(rows, width)) if rows else ""
 
 
+def _json_help(commands: Mapping[str, Command], width: int) -> str:
+    rows = [(name, str(SCHEMAS / f"{name}.json")) for name, one in commands.items() if JSON in one.options]
+    text = f"mptrain {'|'.join(name for name, _ in rows)} --json {_JSON}"
+    return "\n".join([textwrap.fill(text, width), *columns(rows, width)])
+
+
 def _option_rows(options: Iterable[Option]) -> list[tuple[str, str]]:
     return [(", ".join(filter(None, [one.short, one.usage])), one.about) for one in options]
 
@@ -115,7 +138,7 @@ def _is_called(entry: Entry, word: str) -> bool:
 def _nearest(word: str, commands: Mapping[str, Command], catalogue: Catalogue) -> str:
     """Return the hint for an unknown word."""
     command = translate_command(word)
-    topics = [*commands, "sweep", *catalogue.groups]
+    topics = [*commands, "sweep", "json", "agents", *catalogue.groups]
     options = [name for options in catalogue.groups.values() for name in options]
     near = [command] if command in commands else near_names(word, topics)
     near = near or near_names(word, [*dict.fromkeys(options), *(entry.key for entry in catalogue.root_entries())])

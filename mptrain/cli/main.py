@@ -6,12 +6,15 @@ once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mptrain import __version__
+from mptrain.cli.command import Command
 from mptrain.cli.command_line import command_first, command_hint, parse, refuse_blanks
 from mptrain.cli.commands import COMMANDS
 from mptrain.cli.messages import discard_output, outlive_reader, report, unwritable, wants_traceback, writing
@@ -27,6 +30,9 @@ from mptrain.system.errors import (
     kernel_refusal,
     out_of_memory,
 )
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 #: Commands that go on if nobody reads their output any more.
 _TRAINING = ("train", "resume", "compare", "reproduce")
@@ -136,7 +142,26 @@ def _dispatch(words: list[str]) -> int:
     outlive_reader(command.name in _TRAINING)
     if command.name not in ("train", "resume"):
         refuse_torchrun(f"mptrain {first}")
-    return command.run(parse(command, words))
+    return _run(command, parse(command, words))
+
+
+def _run(command: Command, arguments: Namespace) -> int:
+    """Run a command and print its result; with ``--json``, all other output goes to standard error."""
+    if not getattr(arguments, "json", False):
+        outcome = command.run(arguments)
+        if isinstance(outcome, int):
+            return outcome
+        outcome.show()
+        return outcome.code
+    with contextlib.redirect_stdout(sys.stderr):
+        outcome = command.run(arguments)
+        if isinstance(outcome, int):
+            return outcome
+        from mptrain.cli import answers
+
+        answer = outcome.data(answers)
+    answers.print_answer(answer)
+    return outcome.code
 
 
 def _complete(words: list[str]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.blocks import print_blocks
+from mptrain.cli.command import Outcome
 from mptrain.cli.messages import say
 from mptrain.cli.places import place
 from mptrain.report.forecast_page import recommend
@@ -21,27 +22,30 @@ if TYPE_CHECKING:
     from mptrain.report.report_files import ReportFiles
 
 
-def report_folders(arguments: Namespace) -> int:
-    """Write the HTML and Markdown report of each folder, and print the paths of its files.
+def report_folders(arguments: Namespace) -> Outcome:
+    """Write the HTML and Markdown report of each folder.
 
     Args:
         arguments: Parsed command line; its words are folders of runs, sweeps, comparisons or recipes, or ``last`` for
             the run that was started last.
 
     Returns:
-        The exit code 0.
+        The written files, whose paths are printed, with the exit code 0.
 
     Raises:
         StorageError: A folder is not a run, sweep or comparison, or it cannot be read or written.
     """
-    for word in arguments.words:
-        written = write_report(_place(word))
-        say(f"{written.html}\n{written.md}")
-    return EXIT_OK
+    written = {}
+    for folder in map(_place, arguments.words):
+        files = written[folder] = write_report(folder)
+        if not arguments.json:  # a later folder may be refused
+            say(f"{files.html}\n{files.md}")
+
+    return Outcome(EXIT_OK, lambda: None, lambda answers: answers.ReportAnswer.written(written))
 
 
-def recommend_scale(arguments: Namespace) -> int:
-    """Print the static loss scale recommended for a run and the effect of every other scale, and write a report.
+def recommend_scale(arguments: Namespace) -> Outcome:
+    """Recommend a static loss scale for a run, with the effect of every other scale, and write a report.
 
     The report is written into the run's folder.
 
@@ -49,16 +53,20 @@ def recommend_scale(arguments: Namespace) -> int:
         arguments: Parsed command line: the run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
 
     Returns:
-        The exit code: 0, or 6 if a learner (a model with its optimizer) has too few histograms for a recommendation.
+        The recommendation; the exit code is 0, or 6 if a learner (a model with its optimizer) has too few histograms.
 
     Raises:
         StorageError: The run has no histograms, the sweep has no static scales, or a folder cannot be read or written.
     """
     (run,), sweep = arguments.words, arguments.sweep
     found = recommend(_place(run), place(sweep) if sweep else None)
-    _show(write_forecast(found))
+    written = write_forecast(found)
     known = all(forecast.largest is not None and not forecast.too_few for forecast in found.forecasts.values())
-    return EXIT_OK if known else EXIT_DATA
+    return Outcome(
+        EXIT_OK if known else EXIT_DATA,
+        lambda: _show(written),
+        lambda answers: answers.RecommendAnswer.written(found, written),
+    )
 
 
 def report_replay(replay: Replay) -> int:

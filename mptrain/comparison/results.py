@@ -12,13 +12,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.system.errors import StorageError
 from mptrain.system.records import as_json
 from mptrain.system.validation import build
+
+#: Text and digests of a run, which commands leave out of what they print for programs.
+_ON_DISK = Field(exclude=True)
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
@@ -159,7 +164,7 @@ class RunMeasures:
     status: str
     exit_code: int | None
     reason: str
-    config: str
+    config: Annotated[str, _ON_DISK]
     overrides: tuple[str, ...]
     chosen: dict[str, str]
     metrics: dict[str, float]
@@ -184,16 +189,16 @@ class RunMeasures:
     threads: int
     versions: dict[str, str]
     facts: dict[str, Any]
-    initial_weights: str
-    data: dict[int, tuple[str, str]]
-    attempts: tuple[tuple[str, str, str], ...] = ()
+    initial_weights: Annotated[str, _ON_DISK]
+    data: Annotated[dict[int, tuple[str, str]], _ON_DISK]
+    attempts: Annotated[tuple[tuple[str, str, str], ...], _ON_DISK] = ()
     changes: tuple[str, ...] = ()
-    data_card: str = ""
-    evaluated: dict[str, str] = field(default_factory=dict)
+    data_card: Annotated[str, _ON_DISK] = ""
+    evaluated: Annotated[dict[str, str], _ON_DISK] = field(default_factory=dict)
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None
-    course: tuple[CurvePoint, ...] = ()
+    course: Annotated[tuple[CurvePoint, ...], _ON_DISK] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Reading stops at a damaged record and adds a note instead of raising, because re
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,12 @@ class LearnerHistory:
         self.attempts += 1
         self.updates = record.updates
         self.refused += record.skipped
+
+    def scale_path(self) -> dict[str, float]:
+        """Return the ``first``, ``min``, ``max`` and ``last`` finite loss scale; empty if there is none."""
+        _, values = self.loss_scale.extremes()
+        finite = [value for value in values if math.isfinite(value)]
+        return {"first": finite[0], "min": min(finite), "max": max(finite), "last": finite[-1]} if finite else {}
 
 
 @dataclass

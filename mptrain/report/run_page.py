@@ -28,7 +28,7 @@ from mptrain.report.plotting import (
     step_axis,
 )
 from mptrain.report.run_blocks import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
-from mptrain.report.run_history import PHASES, History, LearnerHistory, Overflows
+from mptrain.report.run_history import PHASES, History, Overflows
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 
@@ -175,18 +175,12 @@ def _learner_table(opened: OpenedRun) -> Table:
                 f"{learner.updates:,}",
                 f"{learner.refused:,}",
                 number(finite[1]) if finite else "not finite",
-                scale_path(_path_of(learner)) if history.scaled else "none",
+                scale_path(learner.scale_path()) if history.scaled else "none",
                 *(f"{counts.get(phase, 0):,}" for phase in phases),
             ]
         )
     head = ("learner", "updates", "skipped", "last loss", "loss scale", *(f"overflows: {phase}" for phase in phases))
     return table(head, rows, numeric=(1, 2, 3, *range(5, len(head))))
-
-
-def _path_of(learner: LearnerHistory) -> dict[str, float]:
-    _, values = learner.loss_scale.extremes()
-    finite = [value for value in values if math.isfinite(value)]
-    return {"first": finite[0], "min": min(finite), "max": max(finite), "last": finite[-1]} if finite else {}
 
 
 def _training(opened: OpenedRun) -> list[Block | None]:

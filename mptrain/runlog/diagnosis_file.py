@@ -84,6 +84,23 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """First remedy with which a diagnosed step succeeded, as the words and commands that train with it.
+
+    Attributes:
+        overrides: Overrides to train with.
+        command: Command that resumes the run with them; empty if it cannot be resumed, or there is no run.
+        why_not: Reason why the run cannot be resumed; empty otherwise.
+        dynamic_command: Command that resumes it with a loss scale that follows later gradients; empty if not needed.
+    """
+
+    overrides: tuple[str, ...]
+    command: str = ""
+    why_not: str = ""
+    dynamic_command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FurtherCause:
     """Further cause of failure of a diagnosed step, independent of the first.
 

@@ -209,7 +209,7 @@ def _meant(path: Path) -> str:
                 return f"it is a file of a run; use {folder}"
     runs: dict[str, Path] = {}
     for root in dict.fromkeys((Path("outputs"), path.parent if path.parent.name else Path("outputs"))):
-        runs |= {str(run.root.relative_to(root)): run.root for run in _runs_below(root)}
+        runs |= {str(run.root.relative_to(root)): run.root for run in runs_below(root)}
     guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
     return f"did you mean {runs[guess]}?" if guess else "give a folder that contains a run.json, or last"
 
@@ -243,7 +243,7 @@ def last_run(root: Path) -> RunDirectory:
     """
     newest: tuple[str, RunDirectory] | None = None
     other: OtherVersion | None = None
-    for run in _runs_below(root):
+    for run in runs_below(root):
         try:
             started = _last_start(run.paths.run_json)
         except OtherVersion as error:
@@ -282,7 +282,7 @@ def _create_fresh(root: Path, label: str) -> RunDirectory:
     raise StorageError(f"no unused run name found in {root} after {_TRIES} tries", "set run.name")
 
 
-def _runs_below(root: Path) -> Iterator[RunDirectory]:
+def runs_below(root: Path) -> Iterator[RunDirectory]:
     """Yield every directory with a ``run.json``, without descending into runs and hidden folders."""
     for folder, children, files in os.walk(root):
         if RUN_JSON in files:

@@ -71,7 +71,7 @@ def test_commands_are_offered_as_the_first_word_only():
     assert offered("seed=1 do") == []
     assert offered("--config-name train do") == ["doctor"]
     assert {"two_cliffs", "model/", "precision/"} <= set(offered("copy "))
-    assert set(offered("help ")) == {*COMMANDS, *Catalogue([location.configs()]).groups, "sweep"}
+    assert set(offered("help ")) == {*COMMANDS, *Catalogue([location.configs()]).groups, "sweep", "json", "agents"}
 
 
 @pytest.mark.parametrize("group", ["precision", "logger", "model"])

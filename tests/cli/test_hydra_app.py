@@ -77,5 +77,5 @@ def test_python_3_14_trains_and_sweeps_without_hydras_parser(terminal):
 
 def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):
     monkeypatch.setattr("mptrain.cli.doctor.sys.version_info", (3, 14, 0))
-    doctor()
+    doctor().show()
     assert f"({sys.executable}); untested" in capsys.readouterr().out

@@ -47,9 +47,11 @@ def test_a_sweep_without_static_scales_says_so(terminal, tmp_path):
     assert "no run with a static loss scale" in terminal.err
 
 
-def test_it_needs_no_torch(tmp_path):
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_it_needs_no_torch(tmp_path, option):
     path = make_looked_at(tmp_path / "run")
-    code = f"import sys; from mptrain.cli.main import main; main(['recommend', {str(path)!r}]); print('torch' in sys.modules)"
+    words = ["recommend", str(path), *option]
+    code = f"import sys; from mptrain.cli.main import main; main({words}); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "False"
 

@@ -83,7 +83,7 @@ def test_a_wheel_carries_its_configs_and_runs_from_another_directory(tmp_path):
     installed = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        assert "mptrain/_data/configs/train.yaml" in names
+        assert {"mptrain/_data/configs/train.yaml", "mptrain/cli/SKILL.md", "mptrain/cli/schemas/runs.json"} <= {*names}
         assert not any(name.startswith(("tests/", "outputs/")) for name in names)
         archive.extractall(installed)
     elsewhere = tmp_path / "elsewhere"
